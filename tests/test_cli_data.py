@@ -90,7 +90,7 @@ def test_help_names_every_command_with_an_example(capsys):
         ),
         (["check", "gone"], "gone: no such file or folder"),
         (["check", "/gone"], "/gone: no such file or folder"),
-        (["check", "digits"], "'digits' is built in"),
+        (["check", "digits"], "'digits': this data is generated"),
         (["check", "cells", "--format", "yolov8"], "--format is 'yolov8': expected one of auto, "),
         (["check", "cells", "--split", "tset"], "tset"),
         (["check", "cells", "--out", "new"], "--out applies only with --fix"),
@@ -110,7 +110,7 @@ def test_help_names_every_command_with_an_example(capsys):
         ),
         (["show", "cells", "--seed", "-1"], "--seed"),
         (["anchors", "cells", "--count", "x"], "--count has 'x'"),
-        (["anchors", "pets"], "its images have classes and no boxes"),
+        (["anchors", "pets"], "the images have classes but no boxes"),
         (["convert", "cells", "--out", "new"], "--to"),
         (["convert", "cells", "--to", "coco"], "--out"),
         (
@@ -125,7 +125,7 @@ def test_help_names_every_command_with_an_example(capsys):
         (["split", "cells", "--out", "new", "--group", "["], "--group is '['"),
         (["split", "cells", "--out", "pets"], "--out pets: already exists"),
         (["split", "cells", "--out", "new", "--group", "images"], "all 10 images into one group, 'images'"),
-        (["split", "cells", "--out", "cells/new"], "--out cells/new: it is inside the data set cells"),
+        (["split", "cells", "--out", "cells/new"], "--out cells/new: this folder is inside the data set"),
         (["convert", "cells", "--to", "coco", "--out", "cells/a/b"], "is inside the data set cells"),
         (["pack", "cells", "--out", "cells/../cells/shards"], "is inside the data set cells"),
         (["pack", "cells", "--out", "new", "--shard-size", "big"], "--shard-size has 'big'"),
@@ -157,14 +157,14 @@ def test_what_is_no_data_set_is_reported_first(capsys, files, said):
         Path("new", name).write_text("")
     assert cli.main(["data", "check", "new"]) == 2
     first, *formats = capsys.readouterr().err.splitlines()
-    assert first == f"error: new: no known data set: {said}; expected one of:"
+    assert first == f"error: new: no known data format ({said}); expected one of:"
     assert len(formats) == len(NAMES)
     assert any(line.startswith("error:   Pascal VOC: ") for line in formats)
 
 
 def test_a_image_is_no_data_set(cells, capsys):
     assert cli.main(["data", "check", "cells/images/val/8.png"]) == 2
-    assert "no known data set: it is an image; expected" in capsys.readouterr().err
+    assert "no known data format (it is an image); expected" in capsys.readouterr().err
 
 
 def test_an_interruption_speaks_of_no_training(cells, capsys, monkeypatch):
@@ -188,12 +188,12 @@ def test_check_and_fix(cells, capsys):
     Path("cells/images/train/5.png").write_bytes(Path("cells/images/train/5.png").read_bytes()[:3000])
     Path("cells/images/val/8.png").write_bytes(Path("cells/images/train/2.png").read_bytes())
     said = run(capsys, "check", cells, code=1)
-    assert "✗ class out of range: 1 box has a class number without a name (training stops)" in said
+    assert "✗ class out of range: 1 box has a class number without a class name (training stops)" in said
     assert "cells/labels/train/3.txt:2: class 7 at" in said
-    assert "✗ over the edge: 1 box reaches over the edge of the image (training clips them)" in said
+    assert "✗ over the edge: 1 box extends beyond the edge of the image (training clips them)" in said
     assert "✗ unreadable image: 1 image cannot be read (training stops)" in said
-    assert "between the splits\n  ✗ same in two splits: 1 image is in two splits, byte for byte" in said
-    assert "\nwrong: 4 findings (✗); fix by hand the findings that stop training" in said
+    assert "between the splits\n  ✗ same in two splits: 1 image is in two splits (identical bytes)" in said
+    assert "\nwrong: 4 findings (✗); fix the findings that stop training by hand" in said
     quick = report(capsys, "check", cells, "--quick", code=1)
     assert list(quick["splits"]["train"]["findings"]) == ["class out of range", "over the edge"]
     fixed = report(capsys, "check", cells, "--fix", "--drop-invalid", code=1)["fixed"]
@@ -211,7 +211,7 @@ def test_check_finds_the_classes_that_a_training_refuses(pets, capsys):
     said = run(capsys, "check", pets, code=1)
     further = f"'val' has classes that 'train' does not have: 'eel'; see '{pets}/val/eel'"
     assert f"✗ {further} (training stops)" in said
-    assert "  · 1 folder holds no images and is left out: 'empty'" in said
+    assert "  · ignored: 1 folder without images: 'empty'" in said
     assert "notes.txt" in said
     assert said.endswith("wrong: 1 finding (✗); give the splits the same classes\n")
     found = report(capsys, "check", pets, code=1)
@@ -233,7 +233,7 @@ def test_check_says_that_a_training_finds_no_split_to_be_scored_on(cells, capsys
     described.write_text("".join(x for x in described.read_text().splitlines(True) if "val" not in x))
     said = run(capsys, "check", str(described), code=1)
     assert "no split 'val'" in said and "rankless data split" in said
-    assert said.endswith("; give each split usable images, or name the existing splits\n")
+    assert said.endswith("; give each split usable images, or select the existing splits\n")
     (sentence,) = report(capsys, "check", str(described), code=1)["missing"]
     assert "no split 'val'" in sentence
 
@@ -258,7 +258,7 @@ def test_a_recipe_in_the_place_of_data_is_told_apart(cells, capsys):
     recipe.write_text("epochs: x\ndata: {root: cells}\n")
     assert "my.yaml:1: 'epochs' is 'x'" in said("check", "my.yaml")
     recipe.write_text("data: {root: torchvision/CIFAR10}\n")
-    assert "torchvision/CIFAR10: its files are not in data" in said("check", "my.yaml")
+    assert "torchvision/CIFAR10: no files found in data" in said("check", "my.yaml")
 
 
 @pytest.mark.slow
@@ -279,7 +279,7 @@ def test_stats_point_at_check(cells, capsys):
     assert "rankless data check" not in run(capsys, "stats", cells)
     Path("cells/labels/train/3.txt").write_text("7 0.5 0.5 0.25 0.25\n1 0.9 0.5 0.5 0.5\n")
     assert run(capsys, "stats", cells).endswith(": rankless data check cells\n")
-    assert "\n2 findings, without decoding or comparing the images" in run(capsys, "stats", cells)
+    assert "\n2 findings before decoding and comparing the images" in run(capsys, "stats", cells)
 
 
 def test_stats_of_class_folders(pets, capsys):
@@ -474,7 +474,7 @@ def test_a_training_takes_what_a_check_calls_fine(tmp_path, capsys, monkeypatch,
     _read_data(recipe)
     test = next((x for x in splits if x.startswith("test")), "")
     said = " ".join(examine("mine", "val").about)
-    assert (f"so its '{test}' is used as 'val'" in said) is ("val" not in splits)
+    assert (f"so '{test}' is used instead" in said) is ("val" not in splits)
 
 
 def test_formats_that_can_only_be_read_are_not_offered_for_writing(capsys, tmp_path):

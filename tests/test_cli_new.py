@@ -177,7 +177,7 @@ def test_weights_bring_their_network_and_the_values_for_fine_tuning(flowers, wei
 
 def test_weights_that_do_not_suit_the_data_are_refused(flowers, weights, capsys):
     for name, reason in (
-        ("d.safetensors", "a detector, but flowers has a class for each image; expected a classifier"),
+        ("d.safetensors", "a detector, but flowers has one class per image; expected a classifier"),
         ("none.safetensors", "no such file"),
     ):
         assert cli.main(["new", "flowers", "--pretrained", name]) == 2
@@ -205,8 +205,8 @@ def test_nothing_stays_of_a_refused_command(shapes, weights, capsys):
 def test_fine_tuning_names_its_values_and_the_tasks_that_differ(shapes, weights, capsys):
     for name, root, reason in (
         ("c.safetensors", "shapes", "a classifier, but shapes has boxes; expected a detector"),
-        ("d.safetensors", "flowers", "a detector, but flowers has a class for each image; expected a class"),
-        (Path("d.safetensors").absolute(), "flowers", "a detector, but flowers has a class for each image"),
+        ("d.safetensors", "flowers", "a detector, but flowers has one class per image; expected a class"),
+        (Path("d.safetensors").absolute(), "flowers", "a detector, but flowers has one class per image"),
     ):
         assert reason in problems(capsys, "train", f"model.pretrained={name}", f"data.root={root}")[0]
     words = ["model.pretrained=c.safetensors", "data.root=flowers", "optim.lr=0.5"]

@@ -193,7 +193,7 @@ def test_the_data_is_as_dirty_as_it_should_be(first: Any, sources: dict[str, str
     assert cli.main(["data", "check", sources["voc"]]) == 1
     report = capsys.readouterr().out
     assert "unreadable image: 1 image cannot be read" in report
-    assert "over the edge: 1 box reaches over the edge of the image" in report
+    assert "over the edge: 1 box extends beyond the edge of the image" in report
 
 
 def test_other_images_give_other_weights(

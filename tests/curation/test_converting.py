@@ -112,7 +112,7 @@ def test_class_folders_convert_too(tmp_path):
 
 
 def test_boxes_do_not_go_into_class_folders(tmp_path):
-    with pytest.raises(UserError, match="has boxes, which class folders cannot hold"):
+    with pytest.raises(UserError, match="has boxes, which class folders cannot store"):
         convert(str(detection(tmp_path / "d", SPLITS)), "image-folder", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -131,7 +131,7 @@ def test_bad_data_is_not_converted(tmp_path):
 def test_what_is_left_out_is_reported(tmp_path):
     root = detection(tmp_path / "d", {"train": [[[1, 1, 99, 9, 0]]]})
     (said,) = convert(str(root), "small", tmp_path / "out").lost
-    assert said.startswith("train: 1 box reaches over the edge of the image, clipped")
+    assert said.startswith("train: 1 box extends beyond the edge of the image (clipped)")
 
 
 @pytest.fixture
@@ -166,12 +166,18 @@ def flagged(tmp_path: Path) -> str:
     ("to", "announced"),
     [
         ("yolo", ["marked difficult", "marked a crowd", "areas of", "edge: rounded"]),
-        ("lines", ["marked difficult", "marked a crowd", "areas of", "does not fit"]),
+        ("lines", ["marked difficult", "marked a crowd", "areas of", "to fit"]),
         (
             "voc",
-            ["written as difficult", "areas of", "edge: rounded", "order of the classes", "does not fit"],
+            [
+                "written as difficult",
+                "areas of",
+                "edge: rounded",
+                "order of the classes",
+                "to fit",
+            ],
         ),
-        ("csv", ["does not fit"]),
+        ("csv", ["to fit"]),
         ("coco", []),
     ],
 )

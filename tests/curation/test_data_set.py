@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_data import detection
 
-from rankless.curation.data_set import beside, names_below, open_data_set, together
+from rankless.curation.data_set import folder_beside, join_splits, names_below, open_data_set
 from rankless.data.index.annotations import subset
 from rankless.errors import UserError
 
@@ -37,7 +37,7 @@ def test_a_subset_has_the_chosen_images_in_that_order(tmp_path_factory, chosen):
 def test_splits_together_take_a_image_once(tmp_path):
     root = detection(tmp_path / "d", {"train": TRAIN, "val": VAL})
     splits = open_data_set(str(root)).splits
-    whole = together([splits["train"], splits["val"], splits["train"]])
+    whole = join_splits([splits["train"], splits["val"], splits["train"]])
     wanted = [of(splits["train"], number) for number in range(4)] + [of(splits["val"], 0)]
     assert [of(whole, number) for number in range(len(whole))] == wanted
     assert names_below(str(root), whole)[-1] == "images/val-000.png"
@@ -48,7 +48,7 @@ def test_splits_of_other_classes_do_not_go_together(tmp_path):
     names = ["cat", "eel", "dog"]
     other = open_data_set(str(detection(tmp_path / "b", {"train": TRAIN}, names))).splits["train"]
     with pytest.raises(UserError, match=r"'cat', 'dog', 'eel'; 'cat', 'eel', 'dog'"):
-        together([one, other])
+        join_splits([one, other])
 
 
 def test_trainval_is_no_part_beside_its_parts(tmp_path):
@@ -60,12 +60,12 @@ def test_trainval_is_no_part_beside_its_parts(tmp_path):
 
 def test_a_place_beside_a_folder_or_a_file_in_it(tmp_path):
     detection(tmp_path / "d", {"train": VAL})
-    assert beside(str(tmp_path / "d"), "fixed") == tmp_path / "d-fixed"
-    assert beside(str(tmp_path / "d" / "boxes.json"), "fixed") == tmp_path / "d-fixed"
+    assert folder_beside(str(tmp_path / "d"), "fixed") == tmp_path / "d-fixed"
+    assert folder_beside(str(tmp_path / "d" / "boxes.json"), "fixed") == tmp_path / "d-fixed"
 
 
 def test_the_built_in_data_has_no_files():
-    with pytest.raises(UserError, match="'digits' is built in"):
+    with pytest.raises(UserError, match="'digits': this data is generated"):
         open_data_set("digits")
 
 

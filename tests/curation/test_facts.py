@@ -43,7 +43,7 @@ def test_boxes_without_a_validation_split_are_divided(tmp_path):
     assert facts.val_images == pytest.approx(60 * VAL_FRACTION, abs=9)
     assert f"{root} has no validation split" in facts.split_note
     (tmp_path / "other").mkdir()
-    with pytest.raises(UserError, match=r"other: already exists, and .*d, which has no validation split"):
+    with pytest.raises(UserError, match=r"other: already exists; .*d has no validation split"):
         facts_of(str(root), tmp_path / "other")
 
 
@@ -54,9 +54,9 @@ def test_a_division_of_the_same_data_is_used_again(tmp_path):
     again = facts_of(f"{root}/../d", tmp_path / "new")
     assert {file: file.lstat().st_mtime_ns for file in (tmp_path / "new").rglob("*")} == before
     assert again.counts == first.counts and again.val_images == first.val_images
-    assert again.split_note == f"Divided by Rankless before; {root}/../d has not changed since."
+    assert again.split_note == f"Rankless divided {root}/../d earlier, and the data has not changed since."
     other = detection(tmp_path / "e", {"trainval": [BOX] * 60})  # not the one that was divided
-    with pytest.raises(UserError, match=r"new: already exists, and .*e, which has no validation split"):
+    with pytest.raises(UserError, match=r"new: already exists; .*e has no validation split"):
         facts_of(str(other), tmp_path / "new")
     shutil.rmtree(root)
     detection(root, {"trainval": [*[BOX] * 60, [[0, 0, 60, 40, 1]]]})
@@ -75,7 +75,7 @@ def test_class_folders_without_splits_are_divided_by_their_reader(tmp_path):
     root = classes(tmp_path, {"d": {"cat": 10, "dog": 20}}) / "d"
     facts = facts_of(str(root), tmp_path / "new")
     assert (facts.boxed, facts.root, facts.counts) == (False, str(root), {"cat": 8, "dog": 16})
-    assert "Set aside" in facts.split_note
+    assert "set these images aside" in facts.split_note
     assert not (tmp_path / "new").exists()
 
 
@@ -102,12 +102,12 @@ def test_other_data_is_refused(tmp_path):
         facts_of(str(few), tmp_path / "new")
     assert not (tmp_path / "new").exists()  # nothing is divided before that
     empty = detection(tmp_path / "empty", {"train": [[]] * 12, "val": [BOX]})
-    with pytest.raises(UserError, match="has no usable box"):
+    with pytest.raises(UserError, match="has no usable boxes"):
         facts_of(str(empty), tmp_path / "new")
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(UserError, match="no known data set: the folder is empty"):
+    with pytest.raises(UserError, match="the folder is empty"):
         facts_of(str(tmp_path / "nothing"), tmp_path / "new")
-    with pytest.raises(UserError, match="'digits' is built in"):
+    with pytest.raises(UserError, match="'digits': this built-in data has its own recipe"):
         facts_of("digits", tmp_path / "new")
     with pytest.raises(UserError, match="nope: no such file or folder"):
         facts_of(str(tmp_path / "nope"), tmp_path / "new")

@@ -39,5 +39,5 @@ def test_nothing_is_decoded_after_it(
 
 
 def test_images_of_no_files() -> None:
-    with pytest.raises(UserError, match="generated, not read from files"):
+    with pytest.raises(UserError, match="generated, so they cannot be cached"):
         fill(Recipe())

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankless.curation.fine_tuning import EPOCHS, knows, words
+from rankless.curation.fine_tuning import EPOCHS, knows, overrides
 from rankless.engine.schedule import StepSchedule
 from rankless.models.checkpoints.weights import save
 from rankless.recipe import load
@@ -14,8 +14,8 @@ from rankless.recipe import load
 
 @given(st.integers(10, 2_000_000), st.booleans())
 def test_the_length_suits_the_number_of_images(images: int, known: bool) -> None:
-    recipe = load.default(words(images, known=known))
-    larger = load.default(words(4 * images, known=known))
+    recipe = load.default(overrides(images, known=known))
+    larger = load.default(overrides(4 * images, known=known))
     # Of four times the images, each is seen less often, but all together more often.
     assert EPOCHS <= larger.epochs <= recipe.epochs
     schedule = StepSchedule(recipe, images)
@@ -29,12 +29,12 @@ def test_the_length_suits_the_number_of_images(images: int, known: bool) -> None
 
 @given(st.integers(10, 2_000_000))
 def test_known_classes_are_never_taught_faster_than_new_ones(images: int) -> None:
-    known, new = (load.default(words(images, known=known)).optim.lr for known in (True, False))
+    known, new = (load.default(overrides(images, known=known)).optim.lr for known in (True, False))
     assert known <= new
 
 
 def test_the_shipped_recipe_has_the_values_for_200_images() -> None:
-    assert load.load("fine-tune", words(200)) == load.load("fine-tune")
+    assert load.load("fine-tune", overrides(200)) == load.load("fine-tune")
 
 
 def test_weights_know_the_classes_that_they_name(tmp_path: Path) -> None:

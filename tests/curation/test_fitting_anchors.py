@@ -43,9 +43,9 @@ def test_the_size_is_the_models_unless_given(root):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"model": "yolov4-tiny-anchor-free"}, "--model yolov4-tiny-anchor-free: it has no anchors"),
+        ({"model": "yolov4-tiny-anchor-free"}, "--model yolov4-tiny-anchor-free: this model has no anchors"),
         ({"model": "yolov9"}, ".model.name. is 'yolov9': no such model"),
-        ({"count": 4}, "3 different sizes, which is too few to find 4 anchors"),
+        ({"count": 4}, "only 3 different sizes for 4 anchors"),
         ({"split": "val"}, "the split 'val' has no boxes"),
     ],
 )
@@ -56,5 +56,5 @@ def test_mistakes(root, options, sentence):
 
 def test_class_folders_have_no_boxes(tmp_path):
     root = classes(tmp_path / "c", {"train": {"cat": 2, "dog": 2}, "val": {"cat": 1, "dog": 1}})
-    with pytest.raises(UserError, match="its images have classes and no boxes"):
+    with pytest.raises(UserError, match="the images have classes but no boxes"):
         fitted_anchors(str(root))

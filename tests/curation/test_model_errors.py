@@ -175,11 +175,11 @@ def test_the_command_lists_and_draws(planted, tmp_path, capsys):
     page.feed(out.read_text())
     shown = re.findall("<h2>(.*?)</h2>|<figure", out.read_text())
     assert shown == [
-        "Worst images (solid: predictions; dashed: labels)",
+        "Worst images (solid: predictions, dashed: labels)",
         "",
         "",
         "",
-        "Labels to check, the surest first",
+        "Labels to check, most doubtful first",
         "",
         "",
         "",
@@ -276,7 +276,7 @@ def test_a_classifiers_worst_images_are_the_surest(tmp_path, monkeypatch):
         "labeled dog, predicted cat (90%) · dog1.png",
     ]
     headings = [cell.heading for cell in errors_sheet.shown(found, opened, 2)]
-    assert headings == ["Worst images", "", "Labels to check, the surest first", ""]
+    assert headings == ["Worst images", "", "Labels to check, most doubtful first", ""]
 
 
 def test_a_task_of_a_users_own_is_refused(tmp_path, monkeypatch):

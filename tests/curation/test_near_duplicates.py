@@ -12,8 +12,8 @@ from PIL import Image
 
 from rankless.curation import near_duplicates
 from rankless.curation.checking import check
-from rankless.curation.data_set import together
-from rankless.curation.near_duplicates import find_alike, joined
+from rankless.curation.data_set import join_splits
+from rankless.curation.near_duplicates import find_duplicates, joined
 from rankless.curation.splitting import split
 from rankless.data.datasets.open_split import examine
 
@@ -74,12 +74,12 @@ def test_what_is_saved_again_or_resized_is_found_and_nothing_else(tmp_path):
     whole = examine(str(root), "train")
     assert len(whole) > 40
     every = [examine(str(root), name) for name in ("train", "val")]
-    found = find_alike(joined := together(every))
+    found = find_duplicates(joined := join_splits(every))
     again = {frozenset({f"{number:03}", f"again-{number:03}"}) for number in range(12)}
     same = {frozenset({"020", "copy"}), frozenset({"broken-1", "broken-2"})}
     assert stems(joined, found.groups) == again | same
     assert (found.identical, found.near) == (2, 12)
-    only = find_alike(joined, near=False)
+    only = find_duplicates(joined, near=False)
     assert stems(joined, only.groups) == same
     assert (only.identical, only.near) == (2, 0)
 
@@ -90,7 +90,7 @@ def test_a_small_object_makes_another_image(tmp_path):
         image.paste((255, 255, 255) if number % 2 else (0, 0, 0), (15 * number, 50, 15 * number + 10, 62))
         saved(image, tmp_path / "d" / "c" / f"{number}.png")
     saved(scene(1), tmp_path / "d" / "e" / "1.png")
-    assert find_alike(examine(str(tmp_path / "d"), "train")).groups == []
+    assert find_duplicates(examine(str(tmp_path / "d"), "train")).groups == []
 
 
 @settings(settings.get_profile("files"))
@@ -121,7 +121,7 @@ def test_a_split_keeps_them_together_and_a_check_finds_no_leak(tmp_path, options
         copy.write_bytes((root / "c" / f"{number:03}.png").read_bytes())
     done = split(str(root), tmp_path / "out", val=0.3, test=0.2, **options)
     assert any(
-        "20 images are a copy of another and 24 images are nearly the same as another: kept together in"
+        "20 images are a copy of another and 24 images are nearly identical to another: kept together in"
         in note
         for note in done.notes
     )

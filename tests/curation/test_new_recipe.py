@@ -177,7 +177,7 @@ def test_many_devices_share_a_step():
 def test_little_memory_gets_small_micro_batches_or_an_error():
     small = dataclasses.replace(SIGNS, height=224, width=224, cores=1, memory=1500 << 20)
     assert recipe_of(small).batch.micro == 4
-    with pytest.raises(UserError, match=r"memory: 500 MiB are free for 1 process; expected about"):
+    with pytest.raises(UserError, match=r"memory: 500 MiB available for 1 process; expected about"):
         settings(dataclasses.replace(small, memory=500 << 20))
 
 

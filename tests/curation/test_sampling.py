@@ -73,7 +73,7 @@ def test_a_broken_image_has_its_place_and_its_reason(tmp_path):
     good, broken = select(str(root)).shown
     assert good.image is not None
     assert broken.image is None
-    assert broken.caption == "train-001.png: its content is not an image of a known format"
+    assert broken.caption == "train-001.png: the content is not an image of a known format"
 
 
 def test_class_folders(tmp_path):
@@ -209,7 +209,7 @@ def test_a_page_needs_nothing_else(tmp_path):
     ("name", "shown", "sentence"),
     [
         ("sheet.doc", 1, "ends in one of .html, .png, .jpg, .jpeg"),
-        ("sheet.png", 0, "no such image to show"),
+        ("sheet.png", 0, "no images to show"),
         ("file/sheet.png", 1, "it cannot be written"),
     ],
 )

@@ -132,7 +132,7 @@ def test_a_group_stays_together(tmp_path, stratify):
 
 def test_a_name_outside_every_group_stands_alone_and_is_counted(tmp_path):
     done = split(str(many(tmp_path / "d", 40)), tmp_path / "out", val=0.4, group=r"-00\d")
-    assert done.notes[:2] == ["10 groups of 10 images", "30 names do not match --group and stand alone"]
+    assert done.notes[:2] == ["10 groups of 10 images", "30 image names do not match --group"]
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------
@@ -143,11 +143,11 @@ def test_a_name_outside_every_group_stands_alone_and_is_counted(tmp_path):
     [
         ({"val": 1.5}, "--val is 1.5: expected a fraction from 0 to 1"),
         ({"val": -0.1, "test": float("nan")}, "--val is -0.1.*\n.*--test is nan"),
-        ({"val": 0.6, "test": 0.4}, "--val 0.6 and --test 0.4 leave nothing to train on"),
+        ({"val": 0.6, "test": 0.4}, "--val 0.6 and --test 0.4 leave no training images"),
         ({"val": 0}, "--val and --test are 0"),
         ({"group": "("}, r"--group is '\(': expected a regular expression"),
-        ({"group": "patient"}, "--group 'patient' matches none of the 4 names, such as 'images/train-000"),
-        ({"val": 1e-6}, "the split 'val' would have none of the 4 images"),
+        ({"group": "patient"}, "--group 'patient': the pattern matches none of the 4 image names, such as"),
+        ({"val": 1e-6}, "the split 'val' would get none of the 4 images"),
     ],
 )
 def test_a_mistake_writes_nothing(tmp_path, options, sentence):

@@ -64,10 +64,11 @@ def test_the_formats_own_areas_count(data):
 
 def test_remarks(data):
     assert statistics(data).remarks == [
-        "train: 1 class is empty (of 3): 'eel'",
-        "val: 3 classes are empty (of 3): 'cat', 'dog', 'eel'",
+        "train: 1 class is empty, of 3: 'eel'",
+        "val: 3 classes are empty, of 3: 'cat', 'dog', 'eel'",
         "val: 1 image cannot be read",
-        f"1 finding, without decoding or comparing the images; all of them: rankless data check {data.root}",
+        "1 finding before decoding and comparing the images; to list all findings, run "
+        f"`rankless data check {data.root}`",
     ]
 
 

@@ -183,11 +183,11 @@ class Endless(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("dataset", "sentence"),
     [
-        (Hidden(), r"from_dataset\(Hidden\): item 0 differs when it is drawn again"),
-        (Counts(), r"from_dataset\(Counts\): item 0 differs when it is drawn again"),
-        (Endless(), r"from_dataset\(Endless\): it is not map-style"),
-        ([], r"from_dataset\(list\): it has no items"),
-        (7, r"from_dataset\(int\): it is not map-style"),
+        (Hidden(), r"from_dataset\(Hidden\): item 0 differs when loaded again"),
+        (Counts(), r"from_dataset\(Counts\): item 0 differs when loaded again"),
+        (Endless(), r"from_dataset\(Endless\): not a map-style data set"),
+        ([], r"from_dataset\(list\): the data set is empty"),
+        (7, r"from_dataset\(int\): not a map-style data set"),
     ],
 )
 def test_what_cannot_keep_the_promise_is_refused(dataset, sentence):

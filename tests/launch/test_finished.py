@@ -120,7 +120,7 @@ def test_a_split_that_is_not_there_is_an_option_that_is_wrong(finished: Path) ->
     with pytest.raises(UserError) as caught:
         evaluate(finished, devices=1, split="nosuch")
     assert caught.value.problems == (
-        "split 'nosuch': digits: no split 'nosuch'; expected train or val; give one of these",
+        "split 'nosuch': digits: no split 'nosuch'; expected train or val; choose one of these",
     )
 
 

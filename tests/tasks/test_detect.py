@@ -275,7 +275,7 @@ def test_data_with_other_classes_than_the_model_is_an_error():
     task = Detect(digits(), NAMES)
     with pytest.raises(UserError, match=r"digits, split 'val': the model has no class '0'") as found:
         task.evaluation_data()
-    assert "the model's classes are 'cat', 'dog', 'owl'" in found.value.problems[-1]
+    assert "the model has the classes 'cat', 'dog', 'owl'" in found.value.problems[-1]
     assert "--classes-map '0=cat, 9='" in found.value.problems[-1]
 
 

@@ -90,11 +90,11 @@ def check(
         raise UserError("--link applies only with --fix: add --fix, or leave out --link")
     from rankless.cli.data_text import print_check, print_fix
     from rankless.curation.checking import check as look
-    from rankless.curation.data_set import beside, must_be_outside
+    from rankless.curation.data_set import folder_beside, must_be_outside
     from rankless.curation.fixing import fix as write_fixed
     from rankless.files.work_folder import refuse_existing
 
-    target = out or beside(root, "fixed")
+    target = out or folder_beside(root, "fixed")
     if fix:
         must_be_outside(root, target)
         refuse_existing(target)

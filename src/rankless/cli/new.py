@@ -65,11 +65,11 @@ def new(
             "published/yolov4-tiny; give one, or leave the option out to train from scratch"
         )
     outputs = Outputs([file], verb=None, force=force)  # before the data is read
-    from rankless.curation.data_set import known_format, spare
+    from rankless.curation.data_set import known_format, refuse_data_files
     from rankless.curation.facts import facts_of
     from rankless.curation.new_recipe import settings, text
 
-    spare(outputs, root, known_format(format))
+    refuse_data_files(outputs, root, known_format(format))
     divided = file.with_name(f"{file.stem}-split")
     with ExitStack() as undo:
         facts = facts_of(root, divided, format, classes=chosen_classes(classes), undo=undo)

@@ -379,9 +379,9 @@ def _fine_tuning(recipe: Recipe) -> list[str]:
         task = opened_task(recipe)
     except UserError:
         return []  # the training reports why, or it runs on hosts that have the data
-    from rankless.curation.fine_tuning import knows, words
+    from rankless.curation.fine_tuning import knows, overrides
 
-    return words(len(task.training_data()), known=knows(recipe.model.pretrained, task.class_names))
+    return overrides(len(task.training_data()), known=knows(recipe.model.pretrained, task.class_names))
 
 
 def opened_task(recipe: Recipe) -> OpenTask:

@@ -1,8 +1,8 @@
-"""Check a data set's annotations and classes, and find undecodable images and leaks between splits.
+"""Check a data set's annotations, classes and images, and find leaks between its splits.
 
-A leak is an image that two splits share, byte for byte: a model trained on its test images scores too well.
-An image that was saved again or resized is a leak as well. However, frames of a still camera also look alike,
-so nearly equal images are only reported and do not make the check fail.
+A leak is an image that several splits share byte for byte. A model that was trained on its test images scores
+too well. Resized and recompressed copies leak as well, but consecutive frames of a camera are also nearly
+identical. Nearly identical images are therefore reported without making the check fail.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from rankless.curation.data_set import DataSet, beside, open_data_set
+from rankless.curation.data_set import DataSet, folder_beside, open_data_set
 from rankless.curation.facts import refuse_too_little
-from rankless.curation.near_duplicates import Look, Thumbnails, look_at, near_pairs
-from rankless.curation.progress import each
+from rankless.curation.near_duplicates import Fingerprint, Thumbnails, fingerprint, near_pairs
+from rankless.curation.progress import thread_map
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.class_matching import further_classes, match_classes
 from rankless.data.datasets.open_split import examine, without_boxes
@@ -37,15 +37,15 @@ class Checked:
     """The result of a check.
 
     Attributes:
-        findings: the findings in each split.
-        between: the findings between splits.
-        unreadable: the indices of each split's images that cannot be decoded or have a broken header.
-        leaked: the indices of each split's images that a later split also contains.
-        quick: whether images were neither decoded nor compared.
-        classes: sentences about disagreements between the splits' classes, each of which stops training.
-        missing: sentences about splits that training with default settings does not find, or that have no
-            boxes; each stops training.
-        undivided: a sentence about data without a validation split that ``rankless train ROOT`` divides.
+        findings: findings within each split.
+        between: findings that concern several splits.
+        unreadable: indices of each split's images that cannot be decoded or have an invalid header.
+        leaked: indices of each split's images that a later split also contains.
+        quick: whether decoding and comparing the images was skipped.
+        classes: error messages about class mismatches between splits.
+        missing: error messages about default splits that are missing or have no boxes.
+        undivided: a note on the missing validation split if ``rankless train ROOT`` would create one,
+            otherwise "".
     """
 
     data: DataSet
@@ -65,7 +65,7 @@ class Checked:
 
     @property
     def wrong(self) -> int:
-        """The number of findings that make the check fail."""
+        """Number of findings that make the check fail."""
         every = (*self.findings.values(), self.between)
         counted = sum(count for found in every for kind, count in found.counts.items() if fails(kind))
         return counted + len(self.classes) + len(self.missing)
@@ -76,8 +76,8 @@ class Checked:
         return bad > Data().max_bad * len(self.data.splits[split])
 
     def notes(self, split: str) -> list[str]:
-        """Return sentences about how the split was read, such as which files were left out."""
-        return list(self.data.splits[split].about[1:])  # the first note is "read as …"
+        """Return notes on how the split was read, such as which files were ignored."""
+        return list(self.data.splits[split].about[1:])  # without the first sentence, "read as …"
 
     def as_json(self) -> dict[str, Any]:
         """Return the findings as JSON-compatible data."""
@@ -107,20 +107,21 @@ class Checked:
 
 
 def disagreements(data: DataSet) -> list[str]:
-    """Return sentences about class mismatches that prevent training on the splits of ``data``.
+    """Return error messages about class mismatches between splits.
 
-    A model gets its classes from ``train``, or else from the first split. The other splits must not have
-    further classes, but order and spelling do not matter.
+    The classes of a model are those of ``train`` or, without such a split, of the first split. The other
+    splits must not have additional classes. Order and spelling may differ.
     """
     parts = data.parts
     first = "train" if "train" in parts else next(iter(parts))
     names = parts[first].class_names
     problems = []
     if not parts[first].has_boxes and len(names) < 2:
-        problems.append(f"'{first}' has images of one class only ({listed(names)}); expected two or more")
+        problems.append(f"'{first}' has only one class ({listed(names)}); expected at least two")
     for name, part in parts.items():
         if part.has_boxes != parts[first].has_boxes:
-            problems.append(f"one of '{first}' and '{name}' has boxes, and the other has one class per image")
+            boxed, classified = (first, name) if parts[first].has_boxes else (name, first)
+            problems.append(f"'{boxed}' has boxes, but '{classified}' has one class per image")
             continue
         used = part.class_names
         if not part.has_boxes:
@@ -132,7 +133,7 @@ def disagreements(data: DataSet) -> list[str]:
 
 
 def _missing(data: DataSet, format: str, classes: Classes) -> list[str]:
-    """Return sentences about the missing or empty splits that prevent training with the default settings."""
+    """Return error messages about default splits that are missing or have no boxes."""
     problems: list[str] = []
     for split in (Data().train, Data().val):
         try:
@@ -146,7 +147,7 @@ def _missing(data: DataSet, format: str, classes: Classes) -> list[str]:
 
 
 def _undivided(data: DataSet) -> str:
-    """Return a sentence if the only split is for training and can be divided, or "" otherwise."""
+    """Return a note if the only split is a training split that can be divided, otherwise ""."""
     (name, whole), *others = data.splits.items()
     if others or not is_for_training(name) or is_remote(data.root):
         return ""
@@ -158,14 +159,14 @@ def _undivided(data: DataSet) -> str:
         return ""
     root = shlex.quote(data.root)
     return (
-        f"no split 'val': `rankless train {root}` divides '{name}', as `rankless new {root}` does; for other "
-        f"recipes: rankless data split {root} --val {VAL_FRACTION:g} --out "
-        f"{shlex.quote(str(beside(data.root, 'split')))}"
+        f"no split 'val': `rankless train {root}` and `rankless new {root}` divide '{name}'; for other "
+        f"recipes, run `rankless data split {root} --val {VAL_FRACTION:g} --out "
+        f"{shlex.quote(str(folder_beside(data.root, 'split')))}`"
     )
 
 
 def _are_found(classes: Sequence[str], among: Sequence[str]) -> bool:
-    """Return, for each of ``classes``, whether it matches one of the model's classes ``among``."""
+    """Return whether every class in ``classes`` matches a class in ``among``."""
     try:
         match_classes(classes, among, (), "")
     except UserError:
@@ -188,7 +189,7 @@ def check(
 ) -> Checked:
     """Check a data set; see :func:`open_data_set` for the arguments.
 
-    With ``quick``, only the headers of images are read, and no images are compared.
+    With ``quick``, only image headers are read, and images are not compared.
     """
     data = open_data_set(root, format, splits, classes=classes, examined=True, rescan=True)
     findings: dict[str, Findings] = {}
@@ -225,20 +226,20 @@ def _decode_and_compare(made: Checked) -> None:
         _Place(name, whole, index) for name, whole in made.data.splits.items() for index in range(len(whole))
     ]
 
-    def look(place: _Place) -> Look:
-        if place.index in made.unreadable[place.split]:  # already reported because of its header
-            return Look()
+    def look(place: _Place) -> Fingerprint:
+        if place.index in made.unreadable[place.split]:  # the invalid header is already reported
+            return Fingerprint()
         near = place.split in parts and len(parts) > 1
-        return look_at(place.annotations, place.index, near=near, decode=True)
+        return fingerprint(place.annotations, place.index, near=near, decode=True)
 
     equal: defaultdict[bytes, list[_Place]] = defaultdict(list)
     compared: list[tuple[_Place, Thumbnails]] = []
-    for place, seen in zip(places, each(look, places, "decoding images"), strict=True):
+    for place, seen in zip(places, thread_map(look, places, "decoding images"), strict=True):
         if seen.error is not None:
             made.findings[place.split].add("unreadable image", seen.error.path, seen.error.reason)
             made.unreadable[place.split].add(place.index)
         elif seen.digest and place.split in parts:
-            if seen.thumbnail is not None and not equal[seen.digest]:  # one of several equal images suffices
+            if seen.thumbnail is not None and not equal[seen.digest]:  # one of identical images is enough
                 compared.append((place, seen.thumbnail))
             equal[seen.digest].append(place)
     for group in equal.values():
@@ -248,7 +249,7 @@ def _decode_and_compare(made: Checked) -> None:
 
 
 def _report(made: Checked, group: Sequence[_Place]) -> None:
-    """Report images with equal bytes as leaks between splits or as duplicates within a split."""
+    """Report images with identical bytes as leaks between splits or as duplicates within a split."""
     order = list(made.data.parts)
     last = max(order.index(place.split) for place in group)
     firsts: dict[str, _Place] = {}
@@ -262,16 +263,16 @@ def _report(made: Checked, group: Sequence[_Place]) -> None:
 
 
 def _report_near(made: Checked, compared: Sequence[tuple[_Place, Thumbnails]]) -> None:
-    """Report each image that nearly equals an image in another split, and the first such image."""
+    """Report each image that is nearly identical to an earlier image of another split."""
     splits = [place.split for place, _ in compared]
     if len(set(splits)) < 2:
         return
-    equal: defaultdict[bytes, list[int]] = defaultdict(list)  # equal thumbnails are compared only once
+    equal: defaultdict[bytes, list[int]] = defaultdict(list)  # identical thumbnails are compared only once
     for number, (_, small) in enumerate(compared):
         equal[small.tobytes()].append(number)
     groups = list(equal.values())
     firsts: list[dict[str, int]] = [{splits[n]: n for n in reversed(group)} for group in groups]
-    nearest = [dict(own) for own in firsts]  # per split, the first nearly equal image
+    nearest = [dict(own) for own in firsts]  # the first nearly identical image of each split
     for pair in near_pairs(np.array([compared[group[0]][1] for group in groups], np.uint8)):
         for one, other in (pair, pair[::-1]):
             for split, number in firsts[other].items():

@@ -1,4 +1,4 @@
-"""Make contact sheets of many images, as an image file or a self-contained HTML page."""
+"""Write contact sheets as image files or as self-contained HTML pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
-from rankless.curation.data_set import spare
+from rankless.curation.data_set import refuse_data_files
 from rankless.curation.sampling import Selection, Shown
 from rankless.data.images.drawing import annotate, color
 from rankless.errors import UserError, counted
@@ -21,19 +21,20 @@ from rankless.report import markup
 from rankless.report.page import document
 
 WIDTH, HEIGHT = 1656, 300
-"""The maximum width of a sheet's rows and the approximate height of its images, in pixels."""
+"""Maximum width of a sheet's rows and approximate height of its images, in pixels."""
 PAGE_WIDTH, PAGE_HEIGHT = 1800, 480
-"""The maximum size of an image on a page, which shows it at two thirds so that dense screens look sharp."""
+"""Maximum size of an image on an HTML page, in pixels. Browsers show it at about two thirds of this size."""
 LARGEST_ZOOM = 6
 CROWDED = 24
+"""Maximum number of boxes in an image for full labels."""
 COVERED = 0.12
-"""Maximum number of boxes with full labels, and maximum fraction of the image that labels may cover."""
-_NARROWEST, _WIDEST = 0.35, 6.0  # limits of a cell's aspect (width over height), without its caption
-_HIGHEST = 3 * HEIGHT  # limit of a row's height
+"""Maximum fraction of an image that full labels may cover."""
+_NARROWEST, _WIDEST = 0.35, 6.0  # limits of a cell's width divided by height, without its caption
+_HIGHEST = 3 * HEIGHT  # maximum height of a row
 _GAP, _CAPTION, _TITLE, _LEGEND, _HEADING = 14, 24, 46, 30, 38
-_LINE = 1.3  # line spacing, in letter heights
+_LINE = 1.3  # line spacing as a multiple of the font size
 _INK, _FAINT, _PAPER = (28, 30, 34), (105, 110, 118), (255, 255, 255)
-# Images of a page share a row by aspect, so rows are full; the pseudo-element fills the last row.
+# Images grow in proportion to their aspect ratio to fill a row; the pseudo-element fills the last row.
 _STYLE = """
 body { max-width: 1800px; }
 .sheet { display: flex; flex-wrap: wrap; gap: 1.2rem; }
@@ -48,12 +49,12 @@ body { max-width: 1800px; }
 
 
 def write(selection: Selection, out: Path, outputs: Outputs) -> None:
-    """Write the contact sheet to ``out``, which is one of ``outputs``."""
+    """Write the contact sheet to ``out``, which ``outputs`` must contain."""
     if not selection.shown:
-        raise UserError(f"{selection.title}: no such image to show")
+        raise UserError(f"{selection.title}: no images to show; choose another split or class")
     outputs.refuse_inputs(selection.files)
     if selection.root is not None:
-        spare(outputs, selection.root, selection.format)
+        refuse_data_files(outputs, selection.root, selection.format)
     with outputs.writing(out) as file:
         if out.suffix.lower() == ".html":
             file.write_text(page(selection), encoding="utf-8")
@@ -62,7 +63,7 @@ def write(selection: Selection, out: Path, outputs: Outputs) -> None:
 
 
 def sheet(selection: Selection) -> Image.Image:
-    """Arrange all images in full rows, with a title and captions, without cropping them."""
+    """Return an image of all images, uncropped, in full rows with a title and captions."""
     starts = [at for at, one in enumerate(selection.shown) if one.heading or not at]
     groups = pairwise([*starts, len(selection.shown)])
     rows = [row for start, end in groups for row in _rows(selection.shown[start:end])]
@@ -93,7 +94,7 @@ def sheet(selection: Selection) -> Image.Image:
 
 
 class _Text:
-    """A text that is wrapped to a given width."""
+    """A text wrapped to a given width."""
 
     def __init__(self, text: str, size: int, room: float) -> None:
         self.font = ImageFont.load_default(size)
@@ -103,13 +104,13 @@ class _Text:
             joined = f"{self.text} {word}" if self.text else word
             self.text = joined if self._fits(joined, room) else self._below(word, room)
         self.more = self.spacing * self.text.count("\n")
-        """Height of the text without its first line, in pixels."""
+        """Height of all lines after the first in pixels."""
 
     def _fits(self, text: str, room: float) -> bool:
         return self.font.getlength(text.rpartition("\n")[2]) <= room
 
     def _below(self, word: str, room: float) -> str:
-        """Return the text with ``word`` on a new line; a word that is too long is wrapped."""
+        """Return the text with ``word`` on a new line, and break the word if it is too long."""
         text = f"{self.text}\n" if self.text else ""
         for letter in word:
             line = text.rpartition("\n")[2]
@@ -124,14 +125,14 @@ class _Text:
         *,
         centered: bool = False,
     ) -> None:
-        """Draw the lines. ``at`` is the top left corner or, if centered, the middle of the top edge."""
+        """Draw the text; ``at`` is its top left corner or, with ``centered``, the middle of its top edge."""
         for number, line in enumerate(self.text.split("\n")):
             x, y = at
             draw.text((x, y + number * self.spacing), line, ink, self.font, "ma" if centered else "la")
 
 
 class _Room(NamedTuple):
-    """An image's cell on the sheet. All cells in a row have the same height."""
+    """An image's cell on the sheet; all cells of a row have the same height."""
 
     shown: Shown
     width: int
@@ -146,12 +147,12 @@ def _rows(shown: Sequence[Shown]) -> list[list[_Room]]:
     count = max(1, round(sum(aspects) * height / WIDTH))
     ends = _evenly(aspects, min(count, len(shown)))
     width = WIDTH
-    if len(ends) == 1:  # a sheet with a single row may be narrower
+    if len(ends) == 1:  # a single row may be narrower
         width = min(WIDTH, round(sum(aspects) * height) + _GAP * (len(shown) - 1))
     rows = []
     for start, end in pairwise([0, *ends]):
         free = width - _GAP * (end - start - 1)
-        high = min(free / sum(aspects[start:end]), _HIGHEST)  # a tall image by itself would be huge
+        high = min(free / sum(aspects[start:end]), _HIGHEST)  # a single tall image would be huge
         edges = [0, *(round(high * each) for each in accumulate(aspects[start:end]))]
         sizes = [right - left for left, right in pairwise(edges)]
         high = max(1, round(high))
@@ -160,16 +161,16 @@ def _rows(shown: Sequence[Shown]) -> list[list[_Room]]:
 
 
 def _aspect(one: Shown) -> float:
-    """Return the aspect, width over height, of an image's cell."""
+    """Return the width divided by the height of an image's cell."""
     aspect = 2.0 if one.image is None else one.image.width / one.image.height
     return min(max(aspect, _NARROWEST), _WIDEST)
 
 
 def _evenly(lengths: Sequence[float], count: int) -> list[int]:
-    """Divide ``lengths`` into ``count`` runs with nearly equal sums, and return the end of each run."""
+    """Partition ``lengths`` into ``count`` runs with nearly equal sums, and return the end of each run."""
     total = [0.0, *accumulate(lengths)]
     mean = total[-1] / count
-    best = [0.0] + [math.inf] * len(lengths)  # the least cost of the first n lengths in the runs so far
+    best = [0.0] + [math.inf] * len(lengths)  # minimum cost of the first n lengths
     cuts: list[list[int]] = []
     for _ in range(count):
         made, cut = [math.inf] * len(best), [0] * len(best)
@@ -188,7 +189,7 @@ def _evenly(lengths: Sequence[float], count: int) -> list[int]:
 
 
 def page(selection: Selection) -> str:
-    """Return the selected images as a self-contained HTML page."""
+    """Return a self-contained HTML page with all images."""
     chips = "".join(
         f'<span class="chip"><i style="background:rgb{color(label)}"></i>'
         f"{markup.text(selection.class_names[label])}</span>"
@@ -215,7 +216,7 @@ def _figure(one: Shown) -> str:
 
 
 def _cell(one: Shown, width: int, height: int) -> Image.Image:
-    """Return an image scaled to its cell, with boxes drawn after scaling so that labels are legible."""
+    """Scale an image to its cell, and then draw the boxes, so that their labels are legible."""
     if one.image is None:
         made = Image.new("RGB", (width, height), (235, 236, 238))
         font = ImageFont.load_default(16)
@@ -223,7 +224,7 @@ def _cell(one: Shown, width: int, height: int) -> Image.Image:
         ImageDraw.Draw(made).text(middle, "cannot be read", fill=_FAINT, font=font, anchor="mm")
         return made
     scale = min(width / one.image.width, height / one.image.height)
-    # Rounding must not leave a gap of a pixel.
+    # Rounding must not leave a narrow gap.
     size = [max(1, round(one.image.width * scale)), max(1, round(one.image.height * scale))]
     size = [room if abs(room - side) <= 2 else side for room, side in zip((width, height), size, strict=True)]
     how = Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.BICUBIC
@@ -236,7 +237,7 @@ def _cell(one: Shown, width: int, height: int) -> Image.Image:
 
 
 def _texts(one: Shown, size: tuple[int, int]) -> list[str]:
-    """Return the label texts for an image of the given size, shortened if there is not enough space."""
+    """Return the labels of an image's boxes, shortened if there is not enough space."""
     letters = [len(mark.text) + 1 for mark in one.marks]
     side = 0.7 * (size[0] * size[1]) ** 0.25  # size of a letter, as drawn
     covered = sum(letters) * 0.6 * side * 1.4 * side <= COVERED * size[0] * size[1]
@@ -245,12 +246,12 @@ def _texts(one: Shown, size: tuple[int, int]) -> list[str]:
 
 
 def _classes(shown: Sequence[Shown]) -> list[int]:
-    """Return the classes of all boxes, in order."""
+    """Return the sorted class ids of all boxes."""
     return sorted({mark.label for one in shown for mark in one.marks})
 
 
 def _legend(selection: Selection, width: int) -> Image.Image | None:
-    """Draw the colors of the classes that have boxes, in up to three lines; return None without boxes."""
+    """Return a legend of up to three lines for the classes of the boxes; None if there are no boxes."""
     labels = _classes(selection.shown)
     if not labels:
         return None

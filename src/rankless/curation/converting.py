@@ -1,4 +1,4 @@
-"""Convert a data set to another format and compare the result bitwise."""
+"""Convert a data set to another format, read the result back and compare the two bitwise."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from rankless.files.work_folder import new_folder, refuse_existing
 from rankless.printing import ProgressBar
 
 FIRST = 20
-"""The maximum number of differences that are listed."""
+"""Maximum number of differences to list."""
 _CLASSES = ("image-folder", "webdataset", "csv")  # formats with one class per image
-# Losses that the writers report are not counted as differences: flagged boxes are left out, class names lose
-# line breaks and surrounding spaces, and a box that begins within _EDGE of the edge is moved to it.
+# Losses that the writers report are not differences: flagged boxes are dropped, class names lose line breaks
+# and surrounding spaces, and boxes within _EDGE of the left or top edge are moved to it.
 _WITHOUT_FLAGS, _FIT_NAMES, _ROUNDED = ("darknet", "lines"), ("csv", "lines", "voc"), ("darknet", "voc")
 _EDGE = np.float32(1e-5)
 
@@ -35,8 +35,11 @@ class Converted:
     """The result of a conversion.
 
     Attributes:
-        lost: sentences about information that the new format cannot hold and files that were left out.
-        differences: sentences about data that differs when read back; empty if all data is equal.
+        data: the original data set.
+        to: name of the new format.
+        out: folder of the new data set.
+        lost: notes on information that the new format cannot store and about files left out.
+        differences: descriptions of differences found when reading back; empty if everything is equal.
     """
 
     data: DataSet
@@ -63,7 +66,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class _Noted(ImageFiles):
-    """An image writer that records each image's final path in ``went``. ``folder`` will become ``out``."""
+    """Write images and record their final paths in ``went``; ``folder`` is to be renamed to ``out``."""
 
     out: Path = Path()
     folder: Path = Path()
@@ -88,10 +91,16 @@ def convert(
     how: Literal["copy", "link"] = "copy",
     shard_bytes: int | None = None,
 ) -> Converted:
-    """Write all splits in the format ``to`` into the new folder ``out``, read them back and compare them.
+    """Convert all splits of a data set, read the result back and compare the two.
 
-    See :func:`open_data_set` for the other arguments. With ``shard_bytes``, the data is packed into tar
-    shards of at most this size.
+    Args:
+        root: folder or file of the data set.
+        to: name of the new format.
+        out: new folder, which must not exist or must be empty.
+        format: format of the data set; see :func:`open_data_set`.
+        classes: classes to use; see :mod:`rankless.data.datasets.class_choice`.
+        how: whether to copy images or link to them.
+        shard_bytes: maximum size of a tar shard. If given, the data is packed into shards.
     """
     to = known_format(to, "--to", WRITABLE)
     must_be_outside(root, out)
@@ -117,28 +126,31 @@ def convert(
 
 def _must_hold(to: str, data: DataSet) -> None:
     if data.has_boxes and to == "image-folder":
-        raise UserError(f"--to image-folder: {data.root} has boxes, which class folders cannot hold")
+        raise UserError(
+            f"--to image-folder: {data.root} has boxes, which class folders cannot store; choose another "
+            "format"
+        )
     if not data.has_boxes and to not in _CLASSES:
         raise UserError(
-            f"--to {to}: {data.root} has a class for each image and no boxes, which this format "
-            f"cannot hold; expected {one_of(_CLASSES)}"
+            f"--to {to}: {data.root} has one class per image and no boxes, which this format cannot store; "
+            f"expected {one_of(_CLASSES)}"
         )
 
 
 def compare(
     splits: Mapping[str, Annotations], out: Path, format: str, went: Mapping[tuple[int, int], str]
 ) -> list[str]:
-    """Return sentences about differences between ``splits`` and the splits read back from ``out``.
+    """Return descriptions of the differences between ``splits`` and the splits read back from ``out``.
 
-    Classes are compared by name, because some formats renumber them. The boxes of an image may be in any
-    order. Information that the format's writer reports as lost is ignored.
+    Classes are compared by name, because some formats renumber them. Boxes are compared in any order.
+    Information that the writer reports as lost is ignored.
 
     Args:
-        splits: the splits that were written.
-        out: the folder of the new data set.
-        format: the format of the new data set.
-        went: each image's file, by the split's ``id()`` and the image's index. If a split lacks files of some
-            images, it is compared in the order in which it was written.
+        splits: splits that were written.
+        out: folder of the new data set.
+        format: format of the new data set.
+        went: file of each image, by the ``id()`` of the split's annotations and the image's index. A split
+            with missing entries is compared in the order in which it was written.
     """
     differences: list[str] = []
     names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))
@@ -163,7 +175,7 @@ def compare(
 
 
 def _as_held(whole: Annotations, format: str, names: Mapping[str, str]) -> Annotations:
-    """Return a split with the new ``names`` and without the information that the writer reports as lost."""
+    """Rename the classes of a split and remove the information that the writer reports as lost."""
     if format in _WITHOUT_FLAGS:
         whole = with_boxes(whole, whole.flags == 0)
     # Adding 0 turns -0 into 0, because a zero may lose its sign.
@@ -180,7 +192,7 @@ def _compared(name: str, old: Annotations, new: Annotations, files: list[str | N
         numbers = [indices.get(file or "") for file in files]
     differences, count = [], 0
     for index, number in enumerate(numbers):
-        difference = "it is missing" if number is None else _difference(old, index, new, number)
+        difference = "missing" if number is None else _difference(old, index, new, number)
         if difference:
             count += 1
             if count <= FIRST:
@@ -191,7 +203,7 @@ def _compared(name: str, old: Annotations, new: Annotations, files: list[str | N
 
 
 def _difference(old: Annotations, index: int, new: Annotations, number: int) -> str:
-    """Return how the annotations of an image differ, or "" if they are equal."""
+    """Describe how the annotations of an image differ; return "" if they are equal."""
     if old.sizes[index].tolist() != new.sizes[number].tolist():
         return f"its size is {new.sizes[number].tolist()}; expected {old.sizes[index].tolist()}"
     before, after = _sorted(old, index), _sorted(new, number)
@@ -204,7 +216,7 @@ def _difference(old: Annotations, index: int, new: Annotations, number: int) -> 
 
 
 def _sorted(annotations: Annotations, index: int) -> list[tuple[str, bytes]]:
-    """Return the class name and the coordinates, as bytes, of each box of an image, sorted."""
+    """Return the sorted pairs of class name and coordinate bytes of an image's boxes."""
     rows = annotations.rows(index)
     names = [annotations.class_names[label] for label in annotations.labels[rows].tolist()]
     if not annotations.has_boxes:

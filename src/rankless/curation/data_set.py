@@ -1,4 +1,4 @@
-"""Open data sets with all their splits, join splits, and protect the files of a data set."""
+"""Open data sets with all their splits, join splits, and protect a data set's files."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from rankless.files.outputs import Outputs
 from rankless.files.remote import is_remote, location
 
 UNION = "trainval"
-"""The name of Pascal VOC's list that joins the splits ``train`` and ``val``."""
+"""Name of the Pascal VOC list that joins the splits ``train`` and ``val``."""
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set's root as the user gave it, the name of its format, and its splits in the usual order."""
+    """An open data set with its splits in the usual order; ``root`` is the path given by the user."""
 
     root: str
     format: str
@@ -35,18 +35,18 @@ class DataSet:
 
     @property
     def title(self) -> str:
-        """The title of the format, such as "Pascal VOC"."""
+        """Title of the format, such as ``Pascal VOC``."""
         return format_named(self.format).TITLE
 
     @property
     def parts(self) -> dict[str, Annotations]:
-        """The splits, without VOC's ``trainval`` if its parts are present, so that no images are shared."""
+        """The splits, without ``trainval`` if ``train`` and ``val`` are present."""
         union = UNION in self.splits and {"train", "val"} <= self.splits.keys()
         return {name: each for name, each in self.splits.items() if not (union and name == UNION)}
 
     @property
     def has_boxes(self) -> bool:
-        """Whether the annotations are boxes; otherwise, each image has one class."""
+        """Whether the images are annotated with boxes. Otherwise, each image has one class."""
         return all(each.has_boxes for each in self.splits.values())
 
 
@@ -62,25 +62,26 @@ def open_data_set(
     """Open a data set that is stored in files.
 
     Args:
-        root: a folder, or a file such as a ``data.yaml``.
-        format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
-        splits: the splits to open; if empty, all splits are opened.
-        classes: the classes to use; see :mod:`rankless.data.datasets.class_choice`.
+        root: a folder, or a file such as ``data.yaml``.
+        format: one of :data:`rankless.data.formats.registry.NAMES`, ``auto`` or ``yolo``.
+        splits: names of the splits to open. Default: all splits.
+        classes: classes to use; see :mod:`rankless.data.datasets.class_choice`.
         examined: whether to accept data with errors.
-        rescan: whether to read everything again, including image headers, even if nothing seems to have
-            changed.
+        rescan: whether to read all annotations and image headers again, even if they seem unchanged.
     """
     if root == DIGITS and not Path(root).exists():
         raise UserError(
-            "'digits' is built in: its scenes are generated, so there are no files to work on; give a folder "
-            "(`rankless data show digits` and `rankless data anchors digits` do work)"
+            "'digits': this data is generated, so it has no files; give a folder (only `rankless data show` "
+            "and `rankless data anchors` accept digits)"
         )
     format = known_format(format)
     name, _ = recognize(root, format)
     page = format_named(name)
     wanted = list(splits) or page.splits(location(root))
     if not wanted:
-        raise UserError(f"{root}: no split found; expected {page.LAYOUT}; add one, or give another folder")
+        raise UserError(
+            f"{root}: no split found; expected {page.LAYOUT}; add a split, or give another folder"
+        )
     read: Callable[..., Annotations] = examine if examined else open_annotations
     options: dict[str, Any] = {"classes": classes, "rescan": rescan}
     opened: dict[str, Annotations] = {}
@@ -95,13 +96,13 @@ def open_data_set(
     return DataSet(root, name, opened)
 
 
-def spare(outputs: Outputs, root: str, format: str) -> None:
-    """Raise an error if a forced output would replace a file of the data set.
+def refuse_data_files(outputs: Outputs, root: str, format: str) -> None:
+    """Raise an error if an output with ``--force`` would replace a file of the data set.
 
-    Every file in the data set's folder counts, including files that no format reads, such as masks.
+    All files in the data set's folder are protected, including files that no format reads, such as masks.
     """
     if not outputs.forced or is_remote(root):
-        return  # reading all splits can take long
+        return  # avoids reading all splits, which can take a long time
     path = Path(root).expanduser()
     top = Path(os.path.realpath(path))
     outputs.refuse_inputs(
@@ -111,13 +112,13 @@ def spare(outputs: Outputs, root: str, format: str) -> None:
     for split in format_named(name).splits(location(root)):
         try:
             annotations = examine(root, split, format)
-        except UserError:  # an unreadable split does not matter here
+        except UserError:  # other checks report an unreadable split
             continue
         outputs.refuse_inputs([*annotations.paths(), *saved_names(annotations.folder or "")])
 
 
 def known_format(name: str, option: str = "--format", known: Sequence[str] = ()) -> str:
-    """Return the format that ``name`` refers to, where ``yolo`` means ``darknet``."""
+    """Check the name of a format and return it; ``yolo`` is another name for ``darknet``."""
     if name == "yolo":
         return "darknet"
     known = known or ("auto", *NAMES)
@@ -127,12 +128,14 @@ def known_format(name: str, option: str = "--format", known: Sequence[str] = ())
     return name
 
 
-def together(splits: Sequence[Annotations]) -> Annotations:
-    """Join the images of several splits; an image in more than one split is included only once."""
+def join_splits(splits: Sequence[Annotations]) -> Annotations:
+    """Join several splits into one. Images that several splits share are included once."""
     first = splits[0]
     if any(each.class_names != first.class_names for each in splits):
         classes = "; ".join(listed(each.class_names) for each in splits)
-        raise UserError(f"the splits have different class names ({classes}); expected the same in all")
+        raise UserError(
+            f"the splits have different class names ({classes}); expected the same class names in all splits"
+        )
     counts = np.cumsum([0, *(len(each.labels) for each in splits)])
     path_bytes, path_ends = flat_paths([path for each in splits for path in each.paths()])
     offsets = [each.offsets[:-1] + start for each, start in zip(splits, counts[:-1], strict=True)]
@@ -154,9 +157,9 @@ def together(splits: Sequence[Annotations]) -> Annotations:
 
 
 def names_below(root: str, annotations: Annotations) -> list[str]:
-    """Return each image's path relative to the data set's folder or to its shard, with ``/`` as separator.
+    """Return each image's path relative to the data set's folder or to its shard, with ``/`` separators.
 
-    Such a name does not change when the data set is moved or when images are added.
+    These names stay the same if the data set is moved or extended.
     """
     path = Path(root).expanduser()
     top = (path if path.is_dir() else path.parent).resolve()
@@ -169,22 +172,22 @@ def names_below(root: str, annotations: Annotations) -> list[str]:
 
 
 def must_be_outside(root: str, out: Path) -> None:
-    """Raise an error if the new folder is inside the data set, which would then contain its own copy."""
+    """Raise an error if the new folder ``out`` is inside the data set."""
     path = Path(root).expanduser()
     inner = Path(os.path.realpath(out.expanduser()))
     if path.is_dir() and Path(os.path.realpath(path)) in inner.parents:
         raise UserError(
-            f"--out {out}: it is inside the data set {root}; expected a folder outside, "
-            f"such as {beside(root, 'new')}"
+            f"--out {out}: this folder is inside the data set {root}; choose a folder outside the data set, "
+            f"such as {folder_beside(root, 'new')}"
         )
 
 
-def beside(root: str, ending: str) -> Path:
-    """Return a folder next to the data set, such as ``cells-fixed`` for ``cells`` or ``cells/data.yaml``."""
+def folder_beside(root: str, ending: str) -> Path:
+    """Return a folder next to the data set, such as ``cells-fixed`` next to ``cells``."""
     path = Path(root).expanduser()
     folder = path.resolve() if path.is_dir() else path.resolve().parent
     if not folder.name:
         if problems := missing_data(root):
             raise UserError(problems)
-        raise UserError(f"{root}: this is the root of the file system; give the data set's folder")
+        raise UserError(f"{root}: this is the root of the file system; give the folder of the data set")
     return folder.with_name(f"{folder.name}-{ending}")

@@ -1,4 +1,4 @@
-"""Make a contact sheet of a model's worst images and of labels that are probably wrong."""
+"""Make a contact sheet of the images with a model's worst errors and of labels that are probably wrong."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rankless.errors import counted
 from rankless.files.outputs import Outputs
 from rankless.tasks.detect import Detect
 
-_AROUND = 1.5  # margin around a doubtful label, in sides of its box
-_KEY = " (solid: predictions; dashed: labels)"
-_LEAST = 96  # minimum side of a close-up, in pixels
+_AROUND = 1.5  # half the side of a close-up, as a multiple of the longer side of the label's box
+_KEY = " (solid: predictions, dashed: labels)"
+_LEAST = 96  # minimum side of a close-up in pixels
 
 
 def write(errors: ModelErrors, opened: Opened, count: int, out: Path, outputs: Outputs) -> None:
-    """Draw the worst ``count`` images and the ``count`` most doubtful labels into the file ``out``."""
+    """Write a sheet with the ``count`` worst images and the ``count`` most doubtful labels to ``out``."""
     wrong = counted(len(errors.images), "image")
     title = f"{errors.model} · {errors.split} · errors in {wrong} of {errors.looked_at:,}"
     selection = Selection(title, errors.class_names, shown(errors, opened, count))
@@ -33,13 +33,13 @@ def write(errors: ModelErrors, opened: Opened, count: int, out: Path, outputs: O
 
 
 def shown(errors: ModelErrors, opened: Opened, count: int) -> list[Shown]:
-    """Return the cells of the sheet: the worst images, and then close-ups of the doubtful labels."""
+    """Return the cells of the sheet: the worst images, followed by close-ups of the most doubtful labels."""
     whole = [(image, summary(errors, image), image.mistakes) for image in errors.images[:count]]
     doubtful = [(image, doubt(errors, one), [one]) for image, one in errors.doubtful()[:count]]
     cells: list[Shown] = []
     for heading, rows in (
         ("Worst images" + _KEY * isinstance(opened.task, Detect), whole),
-        ("Labels to check, the surest first", doubtful),
+        ("Labels to check, most doubtful first", doubtful),
     ):
         for image, text, mistakes in rows:
             cells.append(_cell(errors, opened, image, text, mistakes, heading, near=rows is doubtful))
@@ -65,7 +65,7 @@ def doubt(errors: ModelErrors, one: Mistake) -> str:
 
 
 def text(errors: ModelErrors, one: Mistake) -> str:
-    """Return the text that is drawn at the box of an error."""
+    """Return the text to draw at the box of an error."""
     if one.kind == "missed":
         return f"missed: {errors.name(one.label)}"
     labeled = f", labeled {errors.name(one.label)}" if one.kind == "classification" else ""
@@ -73,7 +73,7 @@ def text(errors: ModelErrors, one: Mistake) -> str:
 
 
 def is_whole(one: Mistake) -> bool:
-    """Return whether an error concerns the full image, as a classifier's errors do."""
+    """Return whether an error concerns the whole image, which is true for classifiers."""
     return one.kind == "classification" and not any(one.box)
 
 
@@ -87,7 +87,7 @@ def _cell(
     *,
     near: bool,
 ) -> Shown:
-    """Return an image with marks for its errors; ``near`` crops it to the surroundings of the first error."""
+    """Return an image with its errors marked; with ``near``, crop it to the first error's surroundings."""
     file = Path(image.source)
     caption = f"{text} · {file.name if file.suffix else image.source}"  # built-in scenes have no suffix
     try:
@@ -113,7 +113,7 @@ def _moved(box: Box, left: float = 0, top: float = 0, reduced: int = 1) -> Box:
 
 
 def _marks(errors: ModelErrors, one: Mistake, reduced: int) -> list[Mark]:
-    """Return marks for an error's box and its annotation (dashed); none if it concerns the full image."""
+    """Return marks for the box of an error and for its annotation; empty if it concerns the whole image."""
     if is_whole(one):
         return []
     label = one.predicted if one.predicted >= 0 else one.label

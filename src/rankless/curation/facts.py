@@ -1,4 +1,4 @@
-"""The facts about a data set and this machine that determine the data set's first recipe."""
+"""Collect facts about a data set and this machine, from which ``rankless new`` chooses a recipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from rankless.curation.data_set import DataSet, known_format
 from rankless.curation.splitting import split
-from rankless.curation.statistics import Spread, statistics
+from rankless.curation.statistics import statistics
 from rankless.data.datasets.builtin import DIGITS
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.open_split import open_annotations, without_boxes
@@ -32,27 +32,27 @@ from rankless.hardware.cores import usable_cores
 FEWEST = 10
 """Minimum number of training images for a new recipe."""
 
-_MARK = ".rankless-division"
-_ALIKE = 1.1  # the largest ratio of two aspect ratios that one shape of input suits
+_MARK = ".rankless-division"  # file in a divided data set that records its origin
+_UNIFORM = 1.1  # maximum ratio of two aspect ratios for which one input shape is suitable
 _MAX_BAD = 0.01  # the default of data.max_bad
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts from which a recipe is chosen.
+    """Facts about a data set and this machine.
 
     Attributes:
-        root, format, classes: the values of ``data.root``, ``data.format`` and ``data.classes``.
+        root, format, classes: values of ``data.root``, ``data.format`` and ``data.classes``.
         train, val: names of the splits.
-        split_note: a sentence about the origin of the validation split.
-        boxed: whether the images are annotated with boxes; otherwise each image has one class.
+        split_note: a note on the origin of the validation split, or "".
+        boxed: whether the images are annotated with boxes; otherwise, each image has one class.
         train_images, val_images: number of images in each split.
-        counts: number of training boxes of each class, or of training images for classification.
+        counts: number of training boxes per class, or of training images for classification.
         height, width: median height and width of the training images in pixels.
         is_uniform: whether nearly all images have the same aspect ratio.
         box_side: side length that 95% of the boxes exceed, in pixels of an image of median size.
-        gpus, cores: number of GPUs, and of CPU cores that this process may use.
-        memory: free memory in bytes.
+        gpus, cores: number of GPUs and of CPU cores that this process may use.
+        memory: available memory in bytes.
     """
 
     root: str
@@ -75,17 +75,17 @@ class Facts:
 
     @property
     def task(self) -> str:
-        """The value of ``task``."""
+        """Value of the recipe key ``task``."""
         return "detect" if self.boxed else "classify"
 
     @property
     def devices(self) -> int:
-        """Number of devices that training would use: the GPUs, or one process per core."""
+        """Number of devices that training would use: all GPUs, or one process per CPU core."""
         return self.gpus or self.cores
 
     @property
     def machine(self) -> str:
-        """A description of the devices that training would use."""
+        """Description of the devices, such as ``2 GPUs`` or ``4 cores and no GPU``."""
         return counted(self.gpus, "GPU") if self.gpus else f"{counted(self.cores, 'core')} and no GPU"
 
 
@@ -97,17 +97,17 @@ def facts_of(
     classes: Classes = "auto",
     undo: ExitStack | None = None,
 ) -> Facts:
-    """Return the facts of a data set; without a validation split, divide it into a new folder.
+    """Collect facts about a data set. If it has no validation split, divide it into a new folder.
 
     Args:
-        root: a folder, or a file such as a ``data.yaml``.
-        divided: the new folder, which links to the images.
-        format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
-        classes: the classes to use; see :mod:`rankless.data.datasets.class_choice`.
-        undo: a stack that removes the new folder if it is closed with an error.
+        root: a folder, or a file such as ``data.yaml``.
+        divided: folder for the divided data set, which links to the original images.
+        format: one of :data:`rankless.data.formats.registry.NAMES`, ``auto`` or ``yolo``.
+        classes: classes to use; see :mod:`rankless.data.datasets.class_choice`.
+        undo: an exit stack that will remove the new folder if it is closed with an error.
     """
     if root == DIGITS and not Path(root).exists():
-        raise UserError("'digits' is built in and has a recipe of its own: rankless train digits")
+        raise UserError("'digits': this built-in data has its own recipe; run `rankless train digits`")
     format = known_format(format)
     name, _ = recognize(root, format)
     page, path = format_named(name), location(root)
@@ -117,20 +117,21 @@ def facts_of(
     refuse_too_little(root, whole)
     val = known_as("val", existing)
     if val not in existing and not is_remote(root):
-        note = f"Divided by Rankless: {printable(root, 1000)} has no validation split."
+        note = f"Rankless divided the data, because {printable(root, 1000)} has no validation split."
         if _is_divided(root, divided, whole.digest()):
-            note = f"Divided by Rankless before; {printable(root, 1000)} has not changed since."
+            note = f"Rankless divided {printable(root, 1000)} earlier, and the data has not changed since."
         else:
             divide(root, train, divided, format, classes)
             if undo is not None:
                 undo.push(lambda kind, *_: remove_tree(divided) if kind else None)
-            _mark(root, divided, whole.digest())
+            origin = {"root": _real(root), "digest": whole.digest()}
+            write_atomically(divided / _MARK, json.dumps(origin) + "\n")
         root, train, format, classes = str(divided), "train", "auto", "auto"
         whole = _opened(root, train, format, classes)
     elif is_for_tests(val):
-        note = "This is the test split: the data has no validation split."
+        note = "This is the test split, because the data has no validation split."
     elif isinstance(path, Path) and hasattr(page, "undivided") and page.undivided(path, train) != train:
-        note = "Set aside by Rankless: the data has no splits."
+        note = "Rankless set these images aside, because the data has no splits."
     held = _opened(root, "val", format, classes)
     return _facts(DataSet(root, name, {train: whole, "val": held}), train, format, classes, note)
 
@@ -140,19 +141,19 @@ def refuse_too_little(root: str, train: Annotations) -> None:
     problems = []
     if len(train) < FEWEST:
         problems.append(
-            f"{root}: {counted(len(train), 'training image')}; expected at least {FEWEST}; add images"
+            f"{root}: found {counted(len(train), 'training image')}; expected at least {FEWEST}; add images"
         )
     if not train.has_boxes:
         counts = np.bincount(np.asarray(train.labels), minlength=len(train.class_names)).tolist()
         if len(counts) < 2:
             problems.append(
-                f"{root}: only one class, {listed(train.class_names)}; expected at least two; add a folder "
-                "for another class"
+                f"{root}: found only one class, {listed(train.class_names)}; expected at least two; add a "
+                "folder for another class"
             )
         if few := [name for name, count in zip(train.class_names, counts, strict=True) if count < 2]:
             problems.append(
-                f"{root}: fewer than two training images of {listed(few)}; expected at least two of each "
-                "class; add images, or name the other classes with --classes"
+                f"{root}: found fewer than two training images of {listed(few)}; expected at least two of "
+                "each class; add images, or select the other classes with --classes"
             )
     if problems:
         raise UserError(problems)
@@ -162,21 +163,16 @@ def divide(root: str, train: str, out: Path, format: str, classes: Classes) -> N
     """Divide a split into ``train`` and ``val`` in the new folder ``out``, with links to the images."""
     if os.path.lexists(out):
         raise UserError(
-            f"{out}: already exists, and {root}, which has no validation split, would be divided there; if "
-            f"{out} is that division, use it as the data; otherwise move it away"
+            f"{out}: already exists; {root} has no validation split and would be divided into this folder; "
+            f"if {out} is the divided data, use it instead of {root}; otherwise, move it away"
         )
     split(root, out, format, splits=(train,), classes=classes, val=VAL_FRACTION, link=True)
 
 
-def _mark(root: str, divided: Path, digest: str) -> None:
-    """Record in a divided folder which data it was made from."""
-    write_atomically(divided / _MARK, json.dumps({"root": _real(root), "digest": digest}) + "\n")
-
-
 def _is_divided(root: str, divided: Path, digest: str) -> bool:
-    """Return whether ``divided`` was made from this data; raise a UserError if the data has changed since.
+    """Return whether ``divided`` was made from ``root``; raise a UserError if the data has changed since.
 
-    Images are links, so only a change of annotations or of the number of images matters.
+    The images are links, so only the annotations and the set of images matter.
     """
     try:
         made = json.loads(read_text(divided / _MARK, NAMES))
@@ -186,20 +182,20 @@ def _is_divided(root: str, divided: Path, digest: str) -> bool:
         return False
     if made.get("digest") != digest:
         raise UserError(
-            f"{divided}: Rankless divided {root} there, but {root} has changed since, or other classes "
-            f"are chosen; expected the same data and classes; to divide it again, move {divided} away"
+            f"{divided}: Rankless divided {root} into this folder, but the data or the selected classes have "
+            f"changed since; to divide the data again, move {divided} away"
         )
     return True
 
 
 def _real(root: str) -> str:
-    """Return the path of the data's folder without links."""
+    """Return the path of the data set's folder with symbolic links resolved."""
     path = Path(os.path.realpath(Path(root).expanduser()))
     return str(path if path.is_dir() else path.parent)
 
 
 def _train(existing: Sequence[str]) -> str:
-    """Return the split to train on: ``train``, or else the only split that is not for validation or tests."""
+    """Return ``train`` or, without such a split, the only split that is not for validation or tests."""
     if known_as("train", existing) in existing:
         return "train"
     others = [name for name in existing if is_for_training(name)]
@@ -216,6 +212,7 @@ def _opened(root: str, name: str, format: str, classes: Classes) -> Annotations:
 def _facts(data: DataSet, train: str, format: str, classes: Classes, note: str) -> Facts:
     splits = statistics(data).splits
     here, held = splits[train], splits["val"]
+    aspect = here.aspect
     height, width = here.height.median or 0.0, here.width.median or 0.0
     side = here.box_side.low if here.box_side else None
     hidden = bool(os.environ.get("RANKLESS_CPU"))
@@ -232,13 +229,9 @@ def _facts(data: DataSet, train: str, format: str, classes: Classes, note: str) 
         counts=here.classes,
         height=height,
         width=width,
-        is_uniform=_is_uniform(here.aspect),
+        is_uniform=bool(aspect.low and aspect.high and aspect.high / aspect.low <= _UNIFORM),
         box_side=(side or 0.0) * math.sqrt(height * width),
         gpus=0 if hidden else torch.cuda.device_count(),  # does not initialize CUDA
         cores=usable_cores(),
         memory=memory.available(),
     )
-
-
-def _is_uniform(aspect: Spread) -> bool:
-    return bool(aspect.low and aspect.high and aspect.high / aspect.low <= _ALIKE)

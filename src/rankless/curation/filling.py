@@ -1,11 +1,11 @@
-"""Decode images before training into the cache that ``data.cache: disk`` reads."""
+"""Fill the image cache for ``data.cache: disk`` before training."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rankless.curation.progress import each
+from rankless.curation.progress import thread_map
 from rankless.data.datasets.annotated import BoxedImages, ClassifiedImages
 from rankless.data.images.image_cache import CachedImages
 from rankless.data.images.image_file import UnreadableImage
@@ -17,7 +17,7 @@ from rankless.tasks import open_task
 
 @dataclass(frozen=True)
 class Filled:
-    """The result for one split. The notes give the location and size of the cached images."""
+    """The result for one split; ``notes`` describe the location and size of the cache."""
 
     split: str
     images: int
@@ -26,25 +26,25 @@ class Filled:
 
 
 def fill(recipe: Recipe) -> list[Filled]:
-    """Decode the images that a recipe trains and evaluates on, at the resolution that it needs.
+    """Decode a recipe's training and validation images, at the resolution that it needs, into the cache.
 
-    Cached images are not decoded again, so an interrupted call can simply be repeated.
+    Images that are already cached are skipped, so an interrupted call can be repeated.
     """
     recipe = replace(recipe, data=replace(recipe.data, cache="disk"))
     task = open_task(recipe)
     parts: dict[str, Any] = {recipe.data.train: task.training_data()}
     if recipe.data.val != "none":
         parts[recipe.data.val] = task.evaluation_data()
-    return [_filled(split, examples) for split, examples in parts.items()]
+    return [_fill_split(split, examples) for split, examples in parts.items()]
 
 
-def _filled(split: str, examples: Any) -> Filled:
+def _fill_split(split: str, examples: Any) -> Filled:
     source = examples.images if isinstance(examples, ImageExamples) else None
     images = source.images if isinstance(source, BoxedImages | ClassifiedImages) else None
     if not isinstance(images, CachedImages):
         raise UserError(
-            f"the images of '{split}' are generated, not read from files, so they cannot be cached; expected "
-            "a data set of files or shards, for the task detect or classify"
+            f"'{split}': these images are generated, so they cannot be cached; expected a data set stored in "
+            "files or shards, for the task detect or classify"
         )
 
     def work(index: int) -> UnreadableImage | None:
@@ -54,6 +54,6 @@ def _filled(split: str, examples: Any) -> Filled:
             return error
         return None
 
-    unreadable = [error for error in each(work, range(len(examples)), f"decoding '{split}'") if error]
+    unreadable = [error for error in thread_map(work, range(len(examples)), f"decoding '{split}'") if error]
     notes = tuple(note for note in examples.notes if str(images.folder) in note)
     return Filled(split, len(examples), tuple(unreadable), notes)

@@ -1,6 +1,6 @@
-"""The values of fine-tuning that depend on the number of training images.
+"""Recipe settings for fine-tuning, depending on the number of training images.
 
-For some 200 images they are those of the shipped recipe ``fine-tune``. docs/weights.md has the measurements.
+For about 200 images, they equal the shipped recipe ``fine-tune``. See docs/weights.md for measurements.
 """
 
 from __future__ import annotations
@@ -12,53 +12,57 @@ from rankless.recipe.commented import Setting
 from rankless.recipe.recorded import classes_of
 
 EPOCHS = 3
-"""Least number of epochs, for data sets that are so large that few epochs have enough steps."""
+"""Minimum number of epochs, for large data sets, where a few epochs have enough steps."""
 
-_MANY = 10_000  # training images; with fewer, the batch is smaller
-_STEPS = 300  # least number of steps
-_LONG = 2000  # steps of a run that is long enough for an average of the last 500
+_MANY = 10_000  # minimum number of training images for the larger batch
+_STEPS = 300  # minimum number of steps
+_LONG = 2000  # minimum number of steps for averaging the weights of the last 500
 
 
 def settings(images: int, *, known: bool = False) -> Iterator[Setting]:
-    """Yield the settings for a number of training images, in the recipe's order.
+    """Yield the settings in the order of the recipe's keys.
 
     Args:
         images: number of training images.
-        known: whether the weights have heads for the classes of the data.
+        known: whether the pretrained weights have heads for all classes of the data.
     """
     batch = 8 if images < _MANY else 16
     least = max(math.ceil(_STEPS * batch / images), EPOCHS)
     epochs = max(round(30 * math.sqrt(200 / images)), least)
     steps = -(-epochs * images // batch)
-    yield Setting("model.freeze", "10%", "New heads would first pull the backbone in random directions.")
-    why = "More steps: AP 0.25 of 205 images, 0.19 with 16." if batch == 8 else "An epoch has enough steps."
-    yield Setting("batch.images", batch, why)
-    yield Setting("batch.micro", batch // 2, "Up to 2 devices share a step, a micro-batch each.")
-    why = "the least" if epochs == least else "four times the images would have half the epochs"
-    yield Setting("epochs", epochs, f"{steps:,} steps; {why}.")
+    yield Setting("model.freeze", "10%", "Untrained heads would disturb the backbone at the start.")
+    why = "A small batch gives more steps. On 205 images, AP was 0.25, compared with 0.19 for batches of 16."
+    yield Setting("batch.images", batch, why if batch == 8 else "An epoch has enough steps.")
+    yield Setting("batch.micro", batch // 2, "Up to 2 devices can share a step.")
+    why = "The minimum" if epochs == least else "Four times as many images would get half as many epochs"
+    yield Setting("epochs", epochs, f"{steps:,} steps. {why}.")
     if known:
-        why = "Keeps the statistics of many images; with those of ten, AP was 0.080 instead of 0.107."
+        why = "Keeps statistics of many images. AP was 0.107, compared with 0.080 for those of ten images."
         yield Setting("batch_norm", "frozen", why)
-    yield Setting("optim.name", "adamw", "SGD at the rate of training from scratch destroys what was known.")
+    why = "SGD at the learning rate for training from scratch destroys the pretrained weights."
+    yield Setting("optim.name", "adamw", why)
     if known:
-        rate, why = 0.0002, "Keeps what the weights know of these classes; 0.002 lost most of it on the way."
+        rate, why = 0.0002, "Keeps what the weights have learned about these classes. 0.002 lost most of it."
     else:
-        rate, why = 0.002, "Teaches new classes in few steps: AP 0.25 of 205 images, 0.19 with 0.001."
+        rate, why = (
+            0.002,
+            "Learns new classes fast. On 205 images, AP was 0.25, compared with 0.19 for 0.001.",
+        )
     yield Setting("optim.lr", rate, why)
-    yield Setting("optim.weight_decay", 0.02, "As from scratch.")
-    yield Setting("schedule.name", "cosine", "Falls slowly over the whole run.")
-    yield Setting("schedule.warmup", "5%", "AdamW's averages form before the rate is high.")
-    yield Setting("schedule.final", 0.01, "Nearly nothing, so that the weights settle.")
+    yield Setting("optim.weight_decay", 0.02, "The same as for training from scratch.")
+    yield Setting("schedule.name", "cosine", "Decreases slowly over the whole run.")
+    yield Setting("schedule.warmup", "5%", "AdamW's moving averages need some steps at a low learning rate.")
+    yield Setting("schedule.final", 0.01, "Close to zero, so that the weights settle.")
     decay = 0.99 if steps < _LONG else 0.998
-    why = f"Scores and predicts with an average of about the last {round(1 / (1 - decay))} steps."
+    why = f"Averages the weights of about the last {round(1 / (1 - decay))} steps for evaluation."
     yield Setting("ema.decay", decay, why)
 
 
 def knows(pretrained: str, classes: Iterable[str]) -> bool:
-    """Return whether the weights that ``model.pretrained`` names have heads for all of the classes."""
+    """Return whether the weights named by ``model.pretrained`` have heads for all of the given classes."""
     return set(classes) <= {*classes_of(pretrained)}
 
 
-def words(images: int, *, known: bool = False) -> list[str]:
-    """Return the settings as overrides of a recipe."""
+def overrides(images: int, *, known: bool = False) -> list[str]:
+    """Return the settings as recipe overrides, ``key=value``; see :func:`settings` for the arguments."""
     return [f"{each.key}={each.value}" for each in settings(images, known=known)]

@@ -1,4 +1,4 @@
-"""Compute anchors for a data set and compare them with the model's default anchors."""
+"""Compute anchors for a data set and compare them with a model's default anchors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ Anchors = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Fit:
-    """Anchors, (width, height) in pixels, sorted by area, and the boxes' mean IoU with their best anchors."""
+    """Anchors and how well they fit.
+
+    Attributes:
+        anchors: (width, height) of each anchor in pixels, sorted by area.
+        average_iou: mean IoU of the boxes with their best anchors.
+    """
 
     anchors: Anchors
     average_iou: float
@@ -29,7 +34,14 @@ class Fit:
 
 @dataclass(frozen=True)
 class FittedAnchors(Fit):
-    """Anchors fitted to ``boxes`` boxes on an input of ``image_size`` (H, W), and the model's defaults."""
+    """Anchors fitted to a data set, compared with a model's default anchors.
+
+    Attributes:
+        boxes: number of boxes.
+        image_size: (H, W) of the model's input in pixels.
+        model: name of the model.
+        default: the model's default anchors.
+    """
 
     boxes: int
     image_size: tuple[int, int]
@@ -58,15 +70,23 @@ def fitted_anchors(
     size: tuple[int, int] | None = None,
     seed: int = 0,
 ) -> FittedAnchors:
-    """Compute the anchors that best fit the boxes of a split.
+    """Compute anchors for the boxes of a split with k-means.
 
-    ``root`` may be ``digits``. ``count`` and ``size``, (H, W) in pixels, default to the model's values.
+    Args:
+        root: folder or file of the data set, or ``digits``.
+        format: one of :data:`rankless.data.formats.registry.NAMES`, ``auto`` or ``yolo``.
+        split: name of the split.
+        classes: classes to use; see :mod:`rankless.data.datasets.class_choice`.
+        model: name of a detector with anchors.
+        count: number of anchors. Default: the number that the model has.
+        size: (H, W) of the input in pixels. Default: the model's input size.
+        seed: random seed for k-means.
     """
     format = known_format(format)
     zoo.check_name(model)
     published = zoo.spec(Model(name=model))
     if not published.anchors:
-        raise UserError(f"--model {model}: it has no anchors; expected a detector such as yolov4")
+        raise UserError(f"--model {model}: this model has no anchors; use a detector such as yolov4")
     chosen = size or published.size
     images: DetectionImages
     if root == DIGITS and not Path(root).exists():
@@ -75,11 +95,11 @@ def fitted_anchors(
     else:
         annotations = open_annotations(root, split, format, classes=classes)
         if not annotations.has_boxes:
-            raise UserError(f"{root}: its images have classes and no boxes; anchors need boxes")
+            raise UserError(f"{root}: the images have classes but no boxes; expected data with boxes")
         images = BoxedImages(annotations)
     sizes = box_sizes(images, chosen)
     if not len(sizes):
-        raise UserError(f"{root}: the split '{split}' has no boxes; anchors need boxes")
+        raise UserError(f"{root}: the split '{split}' has no boxes; choose a split with boxes")
     anchors = kmeans_anchors(sizes, count or len(published.anchors), seed)
     default = Fit(published.anchors, average_iou(sizes, published.anchors))
     return FittedAnchors(anchors, average_iou(sizes, anchors), len(sizes), chosen, model, default)

@@ -1,4 +1,4 @@
-"""Write copies of data sets without their errors. The originals are not changed."""
+"""Write corrected copies of data sets. The originals are not changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankless.files.work_folder import new_folder, refuse_existing
 
 @dataclass(frozen=True)
 class Fixed:
-    """The new data set's folder, and sentences that count its changes."""
+    """The folder of the new data set, and notes on the changes."""
 
     out: Path
     changes: list[str]
@@ -28,11 +28,11 @@ BY_HAND = "repair or replace the annotation files that cannot be read"
 
 
 def remedy(checked: Checked) -> str:
-    """Return a sentence that says how to fix all errors, or "" if there are no errors."""
+    """Return advice on how to fix all errors, or "" if there are no errors."""
     wrong = {kind for found in checked.findings.values() for kind in found.counts if fails(kind)}
     stops = {kind for kind in wrong if KINDS[kind].outcome == "stops"}
     steps = ["give the splits the same classes"] if checked.classes else []
-    steps += ["give each split usable images, or name the existing splits"] if checked.missing else []
+    steps += ["give each split usable images, or select the existing splits"] if checked.missing else []
     if _LOST in wrong:
         steps.append(BY_HAND)
     rest = checked.wrong > len(checked.classes) + len(checked.missing) + sum(
@@ -40,10 +40,11 @@ def remedy(checked: Checked) -> str:
     )
     if rest and stops - {_LOST}:
         steps.append(
-            "fix by hand the findings that stop training, or --fix --drop-invalid writes a copy without them"
+            "fix the findings that stop training by hand, or use --fix --drop-invalid to write a copy "
+            "without them"
         )
     elif rest:
-        steps.append("--fix writes a copy without " + ("the others" if steps else "them"))
+        steps.append(f"use --fix to write a copy without {'the other errors' if steps else 'them'}")
     if rest and _LOST in wrong:
         steps[-1] = f"then {steps[-1]}"
     return "; ".join(steps)
@@ -52,8 +53,8 @@ def remedy(checked: Checked) -> str:
 def refuse_misread(checked: Checked, *, drop_invalid: bool) -> None:
     """Raise an error if a copy would silently turn annotated objects into background.
 
-    A finding that stops training may mean that the data was misread. Without their boxes, objects would count
-    as background.
+    A finding that stops training may mean that the data was misread. Objects whose boxes are dropped become
+    background.
     """
     found = {
         f"{name}: {kind}: {count:,}" + (f"; the first: {first[0]}" if first else ""): kind
@@ -63,29 +64,31 @@ def refuse_misread(checked: Checked, *, drop_invalid: bool) -> None:
     }
     if not found:
         return
-    because = "nothing was written: these findings stop training, because the data may be misread; "
+    because = "nothing was written, because these findings may mean that the data was misread; "
     if _LOST not in found.values():
         advice = (
-            "fix them by hand, or add --drop-invalid to leave such boxes out (their objects become "
-            "background)"
+            "fix them by hand, or add --drop-invalid to drop these boxes (their objects become background)"
         )
     elif {*found.values()} == {_LOST}:
-        advice = f"{BY_HAND}, because their content is unknown; --drop-invalid leaves out boxes, not files"
+        advice = f"{BY_HAND} (--drop-invalid drops boxes, not files)"
     else:
-        advice = f"{BY_HAND}; fix the others, or add --drop-invalid (their objects become background)"
+        advice = (
+            f"{BY_HAND}; fix the other findings by hand, or add --drop-invalid to drop these boxes (their "
+            "objects become background)"
+        )
     raise UserError([*found, because + advice])
 
 
 def fix(checked: Checked, out: Path, *, drop_invalid: bool = False, link: bool = False) -> Fixed:
-    """Write a copy of the data set, in its format, without the entries that make the check fail.
+    """Write a copy of the data set, in the same format, without the entries that make the check fail.
 
-    Invalid boxes are left out or clipped as in training, and unreadable images are left out. If two splits
-    share an image, only the later split keeps it, so validation and test splits stay complete.
+    Invalid boxes are dropped or clipped as in training, and unreadable images are dropped. If splits share an
+    image, only the last of them keeps it, so validation and test splits stay complete.
 
     Args:
-        checked: the result of :func:`rankless.curation.checking.check`.
-        out: the new folder, which must not exist or must be empty.
-        drop_invalid: whether to leave out boxes that stop training; see :func:`refuse_misread`.
+        checked: result of :func:`rankless.curation.checking.check`.
+        out: new folder, which must not exist or must be empty.
+        drop_invalid: whether to drop boxes that stop training; see :func:`refuse_misread`.
         link: whether to link images instead of copying them.
     """
     refuse_misread(checked, drop_invalid=drop_invalid)
@@ -97,23 +100,26 @@ def fix(checked: Checked, out: Path, *, drop_invalid: bool = False, link: bool =
         left_out = checked.unreadable[name] | checked.leaked.get(name, set())
         chosen = [number for number in range(len(whole)) if number not in left_out]
         if not chosen:
-            raise UserError(f"{data.root}: no image of the split '{name}' would be left; nothing was written")
+            raise UserError(
+                f"{data.root}: every image of the split '{name}' would be dropped, so nothing was written; "
+                "fix some images by hand"
+            )
         splits[name] = subset(whole, chosen)
         changes += _changes(checked, name)
     with new_folder(out) as folder:
         lost = write(data.format, folder, splits, ImageFiles("link" if link else "copy"))
     if gone := sorted(set(data.splits) - set(data.parts)):
-        changes.append(f"the list '{gone[0]}' was not written: it joins the other splits")
+        changes.append(f"the list '{gone[0]}' was not written, because it only joins the other splits")
     return Fixed(out, changes + lost)
 
 
 def _changes(checked: Checked, name: str) -> list[str]:
-    done = {"stops": "left out", "dropped": "left out", "clipped": "clipped", "replaced": "left out"}
+    done = {"stops": "dropped", "dropped": "dropped", "clipped": "clipped", "replaced": "dropped"}
     sentences = [
         f"{name}: {KINDS[kind].counted(count)}: {done[KINDS[kind].outcome]}"
         for kind, count, _ in checked.findings[name]
         if fails(kind)
     ]
     if leaked := checked.leaked.get(name, set()) - checked.unreadable[name]:
-        sentences.append(f"{name}: {counted(len(leaked), 'image')} that another split has as well: left out")
+        sentences.append(f"{name}: {counted(len(leaked), 'image')} shared with another split: dropped")
     return sentences

@@ -1,11 +1,11 @@
-"""Find the images with a model's costliest errors, and labels that are probably wrong.
+"""Find the images with a model's worst errors, and labels that are probably wrong.
 
-A detector's errors are divided as in TIDE (Bolya et al., "TIDE: A General Toolbox for Identifying Object
+A detector's errors are classified as in TIDE (Bolya et al., "TIDE: A General Toolbox for Identifying Object
 Detection Errors", 2020): classification, localization, duplicate, background, missed. The cost of a wrong
 detection is its score. The cost of a missed object is one minus the score of its best correct detection.
 
-A label is probably wrong if the model confidently predicts another class or an object without a label, or
-predicts nothing near the label.
+A label is probably wrong if the model confidently predicts another class, or nothing near the label. It is
+probably missing if the model confidently predicts an object where there is no label.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from rankless.tasks.detect import Detect
 from rankless.tasks.report_details import as_truth
 
 _LOWEST = 0.05
-"""The minimum score of a detection that can match an object."""
+"""Minimum score for a detection to match an object."""
 _NEAR = 0.1
-"""The minimum IoU between a detection and the object that it belongs to."""
+"""Minimum IoU for a detection to belong to an object."""
 SURE = 0.5
-"""The minimum ``doubt`` of a label that counts as probably wrong."""
+"""Minimum ``doubt`` for a label to count as probably wrong."""
 Kind = Literal["classification", "localization", "duplicate", "background", "missed"]
 Box = tuple[float, float, float, float]
 
@@ -47,13 +47,12 @@ class Mistake(NamedTuple):
     """One error of a model.
 
     Attributes:
-        box: the box of the detection or of the missed object, xyxy in pixels of the image; zeros for a
-            classifier.
-        predicted: the predicted class id; -1 for a missed object.
-        label: the annotated class id; -1 for background.
-        cost: the cost of the error, 0..1.
-        doubt: the estimated probability that the annotation is wrong, 0..1.
-        annotated: the annotated box that the detection belongs to, xyxy, if any.
+        box: box of the detection or of the missed object, xyxy in pixels; zeros for a classifier.
+        predicted: predicted class id; -1 for a missed object.
+        label: annotated class id; -1 for background.
+        cost: cost of the error, 0..1.
+        doubt: estimated probability that the annotation is wrong, 0..1.
+        annotated: annotated box that the detection belongs to, xyxy in pixels; None if there is none.
     """
 
     kind: Kind
@@ -67,7 +66,7 @@ class Mistake(NamedTuple):
 
 @dataclass
 class WrongImage:
-    """An image's index and source, and a model's errors in it, the costliest first."""
+    """An image with a model's errors in it, the costliest first."""
 
     index: int
     source: str
@@ -75,22 +74,22 @@ class WrongImage:
 
     @property
     def cost(self) -> float:
-        """The sum of the costs of all errors."""
+        """Sum of the costs of all errors."""
         return sum(one.cost for one in self.mistakes)
 
 
 @dataclass
 class ModelErrors:
-    """All errors of a model.
+    """All errors of a model on a split.
 
     Attributes:
-        model: the name of the run or file.
-        weights: the weights file.
-        looked_at: the number of readable images.
-        images: the images with errors, the worst first.
-        unreadable: the file of each unreadable image, and the reason why it cannot be read.
-        best: the highest score of any detection, 0..1.
-        confidence: the minimum score of detections that count as errors.
+        model: name of the run or weights file.
+        data: folder or file of the data set.
+        looked_at: number of readable images.
+        images: images with errors, the worst first.
+        unreadable: path of each unreadable image, and the reason.
+        best: highest score of any detection, 0..1.
+        confidence: minimum score for a wrong detection to count as an error.
     """
 
     model: str
@@ -106,7 +105,7 @@ class ModelErrors:
 
     @property
     def is_blind(self) -> bool:
-        """Whether no detection reaches ``confidence``, so that missed objects say nothing about labels."""
+        """Whether no detection reaches ``confidence``, so that no conclusions about labels are possible."""
         return self.best < self.confidence
 
     def counts(self) -> dict[str, int]:
@@ -114,16 +113,16 @@ class ModelErrors:
         return dict(Counter(one.kind for image in self.images for one in image.mistakes))
 
     def doubtful(self) -> list[tuple[WrongImage, Mistake]]:
-        """Return the labels that are probably wrong, with their images, the most doubtful first."""
+        """Return each label that is probably wrong, with its image, the most doubtful first."""
         every = [(image, one) for image in self.images for one in image.mistakes if one.doubt >= SURE]
         return [] if self.is_blind else sorted(every, key=lambda pair: (-pair[1].doubt, pair[0].index))
 
     def name(self, label: int) -> str:
-        """Return the name of a class, or ``nothing`` for -1."""
+        """Return the name of a class; ``nothing`` for -1."""
         return "nothing" if label < 0 else self.class_names[label]
 
     def as_json(self, count: int) -> dict[str, Any]:
-        """Return the worst ``count`` images and most doubtful ``count`` labels as JSON-compatible data."""
+        """Return the ``count`` worst images and most doubtful labels as JSON-compatible data."""
         return {
             "weights": str(self.weights),
             "data": self.data,
@@ -158,7 +157,7 @@ class ModelErrors:
 
 @dataclass(frozen=True)
 class Opened:
-    """A trained model and its task, with the open evaluation data."""
+    """A trained model and its task, with open evaluation data."""
 
     name: str
     path: Path
@@ -168,28 +167,30 @@ class Opened:
 
 
 def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = None) -> Opened:
-    """Load a built-in task's weights and open its evaluation data.
+    """Load a trained model and open its evaluation data.
 
     Args:
         target: a run directory, whose best weights are used, or a weights file.
-        overrides: changes to the recipe, each as ``key=value``.
-        split: the split to evaluate; None means the recipe's ``data.val``.
+        overrides: recipe overrides, ``key=value``.
+        split: split to evaluate. Default: the recipe's ``data.val``.
     """
     loaded = trained.load(path := weights_of(target))
     if loaded.recipe.task not in ("detect", "classify"):
         raise UserError(
-            f"{path}: its task is '{printable(loaded.recipe.task)}', but errors are listed only for "
-            "built-in tasks; expected a detector or a classifier"
+            f"{path}: the task is '{printable(loaded.recipe.task)}', but errors are listed only for built-in "
+            "tasks; expected a detector or a classifier"
         )
     refuse_unused_in_scoring(overrides, loaded.recipe.task)
     recipe = load.changed(loaded.recipe, [*overrides, *([f"data.val={split}"] if split else [])])
     if recipe.data.val == "none":
-        raise UserError(f"{path}: it was trained with data.val=none; give the split to examine: --split NAME")
+        raise UserError(
+            f"{path}: this model was trained with data.val=none; select a split with --split NAME"
+        )
     refuse_gone(recipe.data.root, loaded.recipe.data.root, path)
     device = compute_device()
     recipe = replace(recipe, precision=resolve(recipe.precision, device, recipe.cpu_isa))
     kind: type[Detect | Classify] = Classify
-    if recipe.task == "detect":  # report each box under its best class, as prediction does
+    if recipe.task == "detect":  # each box gets only its best class, as in prediction
         kind = Detect
         evaluate = replace(recipe.evaluate, confidence=_LOWEST, multi_label=False, rectangular=False)
         recipe = replace(recipe, evaluate=evaluate)
@@ -202,9 +203,12 @@ def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = 
 def find_errors(
     opened: Opened, *, confidence: float = 0.25, done: Callable[[], object] = lambda: None
 ) -> ModelErrors:
-    """Predict on all evaluation images and compare the results with their annotations.
+    """Predict on all evaluation images and compare the results with the annotations.
 
-    Detections with a score below ``confidence`` do not count as errors. ``done`` is called after every image.
+    Args:
+        opened: the model and its evaluation data.
+        confidence: minimum score for a wrong detection to count as an error.
+        done: called after every image.
     """
     task, data = opened.task, opened.task.evaluation_data()
     recipe = task.recipe
@@ -250,7 +254,7 @@ def _mistakes(
 
 
 def of_boxes(image: ImageBoxes, confidence: float) -> Iterator[Mistake]:
-    """Yield a detector's errors in one image. Detections below ``confidence`` do not count as errors."""
+    """Yield a detector's errors in one image, ignoring wrong detections with a score below ``confidence``."""
     finder = _finders(image)
     right, explained = set(finder.values()), set(finder)
     for row in np.flatnonzero(image.scores >= confidence).tolist():
@@ -262,24 +266,24 @@ def of_boxes(image: ImageBoxes, confidence: float) -> Iterator[Mistake]:
         score = float(image.scores[finder[column]]) if column in finder else 0.0
         if score < confidence and (column in finder or column not in explained):
             near = image.scores[image.overlaps[:, column] >= _NEAR]
-            # If not even an unlikely box is near, the label may be wrong.
+            # If there is no box near the label, not even one with a low score, the label may be wrong.
             doubt = 0.0 if len(near) else SURE
             box = _box(image.truths[column])
             yield Mistake("missed", box, -1, int(image.labels[column]), 1 - score, doubt, box)
 
 
 def _of_detection(image: ImageBoxes, row: int, finder: Mapping[int, int]) -> tuple[Mistake, int]:
-    """Return the error of a detection that matches no object, and the index of its object or -1."""
+    """Return the error of an unmatched detection, and the index of the object it belongs to or -1."""
     score, predicted = float(image.scores[row]), int(image.found[row])
     overlaps = image.overlaps[row] * image.counts
     near = int(overlaps.argmax()) if len(overlaps) else -1
     overlap = float(overlaps[near]) if near >= 0 else 0.0
     label = int(image.labels[near]) if near >= 0 else -1
     kind: Kind = "background"
-    doubt = score if overlap < _NEAR else 0.0  # an additional label would make it correct
+    doubt = score if overlap < _NEAR else 0.0  # a missing label would explain the detection
     if label == predicted and overlap >= _NEAR:
         kind, doubt = ("duplicate" if overlap >= IOU else "localization"), 0.0
-    elif overlap >= IOU:  # another class would make it correct, unless the annotated class is also found
+    elif overlap >= IOU:  # a wrong label would explain it, unless the annotated class is also detected
         kind, doubt = "classification", score - (float(image.scores[finder[near]]) if near in finder else 0.0)
     if kind == "background":
         label, near = -1, -1
@@ -288,7 +292,7 @@ def _of_detection(image: ImageBoxes, row: int, finder: Mapping[int, int]) -> tup
 
 
 def _finders(image: ImageBoxes) -> dict[int, int]:
-    """Match detections to objects by COCO's rule; return the detection of each matched object."""
+    """Match detections to objects by COCO's rule, and return each matched object's detection."""
     finder: dict[int, int] = {}
     for row in range(len(image.scores)):
         free = np.flatnonzero(image.same[row] & image.counts)

@@ -1,8 +1,8 @@
-"""Search for identical and nearly identical images, such as images that were saved again or resized.
+"""Find identical and nearly identical images, such as resized or recompressed copies.
 
-Every image is reduced to a thumbnail of 16 × 16 mean colors. Two images are nearly the same if no mean
-differs much and the root mean square difference is small. The search is exact: block means are a projection
-of the thumbnail, so similar images are close together in a k-d tree of block means.
+Every image is reduced to a thumbnail of 16 × 16 mean colors. Two images are nearly identical if their
+thumbnails have a small root mean square difference and no large difference at any pixel. A k-d tree of block
+means finds all such pairs, because a small distance between thumbnails bounds the distance of their means.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rankless.curation.progress import each
+from rankless.curation.progress import thread_map
 from rankless.data.images.image_file import Shown, UnreadableImage, read, read_for
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import content
@@ -27,27 +27,28 @@ from rankless.errors import counted
 
 _SIDE, _BLOCKS = 16, 2
 _SHOWN = Shown((_SIDE, _SIDE), "stretch", 4)
-# Root mean square differences, in levels of 255. Microscope images (640 × 480) and photographs of hands
-# (100 × 100) differ by 0.1 to 1.6 after they were saved again at JPEG quality 50, as WebP, resized to a half
-# or a third, or stretched, and by up to 2.4 at quality 30. Different images differ by 9.4 or more. Images
-# with little contrast (a sky, tissue) resemble each other more, so their limit is lower.
+# Root mean square differences of 8-bit values. Microscope images (640 × 480) and photographs of hands
+# (100 × 100) differ by 0.1 to 1.6 from copies that were recompressed (JPEG quality 50, WebP), resized to a
+# half or a third, or stretched, and by up to 2.4 from copies of JPEG quality 30. Different images differ by
+# at least 9.4. The limit is lower for images with little contrast (sky, tissue), which resemble each other
+# more.
 _MOST, _LEAST, _OF_CONTRAST = 3.0, 1.0, 0.1
 _MOST_ANYWHERE = 12.0
-"""The maximum difference of one mean. A larger difference indicates an object in only one of the images."""
-_AT_ONCE = 4096
+"""Maximum difference at one pixel. A larger difference suggests an object that only one image shows."""
+_AT_ONCE = 4096  # thumbnails compared at once
 
 Thumbnails = NDArray[np.uint8]
-"""The thumbnails of N images, (N, 3 * 16 * 16)."""
+"""Thumbnails of N images, (N, 3 * 16 * 16)."""
 
 
 @dataclass(frozen=True)
-class Alike:
+class Duplicates:
     """Groups of identical or nearly identical images.
 
     Attributes:
-        groups: the indices of the two or more images in each group, in ascending order.
-        identical: the number of images with the same bytes as an earlier image.
-        near: the number of further images that are nearly the same as another image.
+        groups: image indices of each group of at least two images, in ascending order.
+        identical: number of images with the same bytes as an earlier image.
+        near: number of other images that are nearly identical to an earlier image.
     """
 
     groups: list[list[int]]
@@ -55,26 +56,33 @@ class Alike:
     near: int
 
     def notes(self) -> list[str]:
-        """Return a sentence about the duplicates, if there are any."""
+        """Return a list with one note on the duplicates; empty if there are none."""
         found = [
             f"{counted(count, 'image is', 'images are')} {what} another"
-            for count, what in ((self.identical, "a copy of"), (self.near, "nearly the same as"))
+            for count, what in ((self.identical, "a copy of"), (self.near, "nearly identical to"))
             if count
         ]
         together = f"kept together in {counted(len(self.groups), 'group')}"
         return [f"{' and '.join(found)}: {together}"] if found else []
 
 
-class Look(NamedTuple):
-    """An image's digest and thumbnail for comparison, or the error if the image cannot be read."""
+class Fingerprint(NamedTuple):
+    """The digest and thumbnail of an image, or the error if it cannot be read."""
 
     digest: bytes = b""
     thumbnail: Thumbnails | None = None
     error: UnreadableImage | None = None
 
 
-def look_at(whole: Annotations, index: int, *, near: bool, decode: bool = False) -> Look:
-    """Hash an image. ``near`` also makes its thumbnail, and ``decode`` decodes it fully to find errors."""
+def fingerprint(whole: Annotations, index: int, *, near: bool, decode: bool = False) -> Fingerprint:
+    """Hash an image file.
+
+    Args:
+        whole: annotations of the split.
+        index: index of the image.
+        near: whether to make a thumbnail as well.
+        decode: whether to decode the whole image, which reveals damage.
+    """
     digest, small = b"", None
     try:
         data, path = content(whole, index), whole.path(index)
@@ -83,20 +91,20 @@ def look_at(whole: Annotations, index: int, *, near: bool, decode: bool = False)
             read(io.BytesIO(data), name=path)
         small = thumbnail(data, path) if near else None
     except UnreadableImage as error:
-        return Look(digest, error=error)
-    return Look(digest, small)
+        return Fingerprint(digest, error=error)
+    return Fingerprint(digest, small)
 
 
-def find_alike(whole: Annotations, *, near: bool = True) -> Alike:
-    """Compare all images of a split with each other by bytes and, with ``near``, by thumbnails.
+def find_duplicates(whole: Annotations, *, near: bool = True) -> Duplicates:
+    """Compare all images of a split by their bytes and, with ``near``, by their thumbnails.
 
-    An image that cannot be decoded is compared only by its bytes.
+    Images that cannot be decoded are compared only by their bytes.
     """
-    look = partial(look_at, whole, near=near)
+    look = partial(fingerprint, whole, near=near)
     first: dict[bytes, int] = {}
     pairs: list[tuple[int, int]] = []
     thumbnails, numbers = [], []
-    for index, seen in enumerate(each(look, range(len(whole)), "comparing images")):
+    for index, seen in enumerate(thread_map(look, range(len(whole)), "comparing images")):
         other = first.setdefault(seen.digest, index) if seen.digest else index
         if other != index:
             pairs.append((other, index))
@@ -109,25 +117,25 @@ def find_alike(whole: Annotations, *, near: bool = True) -> Alike:
     for index, lowest in enumerate(joined(len(whole), [*pairs, *similar])):
         groups[lowest].append(index)
     found = len({other for _, other in similar})
-    return Alike([group for group in groups.values() if len(group) > 1], len(pairs), found)
+    return Duplicates([group for group in groups.values() if len(group) > 1], len(pairs), found)
 
 
 def thumbnail(data: bytes, name: str) -> Thumbnails:
-    """Return the thumbnail, (3 * 16 * 16,), of an encoded image."""
+    """Decode an image and return its thumbnail, (3 * 16 * 16,); ``name`` appears in errors."""
     pixels = read_for(io.BytesIO(data), _SHOWN, name=name).image.permute(1, 2, 0).contiguous().numpy()
     means = Image.fromarray(pixels).resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
     return np.asarray(means).transpose(2, 0, 1).reshape(-1)
 
 
 def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
-    """Yield each pair of nearly equal thumbnails once, with the lower index first."""
+    """Yield the indices of each pair of nearly identical thumbnails once, the lower index first."""
     from sklearn.neighbors import KDTree  # importing it is slow
 
     contrast = thumbnails.std(1, dtype=np.float32)  # (N,)
     limit = np.clip(_OF_CONTRAST * contrast, _LEAST, _MOST)
     edge = _SIDE // _BLOCKS
     blocks = thumbnails.reshape(-1, 3, _BLOCKS, edge, _BLOCKS, edge).astype(np.float32).mean((3, 5))
-    # The mean over edge² numbers of two thumbnails differs by at most their distance / edge.
+    # The means of a block of edge² pixels differ by at most the distance of the thumbnails / edge.
     points = blocks.reshape(len(thumbnails), -1)
     radius = limit * np.float32(np.sqrt(thumbnails.shape[1]) / edge) + 1e-3
     tree = KDTree(points)
@@ -144,9 +152,9 @@ def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
 
 
 def joined(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
-    """Return, for each number below ``count``, the lowest number in its group (union-find).
+    """Return the smallest member of each number's connected component, using union-find.
 
-    Two numbers are in the same group if pairs connect them, directly or through other numbers.
+    The nodes are the numbers below ``count``, and ``pairs`` are the edges.
     """
     above = list(range(count))
 

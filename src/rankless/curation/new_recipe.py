@@ -1,6 +1,6 @@
-"""The first recipe for a data set: a value for each key that matters, with the reason as a comment.
+"""Write the first recipe for a data set, with a comment on each value.
 
-The values are those of the shipped recipes ``blood-cells`` and ``resnet18``, adapted to the data and the
+The values come from the shipped recipes ``blood-cells`` and ``resnet18`` and are adapted to the data and the
 machine.
 """
 
@@ -20,17 +20,17 @@ from rankless.recipe.commented import Setting, commented
 
 MICRO_BATCH = {"detect": 4, "classify": 8}
 STEPS = {"detect": 1380, "classify": 950}
-"""Minimum number of steps: about as many as in ``blood-cells``, and in ``resnet18`` on 610 images."""
+"""Minimum number of steps: about as many as ``blood-cells`` has, and ``resnet18`` on 610 images."""
 EPOCHS = {"detect": 12, "classify": 30}
-"""Least number of epochs, for data sets that are so large that few epochs have enough steps."""
+"""Minimum number of epochs, for large data sets, where a few epochs have enough steps."""
 
 _TASKS = {"detect": "The annotations are boxes.", "classify": "Each image has one class."}
-_BOX = 20  # pixels that 95% of the boxes should exceed: 21 in blood-cells, 2.6 cells of the finest map
-_SIDES = (320, 416, 640)  # longer side of a detector's input: minimum, and maximum on a CPU and on a GPU
-_SMALL = 48  # pixels of an input that is so small that a crop would leave too little of the object
-_MANY = 10_000  # training images
-_BYTES = {"detect": 1200, "classify": 800}  # bytes of a micro-batch's memory per pixel of its images, in fp32
-_PROCESS = 5 << 28  # bytes of a process with PyTorch, the weights and their gradients
+_BOX = 20  # side in pixels that 95% of the boxes should exceed; 21 in blood-cells
+_SIDES = (320, 416, 640)  # longer side of a detector's input: minimum, maximum on a CPU, maximum on a GPU
+_SMALL = 48  # side of an input in pixels below which crops would lose too much of the object
+_MANY = 10_000  # number of training images that justifies a larger network
+_BYTES = {"detect": 1200, "classify": 800}  # bytes of memory per pixel of a micro-batch, in fp32
+_PROCESS = 5 << 28  # bytes of memory of a process with PyTorch, the weights and their gradients
 
 _SIDED = re.compile(r"(?<![a-z])(left|right|texts?|words?|letters?|digits?|arrows?|plates?)(?![a-z])", re.I)
 
@@ -39,14 +39,14 @@ def text(facts: Facts, file: str, pretrained: str = "") -> str:
     """Return the recipe as YAML with a comment above each key.
 
     Args:
-        facts: the facts about the data and the machine.
-        file: the name that the recipe will have.
-        pretrained: the weights to fine-tune, which determine the network; empty to train from scratch.
+        facts: facts about the data and the machine.
+        file: path of the recipe file, for the command in the first comment.
+        pretrained: weights to fine-tune, as in ``model.pretrained``; "" to train from scratch.
 
     Raises:
-        UserError: the memory is too small.
+        UserError: There is not enough memory.
     """
-    what = "boxes" if facts.boxed else "a class for each image"
+    what = "boxes" if facts.boxed else "one class per image"
     images = counted(facts.train_images, "training image")
     head = (
         f"{printable(facts.root, 1000)}: {what}, {images}, {counted(len(facts.counts), 'class', 'classes')}.",
@@ -54,13 +54,13 @@ def text(facts: Facts, file: str, pretrained: str = "") -> str:
         "",
         f"  rankless train {shlex.quote(printable(file, 1000))}",
         "",
-        "Every value is a start, chosen from the data by `rankless new`. All keys: docs/recipe.md.",
+        "`rankless new` chose these values for the data as a starting point. docs/recipe.md lists all keys.",
     )
     return commented(head, settings(facts, pretrained))
 
 
 def settings(facts: Facts, pretrained: str = "") -> list[Setting]:
-    """Return the recipe's keys in order; see :func:`text` for the arguments."""
+    """Return the settings of the recipe in order; see :func:`text` for the arguments."""
     if pretrained:
         return list(_on_weights(facts, pretrained))
     return list(_detector(facts) if facts.boxed else _classifier(facts))
@@ -75,10 +75,9 @@ def _on_weights(facts: Facts, pretrained: str) -> Iterator[Setting]:
         network = published.named(pretrained.removeprefix("published/")).models[0]
         if wrong := problem(facts.task, network):
             raise UserError(f"model.pretrained is '{pretrained}': {wrong}")
-        yield Setting("model.name", network, "The network of these weights.")
-    yield Setting(
-        "model.pretrained", pretrained, "The start, with the network and the input size of these weights."
-    )
+        yield Setting("model.name", network, "The network that these weights belong to.")
+    why = "Training starts from these weights, which also determine the input size."
+    yield Setting("model.pretrained", pretrained, why)
     yield first  # model.freeze
     yield from _data(facts)
     yield from _flip(facts)
@@ -88,40 +87,39 @@ def _on_weights(facts: Facts, pretrained: str) -> Iterator[Setting]:
 def _detector(facts: Facts) -> Iterator[Setting]:
     size, why = _input_of_detector(facts)
     yield Setting("task", "detect", _TASKS["detect"])
-    reason = "It needs no anchors and learns from few images: AP 0.63 on blood cells from 205 (blood-cells)."
+    reason = "Needs no anchors and learns from few images: AP 0.63 with the 205 images of blood-cells."
     if facts.train_images >= _MANY:
         reason += f" {facts.train_images:,} images may justify the larger yolov4-anchor-free."
     yield Setting("model.name", "yolov4-tiny-anchor-free", reason)
     if not facts.gpus:
-        reason = "Saves time on a CPU; on blood cells, it scored as well as all channels."
+        reason = "Saves time on a CPU. In blood-cells, it scored as well as the full width."
         yield Setting("model.width", 0.75, reason)
-    yield Setting("model.dfl", 16, "Predicts each side as a distribution: 0.006 more AP on blood cells.")
+    yield Setting("model.dfl", 16, "Predicts each box side as a distribution: 0.006 more AP in blood-cells.")
     yield Setting("model.image_size", size[0] if size[0] == size[1] else [*size], why)
     yield from _data(facts)
     yield from _flip(facts)
-    yield Setting("data.augment.hue", 0.02, "A little: color may tell the classes apart.")
-    yield Setting("data.augment.saturation", 0.4, "Light and cameras differ.")
-    yield Setting("data.augment.value", 0.3, "As above.")
+    yield Setting("data.augment.hue", 0.02, "Small, because color may distinguish the classes.")
+    yield Setting("data.augment.saturation", 0.4, "Light and cameras vary.")
+    yield Setting("data.augment.value", 0.3, "Light and cameras vary.")
     yield Setting("data.augment.scale", 0.4, "Objects may be nearer or farther than in the training images.")
     yield Setting("data.augment.translate", 0.15, "Objects may be anywhere in the image.")
-    yield Setting(
-        "data.augment.mosaic", 0.5, "Half of the inputs combine four images, to make more of few images."
-    )
+    why = "Half of the inputs combine four images, which adds variety if there are few images."
+    yield Setting("data.augment.mosaic", 0.5, why)
     yield Setting("data.augment.close_mosaic", "15%", "The last part of the run trains on single images.")
     images = 8 if facts.devices <= 2 else 16
     reason = (
-        "As in blood-cells, where 16 scored 0.03 less AP after as many epochs."
+        "As in blood-cells, where 16 images had 0.03 less AP after the same number of epochs."
         if images == 8
-        else f"So that more of the {facts.devices} devices share a step; with 8 only two would."
+        else f"Lets more of the {facts.devices} devices share a step. With 8 images, only two could."
     )
     yield from _batch(facts, images, size[0] * size[1], reason)
     steps, setting = _epochs(facts, images)
     yield setting
-    yield Setting("optim.name", "muon", "On blood cells, it scored higher in 40 epochs than AdamW in 64.")
-    yield Setting("optim.lr", 0.006, "The best of the values tried on blood cells.")
-    yield Setting("optim.momentum", 0.95, "As in the publication of Muon.")
+    yield Setting("optim.name", "muon", "In blood-cells, it scored higher in 40 epochs than AdamW in 64.")
+    yield Setting("optim.lr", 0.006, "The best of the values tried for blood-cells.")
+    yield Setting("optim.momentum", 0.95, "The value in the publication of Muon.")
     yield Setting("optim.weight_decay", 0.02, "As in blood-cells.")
-    yield from _schedule("6%", "As in blood-cells, where this was 80 steps.", 0.01)
+    yield from _schedule("6%", "As in blood-cells, where 6% are 80 steps.", 0.01)
     yield from _end(0.99 if steps < 2 * STEPS["detect"] else 0.998)
 
 
@@ -132,56 +130,53 @@ def _classifier(facts: Facts) -> Iterator[Setting]:
     yield Setting(
         "model.name",
         "resnet50" if is_large else "resnet18",
-        f"{facts.train_images:,} images and a GPU are enough for it."
+        f"{facts.train_images:,} images and a GPU are enough for this network."
         if is_large
-        else "Small, so that it learns from few images: all of 150 hand signs from 610 (recipe resnet18).",
+        else "Small enough to learn from few images: trained on 610 hand signs, it recognized 150 of 150.",
     )
     yield Setting(
         "model.image_size",
         side,
-        f"Half of the images are at most {facts.width:.0f} × {facts.height:.0f} pixels; "
-        + (
-            "224 is the size that the network was published with."
-            if side == 224
-            else "a larger input adds nothing."
-        ),
+        f"The median image size is {facts.width:.0f} × {facts.height:.0f} pixels. "
+        + ("The network was published with 224." if side == 224 else "A larger input would add no detail."),
     )
     yield from _data(facts)
     yield from _flip(facts)
     if side < _SMALL:
-        yield Setting("data.augment.scale", 0.15, "The images are small, and a crop would lose the object.")
-        yield Setting("data.augment.translate", 0.1, "As above.")
+        why = "Replaces crops, which could lose the object in such small images."
+        yield Setting("data.augment.scale", 0.15, why)
+        yield Setting("data.augment.translate", 0.1, why)
     else:
-        yield Setting("data.augment.crop", 0.35, "Random crops, which keep at least 35 % of the area.")
-        yield Setting("data.augment.scale", 0, "The crop does that.")
-        yield Setting("data.augment.translate", 0, "As above.")
-    yield Setting("data.augment.saturation", 0.4, "Light and cameras differ.")
-    yield Setting("data.augment.value", 0.4, "As above.")
+        yield Setting("data.augment.crop", 0.35, "Random crops keep at least 35% of the area.")
+        yield Setting("data.augment.scale", 0, "Crops vary the scale.")
+        yield Setting("data.augment.translate", 0, "Crops vary the position.")
+    yield Setting("data.augment.saturation", 0.4, "Light and cameras vary.")
+    yield Setting("data.augment.value", 0.4, "Light and cameras vary.")
     images = 64 if facts.train_images >= 256 else 16
-    reason = "As in resnet18." if images == 64 else "Small, for more steps in an epoch of few images."
+    reason = "As in resnet18." if images == 64 else "Small, so that an epoch of few images has more steps."
     yield from _batch(facts, images, side * side, reason)
     yield _epochs(facts, images)[1]
-    yield Setting("loss.smoothing", 0.1, "Keeps the network from being certain of labels that may be wrong.")
-    yield Setting("optim.name", "sgd", "As in the publication of ResNets.")
-    reason = "As in resnet18." if images == 64 else f"0.05 for batches of 64, in proportion for {images}."
+    yield Setting("loss.smoothing", 0.1, "Limits the effect of wrong labels.")
+    yield Setting("optim.name", "sgd", "The optimizer in the publication of ResNet.")
+    reason = "As in resnet18." if images == 64 else f"0.05 for a batch of 64, scaled linearly to {images}."
     yield Setting("optim.lr", 0.05 * images / 64, reason)
     yield Setting("optim.nesterov", True, "As in resnet18.")
     yield Setting("optim.weight_decay", 5e-4, "As in resnet18.")
-    yield from _schedule("auto", "5 % of the run, and a lower peak if the run is short.", 0.001)
+    yield from _schedule("auto", "5% of the run. A short run also gets a lower peak learning rate.", 0.001)
     yield from _end(0.998)
 
 
 def _data(facts: Facts) -> Iterator[Setting]:
-    yield Setting("data.root", facts.root, "Relative to the folder in which you start the training.")
+    yield Setting("data.root", facts.root, "A relative path starts at the folder where you start training.")
     if facts.format != "auto":
-        yield Setting("data.format", facts.format, "As given.")
+        yield Setting("data.format", facts.format, "Chosen with --format.")
     names = listed(list(facts.counts))
     if facts.classes != "auto":
-        yield Setting("data.classes", facts.classes, f"As given: {names}.")
+        yield Setting("data.classes", facts.classes, f"Chosen with --classes: {names}.")
     else:
         most, least = max(facts.counts.values()), min(facts.counts.values())
         each = f"{least:,} to {most:,} {'boxes' if facts.boxed else 'images'} each"
-        yield Setting("data.classes", "auto", f"All of the data: {names}; {each}. A list selects some.")
+        yield Setting("data.classes", "auto", f"All classes: {names}, {each}. A list selects classes.")
     yield Setting("data.train", facts.train, f"{counted(facts.train_images, 'image')}.")
     yield Setting("data.val", facts.val, f"{counted(facts.val_images, 'image')}. {facts.split_note}")
 
@@ -192,14 +187,14 @@ def _flip(facts: Facts) -> Iterator[Setting]:
     sided = [name for name in names if _SIDED.search(name.replace("_", " "))]
     if sided or 2 * len(characters) >= len(names):
         why = (
-            f"Classes such as {listed((sided or characters)[:3])} may change when mirrored. "
-            "If a mirrored image shows the same class, set 0.5."
+            f"Mirroring may change classes such as {listed((sided or characters)[:3])}. "
+            "If it does not, use 0.5."
         )
         yield Setting("data.augment.flip", 0, why)
     else:
-        why = "A mirrored image shows the same classes. If not, as with text or left and right, set 0."
+        why = "Mirroring seems to keep the classes. If it does not (text, left and right), use 0."
         yield Setting("data.augment.flip", 0.5, why)
-    why = "If your images have no top, as under a microscope or from the air, set 0.5."
+    why = "If your images have no up and down, such as microscope or aerial images, use 0.5."
     yield Setting("data.augment.flip_vertical", 0, why)
 
 
@@ -216,54 +211,55 @@ def _batch(facts: Facts, images: int, pixels: int, why: str) -> Iterator[Setting
         micro //= 2
     if not facts.gpus and needed() > free:
         raise UserError(
-            f"memory: {in_gib(facts.memory)} are free for {counted(ranks, 'process', 'processes')}; expected "
-            f"about {in_gib(needed())} for each; close other programs"
+            f"memory: {in_gib(facts.memory)} available for {counted(ranks, 'process', 'processes')}; "
+            f"expected about {in_gib(needed())} for each process; close other programs"
         )
     yield Setting("batch.images", images, why)
-    room = "rankless fit finds the largest that fits" if facts.gpus else "an upper bound of its memory fits"
-    why = f"Up to {counted(images // micro, 'device')} share a step, a micro-batch each; {room}."
+    room = "`rankless fit` finds the largest micro-batch" if facts.gpus else "The available memory is enough"
+    why = f"Up to {counted(images // micro, 'device')} can share a step. {room}."
     yield Setting("batch.micro", micro, why)
 
 
 def _epochs(facts: Facts, images: int) -> tuple[int, Setting]:
-    """Return the number of steps of the run, and the setting for it."""
+    """Return the number of steps of the run, and the setting ``epochs``."""
     task = facts.task
     epochs = max(math.ceil(STEPS[task] * images / facts.train_images), EPOCHS[task])
     steps = epochs * facts.train_images // images
     other = "blood-cells" if facts.boxed else "resnet18 on 610 images"
-    why = f"{steps:,} steps; {other} has about {STEPS[task]:,}. More epochs may score higher."
+    why = f"{steps:,} steps ({other}: about {STEPS[task]:,}). More epochs may raise the scores."
     return steps, Setting("epochs", epochs, why)
 
 
 def _schedule(warmup: str, why: str, final: float) -> Iterator[Setting]:
-    yield Setting("schedule.name", "cosine", "Falls slowly over the whole run.")
+    yield Setting("schedule.name", "cosine", "Decreases slowly over the whole run.")
     yield Setting("schedule.warmup", warmup, why)
-    yield Setting("schedule.final", final, "Nearly zero, so that the weights settle.")
+    yield Setting("schedule.final", final, "Close to zero, so that the weights settle.")
 
 
 def _end(decay: float) -> Iterator[Setting]:
     span = round(1 / (1 - decay))
-    yield Setting("ema.decay", decay, f"Scores and predicts with an average of about the last {span} steps.")
-    yield Setting("evaluate.every", "10%", "Ten evaluations; the best weights are kept.")
+    why = f"Averages the weights of about the last {span} steps for evaluation."
+    yield Setting("ema.decay", decay, why)
+    yield Setting("evaluate.every", "10%", "The best weights of the ten evaluations are kept.")
 
 
 def _input_of_detector(facts: Facts) -> tuple[tuple[int, int], str]:
-    """Return height and width of the input, and the reason."""
+    """Return the height and width of the input, and the reason."""
     longer = max(facts.height, facts.width)
     least, on_cpu, on_gpu = _SIDES
     largest = on_gpu if facts.gpus else on_cpu
     wanted = _BOX * longer / max(facts.box_side, 1e-6)
     side = min(max(wanted, least), largest)
     why = (
-        f"95 % of the boxes are larger than {facts.box_side * side / longer:.0f} pixels there"
-        f" ({facts.box_side:.0f} in images of {facts.width:.0f} × {facts.height:.0f})"
+        f"95% of the boxes are larger than {facts.box_side * side / longer:.0f} pixels at this size "
+        f"({facts.box_side:.0f} pixels in images of {facts.width:.0f} × {facts.height:.0f})."
     )
     if wanted > largest:
-        why += f"; {wanted:,.0f} pixels would make that {_BOX}, but take long"
+        why += f" {wanted:,.0f} would raise this to {_BOX} pixels, but would take much longer."
     if facts.is_uniform:
         scale = side / longer
-        return (_up(facts.height * scale), _up(facts.width * scale)), f"{why}."
-    return (_up(side), _up(side)), f"{why}. Square, as the images have several shapes."
+        return (_up(facts.height * scale), _up(facts.width * scale)), why
+    return (_up(side), _up(side)), f"{why} Square, because the aspect ratios of the images vary."
 
 
 def _up(side: float) -> int:

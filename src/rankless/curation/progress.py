@@ -11,13 +11,13 @@ from rankless.printing import ProgressBar
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
-_AHEAD = 4096  # items submitted at once, because a million futures would take a gigabyte
+_AHEAD = 4096  # number of items to submit at once; a million futures would use a gigabyte
 
 
-def each(work: Callable[[Item], Made], items: Sequence[Item], what: str) -> Iterator[Made]:
-    """Yield ``work(item)`` for every item in order, computed on all cores, with a progress bar on a terminal.
+def thread_map(work: Callable[[Item], Made], items: Sequence[Item], what: str) -> Iterator[Made]:
+    """Call ``work`` on every item in threads and yield the results in order, with a progress bar.
 
-    Threads are sufficient, because Pillow's decoders, hashing and file access release the GIL.
+    Threads are sufficient because Pillow's decoders, hashing and file access release the GIL.
     """
     with ProgressBar(len(items), what) as bar, ThreadPoolExecutor(usable_cores()) as pool:
         for first in range(0, len(items), _AHEAD):

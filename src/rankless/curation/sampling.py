@@ -1,4 +1,4 @@
-"""Select sample images of a data set with their annotations, as stored or as augmented in training."""
+"""Sample images of a data set with their annotations, as stored or as augmented for training."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from rankless.recipe.schema import Recipe
 from rankless.structures import ClassificationItem, DetectionItem
 from rankless.tasks import open_task
 
-_SCENES = 4096  # number of built-in scenes to draw from
+_SCENES = 4096  # number of built-in scenes to sample from
 RecipeFor = Callable[[str], Recipe]
 
 
 class Shown(NamedTuple):
-    """One sample image.
+    """One sampled image.
 
     Attributes:
-        image: the RGB image; None if it cannot be read.
-        marks: the boxes to draw, in pixels of the image.
-        caption: the text below the image.
-        classes: the class ids of all objects in the image.
-        heading: the title of the group that begins with this image.
+        image: the RGB image, or None if it cannot be read.
+        marks: boxes to draw, in pixels of the image.
+        caption: text below the image.
+        classes: class ids of all objects in the image.
+        heading: title of the group if the image is the first of a group, otherwise empty.
     """
 
     image: Image.Image | None
@@ -53,11 +53,11 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection:
-    """The images to show.
+    """The sampled images.
 
     Attributes:
-        files: the paths of all images of the split; empty for the built-in data.
-        root, format: the data set's root and format; the root is None for the built-in data.
+        files: paths of all images of the split; empty for the built-in data.
+        root: folder or file of the data set; None for the built-in data.
     """
 
     title: str
@@ -79,10 +79,18 @@ def select(
     classes: Classes = "auto",
     augmented: RecipeFor | None = None,
 ) -> Selection:
-    """Draw ``count`` random images of a split, which is the first split by default.
+    """Sample random images of a split.
 
-    With ``class_name``, only images of that class are drawn. If ``augmented`` is given, images look as in the
-    first epoch of training with the recipe that it returns for the data's task, ``detect`` or ``classify``.
+    Args:
+        root: folder or file of the data set, or ``digits``.
+        format: one of :data:`rankless.data.formats.registry.NAMES`, ``auto`` or ``yolo``.
+        split: name of the split. Default: the first split.
+        count: number of images.
+        seed: random seed.
+        class_name: sample only images with an object of this class.
+        classes: classes to use; see :mod:`rankless.data.datasets.class_choice`.
+        augmented: a function that returns a recipe for ``detect`` or ``classify``. If given, images are
+            augmented as in the first epoch of training with that recipe.
     """
     format = known_format(format)
     if root == DIGITS and not Path(root).exists():
@@ -108,16 +116,16 @@ def select(
     if augmented is not None:
         look, _ = _augmented(recipe)
     title = f"{Path(root).expanduser().resolve().name} · {split} · {len(drawn)} of {len(candidates):,}"
-    shown = list(_looked(look, sorted(drawn)))
+    shown = list(_read(look, sorted(drawn)))
     return Selection(
-        title + _with(class_name, augmented), whole.class_names, shown, whole.paths(), root, format
+        title + _suffix(class_name, augmented), whole.class_names, shown, whole.paths(), root, format
     )
 
 
 def _digits(
     split: str, count: int, seed: int, class_name: str | None, augmented: RecipeFor | None
 ) -> Selection:
-    """Draw scenes of the built-in data, whose classes are known only after rendering."""
+    """Sample scenes of the built-in data, whose classes are known only after rendering."""
     scenes = DigitScenes(split, _SCENES)
     wanted = _label(class_name, scenes.class_names)
     look, total = partial(_scene, scenes), len(scenes)
@@ -125,13 +133,13 @@ def _digits(
         recipe = augmented("detect")
         look, total = _augmented(replace(recipe, data=replace(recipe.data, root=DIGITS, train=split)))
     order = generator(seed, "show").permutation(total).tolist()
-    matching = (one for one in _looked(look, order) if wanted is None or wanted in one.classes)
+    matching = (one for one in _read(look, order) if wanted is None or wanted in one.classes)
     shown = list(itertools.islice(matching, count))
-    title = f"digits · {split} · {counted(len(shown), 'scene')}" + _with(class_name, augmented)
+    title = f"digits · {split} · {counted(len(shown), 'scene')}" + _suffix(class_name, augmented)
     return Selection(title, scenes.class_names, shown)
 
 
-def _looked(look: Callable[[int], Shown], order: Iterable[int]) -> Iterator[Shown]:
+def _read(look: Callable[[int], Shown], order: Iterable[int]) -> Iterator[Shown]:
     for index in order:
         try:
             yield look(index)
@@ -148,8 +156,8 @@ def _label(class_name: str | None, names: tuple[str, ...]) -> int | None:
     return None if class_name is None else names.index(class_name)
 
 
-def _with(class_name: str | None, augmented: RecipeFor | None) -> str:
-    return (f" · with '{class_name}'" if class_name else "") + (" · as trained on" if augmented else "")
+def _suffix(class_name: str | None, augmented: RecipeFor | None) -> str:
+    return (f" · with '{class_name}'" if class_name else "") + (" · augmented" if augmented else "")
 
 
 def _scene(scenes: DigitScenes, index: int) -> Shown:
@@ -159,7 +167,7 @@ def _scene(scenes: DigitScenes, index: int) -> Shown:
 
 
 def _as_stored(whole: Annotations, index: int) -> Shown:
-    """Return an image with all its boxes, including boxes that are not trained on."""
+    """Return an image with all its boxes, including those that training ignores."""
     image, rows = FileImages(whole).read(index).image, whole.rows(index)
     labels, caption = whole.labels[rows].tolist(), Path(whole.path(index)).name
     names = [whole.class_names[label] for label in labels]
@@ -174,7 +182,7 @@ def _as_stored(whole: Annotations, index: int) -> Shown:
 
 
 def _augmented(recipe: Recipe) -> tuple[partial[Shown], int]:
-    """Return a function that shows an image as in the first epoch of training, and the number of images."""
+    """Return a function that augments an image as in the first epoch, and the number of images."""
     task = open_task(recipe)
     examples: Any = task.training_data()  # the type depends on the task
     return partial(_as_trained, examples, tuple(task.class_names)), len(examples)
@@ -193,8 +201,8 @@ def _as_trained(examples: Any, names: tuple[str, ...], index: int) -> Shown:
         classes = ", ".join(parts) if len(parts) > 1 else names[first[0]]
         return Shown(pil_image(item.image), [], f"{classes} · {source}", frozenset(target))
     raise UserError(
-        "--augmented works only for the tasks detect and classify, but this recipe has a "
-        "custom task; leave --augmented out"
+        "--augmented works only for the tasks detect and classify, but this recipe has a custom task; remove "
+        "--augmented"
     )
 
 

@@ -1,9 +1,9 @@
-"""Divide images into splits reproducibly.
+"""Divide a data set into splits, reproducibly.
 
-An image's split depends only on the seed and the image's name, so images that are added later do not move
-other images. With ``stratify``, every split gets the same fraction of each class, and an image's split
-depends on all images. Images of one group stay together, as do identical or nearly identical images, which
-would inflate the scores if they were in two splits.
+The split of an image depends only on the seed and the image's name, so adding images does not move other
+images. With ``stratify``, every split gets about the same fraction of each class, and an image's split
+depends on all images. Groups of images stay together, and so do identical and nearly identical images, which
+would inflate the scores if several splits had them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from rankless.curation.data_set import (
     DataSet,
+    join_splits,
     must_be_outside,
     names_below,
     open_data_set,
-    together,
 )
-from rankless.curation.near_duplicates import find_alike, joined
+from rankless.curation.near_duplicates import find_duplicates, joined
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.formats.registry import write
 from rankless.data.formats.writing import ImageFiles
@@ -36,12 +36,19 @@ from rankless.randomness import key
 
 Counts = NDArray[np.int64]
 _CLOSE = 0.01
-"""The maximum deviation from the requested fractions that is not reported."""
+"""Maximum deviation from a requested fraction that is not reported."""
 
 
 @dataclass(frozen=True)
 class Divided:
-    """A divided data set: its folder and splits, the requested fraction of each split, and notes."""
+    """A divided data set.
+
+    Attributes:
+        data: the original data set.
+        splits: annotations of the new splits.
+        wanted: requested fraction of each split.
+        notes: notes on groups, duplicates, and fractions that were missed.
+    """
 
     data: DataSet
     out: Path
@@ -50,7 +57,7 @@ class Divided:
     notes: list[str]
 
     def counts(self) -> dict[str, list[int]]:
-        """Return the number of boxes, or of images for classification, of each class in each split."""
+        """Return the number of boxes (or of images for classification) per class for each split."""
         classes = len(next(iter(self.splits.values())).class_names)
         return {
             name: np.bincount(np.asarray(each.labels), minlength=classes).tolist()
@@ -85,18 +92,18 @@ def split(
     seed: int = 0,
     link: bool = False,
 ) -> Divided:
-    """Divide the images of a data set into ``train``, ``val`` and ``test``, and write them in its format.
+    """Divide a data set into ``train``, ``val`` and ``test``, and write it in the same format.
 
     See :func:`open_data_set` for the other arguments.
 
     Args:
-        out: the new folder, which must not exist or must be empty.
-        val, test: the fractions of the images; a split with the fraction 0 is not written.
+        out: new folder, which must not exist or must be empty.
+        val, test: fractions of the images; a split with fraction 0 is not written.
         stratify: whether to give every split about the same fraction of each class.
-        group: a regular expression. Images stay together if their paths below the data set's folder have the
-            same text in its first group, or in the whole match if it has no group.
+        group: a regular expression for paths relative to the data set's folder. Images stay together if its
+            first group (or, without a group, the whole match) is the same text.
         near: whether to keep nearly identical images together as well.
-        seed: the seed of the division.
+        seed: random seed.
         link: whether to link images instead of copying them.
     """
     wanted = _fractions(val, test)
@@ -107,10 +114,10 @@ def split(
     must_be_outside(root, out)
     refuse_existing(out)
     data = open_data_set(root, format, splits, classes=classes)
-    whole = together(list(data.parts.values()))
+    whole = join_splits(list(data.parts.values()))
     names = names_below(root, whole)
     units, notes = _units(names, expression.search if expression else None, group)
-    alike = find_alike(whole, near=near)
+    alike = find_duplicates(whole, near=near)
     units = _merged(units, alike.groups, len(whole))
     notes += alike.notes()
     hashed = [key(seed, "split", unit) / 2**128 for unit in units]
@@ -129,7 +136,7 @@ def _divided(
     *,
     stratify: bool,
 ) -> dict[str, Annotations]:
-    """Return the new splits, given the images of each unit and its hash from 0 to 1."""
+    """Return the new splits, given the images and the hash, in [0, 1), of each unit."""
     if stratify:
         counts, sizes = _label_counts(whole, members), np.array([len(each) for each in members])
         order = np.argsort(np.array(hashed), kind="stable")
@@ -138,51 +145,50 @@ def _divided(
     else:
         split_of = by_hash(hashed, list(wanted.values()))
     made: dict[str, Annotations] = {}
-    parts = f", of which some stay together, so there are {len(members)} parts to divide"
-    parts = parts if len(members) < len(whole) else ""
+    parts = f", which form {len(members)} groups" if len(members) < len(whole) else ""
     for number, name in enumerate(wanted):
         images = sorted(
             index for unit in np.flatnonzero(split_of == number).tolist() for index in members[unit]
         )
         if not images:
             raise UserError(
-                f"the split '{name}' would have none of the {counted(len(whole), 'image')}{parts}; give it a "
-                f"larger fraction than {wanted[name]:g}, or more images"
+                f"the split '{name}' would get none of the {counted(len(whole), 'image')}{parts}; use a "
+                f"larger fraction than {wanted[name]:g}, or add images"
             )
         made[name] = subset(whole, images)
     return made
 
 
 def by_hash(hashed: Sequence[float], fractions: Sequence[float]) -> Counts:
-    """Return the split's index for each number in ``hashed``, which are in [0, 1).
+    """Return the index of the split for each hash in [0, 1).
 
-    The lowest numbers go to the second split, the next to the third, and the rest to the first. A test split
-    that is added later therefore takes images only from ``train``, and a larger ``val`` keeps its images.
+    The lowest hashes go to the second split, the next to the third split, and the rest to the first. A test
+    split that is added later therefore takes images only from ``train``, and a larger ``val`` keeps its
+    images.
     """
     bounds = np.cumsum(np.array(fractions[1:], np.float64))
     return np.asarray((np.searchsorted(bounds, np.asarray(hashed), side="right") + 1) % len(fractions))
 
 
 def stratified(counts: Counts, sizes: Counts, fractions: Sequence[float]) -> Counts:
-    """Divide examples by iterative stratification (Sechidis, Tsoumakas and Vlahavas, 2011, algorithm 1).
+    """Assign examples to splits by iterative stratification (Sechidis et al., 2011, algorithm 1).
 
-    Examples with the rarest remaining label are assigned first, each to the split that still needs that label
-    most. Ties go to the split that needs the most examples. If an example is a group of images, each image
-    counts.
+    Examples with the rarest remaining label are assigned first, each to the split that most needs this label.
+    Ties go to the split that needs the most images. An example may be a group of images.
 
     Args:
-        counts: the number of each example's images with each label, (N, C); the order breaks ties.
-        sizes: the number of images of each example, (N,).
-        fractions: the fraction of each split, (S,); the fractions add up to 1.
+        counts: number of images with each label in each example, (N, C). The order of examples breaks ties.
+        sizes: number of images in each example, (N,).
+        fractions: fraction of each split, (S,); they add up to 1.
 
     Returns:
-        The index of the split of each example, (N,).
+        The index of each example's split, (N,).
     """
     fractions_ = np.asarray(fractions, np.float64)
     wanted = fractions_ * sizes.sum()  # (S,)
     wanted_of = fractions_[:, None] * counts.sum(0)  # (S, C)
     where = np.full(len(counts), -1, np.int64)
-    left = (counts > 0).sum(0)  # examples of each label, (C,)
+    left = (counts > 0).sum(0)  # number of unassigned examples with each label, (C,)
 
     def deal(example: int, demand: NDArray[np.float64]) -> None:
         """Assign an example to the split with the highest ``demand``, (S,)."""
@@ -204,16 +210,14 @@ def stratified(counts: Counts, sizes: Counts, fractions: Sequence[float]) -> Cou
 
 def _fractions(val: float, test: float) -> dict[str, float]:
     problems = [
-        f"--{name} is {value:g}: expected a fraction from 0 to 1, as in 0.2"
+        f"--{name} is {value:g}: expected a fraction from 0 to 1, such as 0.2"
         for name, value in (("val", val), ("test", test))
         if not 0 <= value < 1
     ]
     if not problems and val + test == 0:
-        problems.append("--val and --test are 0: expected a fraction for one of them, as in --val 0.2")
+        problems.append("--val and --test are 0: expected at least one fraction above 0, such as --val 0.2")
     if not problems and val + test >= 1:
-        problems.append(
-            f"--val {val:g} and --test {test:g} leave nothing to train on: expected less than 1 together"
-        )
+        problems.append(f"--val {val:g} and --test {test:g} leave no training images: expected a sum below 1")
     if problems:
         raise UserError(problems)
     fractions = {"train": 1 - val - test, "val": val, "test": test}
@@ -221,7 +225,7 @@ def _fractions(val: float, test: float) -> dict[str, float]:
 
 
 def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[str, list[int]], list[str]]:
-    """Return the units to divide, which are groups of images or single images, and notes."""
+    """Return the units to divide (groups and single images) by name, and notes about them."""
     units: defaultdict[str, list[int]] = defaultdict(list)
     alone, text = 0, ""
     for number, name in enumerate(names):
@@ -229,31 +233,34 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
         if search and match is None:
             alone += 1
         text = name if match is None else (match[1] if match.re.groups else match[0]) or ""
-        # An image outside the groups must not join a group with its name.
+        # The prefix keeps an image without a group out of a group of the same name.
         units[f"group {text}" if match else text].append(number)
     if search is None:
         return dict(units), []
     if alone == len(names):
-        raise UserError(f"--group '{group}' matches none of the {len(names)} names, such as '{names[0]}'")
+        raise UserError(
+            f"--group '{group}': the pattern matches none of the {len(names)} image names, such as "
+            f"'{names[0]}'"
+        )
     if len(units) == 1 and len(names) > 1:
         raise UserError(
             f"--group '{group}': the pattern puts all {len(names)} images into one group, "
-            f"'{printable(text)}', which cannot be divided; give a pattern whose first (…) differs between "
-            f"images that may be separated; a name is, for example, '{printable(names[0])}'"
+            f"'{printable(text)}', which cannot be divided; use a pattern whose first group (…) differs "
+            f"between images that may be separated (an image name is '{printable(names[0])}')"
         )
     notes = [f"{counted(len(units) - alone, 'group')} of {counted(len(names) - alone, 'image')}"]
     if alone:
-        one, many = "name does not match --group and stands", "names do not match --group and stand"
-        notes.append(f"{counted(alone, one, many)} alone")
+        one, many = "image name does not match --group", "image names do not match --group"
+        notes.append(f"{counted(alone, one, many)}")
     return dict(units), notes
 
 
 def _merged(
     units: Mapping[str, list[int]], groups: Iterable[Sequence[int]], count: int
 ) -> dict[str, list[int]]:
-    """Merge the units whose images share a group of duplicates, under the first of their names.
+    """Merge units that share duplicates, under the first of their names.
 
-    The split of an image without duplicates therefore depends only on its name.
+    The split of an image without duplicates still depends only on its name.
     """
     parts = [*units.values(), *groups]
     lowest = joined(count, ((members[0], other) for members in parts for other in members))
@@ -266,7 +273,7 @@ def _merged(
 def _shares(
     made: Mapping[str, Annotations], wanted: Mapping[str, float], largest: int, *, stratify: bool
 ) -> list[str]:
-    """Return a list with a sentence about the splits that missed their fraction; empty if all are close."""
+    """Return a list with one note on splits that missed their fraction; empty if all are close."""
     total = sum(map(len, made.values()))
     missed = [
         f"'{name}' has {len(each) / total:.1%} of the images, not {wanted[name]:.1%}"
@@ -278,8 +285,8 @@ def _shares(
     if largest > max(1, _CLOSE * total):
         why = f"images stay together in groups of up to {largest}"
     else:
-        why = "each image's split depends only on its name, so that new images do not move others"
-    advice = "" if stratify else "; --stratify comes as close as possible, for every class"
+        why = "each image's split depends only on its name, so that new images do not move other images"
+    advice = "" if stratify else "; use --stratify to come as close as possible for every class"
     return [f"{' and '.join(missed)}: {why}{advice}"]
 
 
@@ -296,6 +303,6 @@ def _label_counts(whole: Annotations, members: Sequence[Sequence[int]]) -> Count
 
 
 def fractions_of(counts: Mapping[str, Sequence[int]]) -> dict[str, list[float]]:
-    """Return each split's fraction of each class."""
+    """Return the fraction of each class that is in each split, given the counts."""
     totals = np.sum([list(each) for each in counts.values()], 0).clip(1)
     return {name: (np.asarray(each) / totals).tolist() for name, each in counts.items()}

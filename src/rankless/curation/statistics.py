@@ -1,4 +1,4 @@
-"""Compute statistics of a data set: its images, classes, boxes and sizes."""
+"""Compute statistics of a data set's images, classes and boxes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.errors import counted, listed
 
 SMALL, MEDIUM = 32**2, 96**2
-"""COCO's upper bounds on the area, in pixels, of small and of medium objects."""
+"""COCO's upper bounds on the area of small and of medium objects, in pixels."""
 UNEVEN = 10
-"""The minimum ratio of the largest to the smallest class that leads to a remark."""
+"""Minimum ratio of the largest class to the smallest class that is worth a remark."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The mean and the 0, 0.05, 0.5, 0.95 and 1 quantiles of numbers; None if there are no numbers."""
+    """Mean and quantiles (0, 0.05, 0.5, 0.95 and 1) of a set of numbers; None if the set is empty."""
 
     least: float | None = None
     low: float | None = None
@@ -34,17 +34,19 @@ class Spread:
 
 @dataclass(frozen=True)
 class SplitStatistics:
-    """Statistics of one split. For classification, the box statistics are None or 0.
+    """Statistics of one split. For classification, box statistics are None or 0.
 
     Attributes:
-        unreadable: the number of images with an unreadable header, which the size statistics leave out.
-        empty: the number of images without boxes.
-        classes: the number of boxes of each class, or of images for classification.
-        width, height, aspect: the image sizes in pixels; the aspect is width over height.
-        common_sizes: the number of images with each of the most common sizes, "width × height".
-        small, medium, large: the number of boxes by COCO's bounds (32² and 96² pixels of area).
-        box_side: the square root of a box's fraction of its image's area.
-        box_aspect: the width over height of boxes.
+        unreadable: number of images with an unreadable header, which are not in the size statistics.
+        empty: number of images without boxes.
+        difficult, crowd: number of boxes with this flag.
+        classes: number of boxes per class, or of images for classification.
+        width, height: width and height of the images in pixels.
+        aspect: width divided by height of the images.
+        common_sizes: number of images of each of the five most common sizes, ``WIDTH × HEIGHT``.
+        small, medium, large: number of objects by COCO's bounds (areas of 32² and 96² pixels).
+        box_side: square root of the fraction of the image that a box covers.
+        box_aspect: width divided by height of the boxes.
     """
 
     images: int
@@ -68,7 +70,7 @@ class SplitStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """The statistics of each split, and sentences that remark on them."""
+    """The statistics of each split, and remarks on them."""
 
     root: str
     format: str
@@ -135,7 +137,7 @@ def box_centers(whole: Annotations) -> NDArray[np.float64]:
 
 
 def object_areas(whole: Annotations) -> NDArray[np.float64]:
-    """Return the area of every object in pixels, (T,), which is the annotated area or else the box's area."""
+    """Return the area of every object in pixels, (T,): the annotated area or, without one, the box area."""
     boxes = np.asarray(whole.boxes, np.float64)
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
     stated = np.asarray(whole.areas, np.float64)[: len(areas)]
@@ -161,7 +163,7 @@ def _remarks(data: DataSet, splits: dict[str, SplitStatistics]) -> list[str]:
     for name, split in splits.items():
         if without := [each for each, count in split.classes.items() if not count]:
             are = counted(len(without), "class is", "classes are")
-            remarks.append(f"{name}: {are} empty (of {len(split.classes):,}): {listed(without)}")
+            remarks.append(f"{name}: {are} empty, of {len(split.classes):,}: {listed(without)}")
         if counts := {each: count for each, count in split.classes.items() if count}:
             most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
             if (times := counts[most] / counts[least]) >= UNEVEN:
@@ -170,8 +172,8 @@ def _remarks(data: DataSet, splits: dict[str, SplitStatistics]) -> list[str]:
             remarks.append(f"{name}: {counted(split.unreadable, 'image')} cannot be read")
     if count := sum(sum(each.findings.counts.values()) for each in data.splits.values()):
         remarks.append(
-            f"{counted(count, 'finding')}, without decoding or comparing the images; all of them: "
-            f"rankless data check {shlex.quote(data.root)}"
+            f"{counted(count, 'finding')} before decoding and comparing the images; to list all findings, "
+            f"run `rankless data check {shlex.quote(data.root)}`"
         )
     if len({each.class_names for each in data.splits.values()}) > 1:
         remarks.append("the splits have different class names")

@@ -1,4 +1,4 @@
-"""Plot a data set's statistics: its classes, and the positions, sizes and numbers of its boxes."""
+"""Plot statistics of a data set: class counts, box positions and sizes, and image sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, PercentFormatter, StrMethodFormatter
 
-from rankless.curation.data_set import DataSet, spare
+from rankless.curation.data_set import DataSet, refuse_data_files
 from rankless.curation.statistics import MEDIUM, SMALL, box_centers, box_sides, object_areas, readable_sizes
 from rankless.data.index.annotations import Annotations
 from rankless.errors import counted
@@ -22,7 +22,7 @@ from rankless.files.outputs import Outputs
 from rankless.report.plot import COLORS
 
 MOST_CLASSES = 40
-"""The maximum number of classes that are shown as bars, the most frequent first."""
+"""Maximum number of classes shown as bars; the most frequent classes are shown."""
 _FEW_CLASSES = 12  # maximum number of classes in a panel of normal height
 _PANEL = (4.6, 3.7)  # inches
 _HEAT = "viridis"
@@ -30,18 +30,18 @@ Splits = dict[str, Annotations]
 
 
 def plot(data: DataSet, out: Path, outputs: Outputs) -> None:
-    """Write the plot to ``out``, which is one of ``outputs``."""
+    """Write the plot to ``out``, which ``outputs`` must contain."""
     outputs.refuse_inputs(chain.from_iterable(each.paths() for each in data.splits.values()))
-    spare(outputs, data.root, data.format)
+    refuse_data_files(outputs, data.root, data.format)
     drawn = figure(data)
     with outputs.writing(out) as file, warnings.catch_warnings():
-        # Class names in a script that the font lacks are drawn as boxes; the printed table shows them.
+        # Characters that the font lacks are drawn as empty boxes; the printed table shows the class names.
         warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
         drawn.savefig(file, format=out.suffix[1:].lower())
 
 
 def figure(data: DataSet) -> Figure:
-    """Draw a figure with panels for the classes, the positions and sizes of boxes, and the images."""
+    """Return a figure with panels for the classes, the boxes and the images."""
     splits = data.splits
     panels = _panels(data)
     count = len(next(iter(splits.values())).class_names)
@@ -62,7 +62,7 @@ def figure(data: DataSet) -> Figure:
     drawn.suptitle(_plain(title), fontsize=14, fontweight="bold", x=0.01, ha="left")
     for name, axes in drawn.subplot_mosaic(layout).items():
         panels[int(name)](axes)
-    if len(splits) > 1:  # one legend for all panels, beside the title
+    if len(splits) > 1:  # one legend for all panels, next to the title
         handles = [
             Patch(color=color, label=_plain(name))
             for name, color in zip(splits, _colors(splits), strict=True)
@@ -72,7 +72,7 @@ def figure(data: DataSet) -> Figure:
 
 
 def _panels(data: DataSet) -> list[Callable[[Any], None]]:
-    """Return the functions that draw the panels, the class panel first."""
+    """Return one drawing function per panel, starting with the class panel."""
     splits = data.splits
     every = list(splits.values())
     what = "boxes" if data.has_boxes else "images"
@@ -98,26 +98,26 @@ def _panels(data: DataSet) -> list[Callable[[Any], None]]:
 
 
 def _layout(panels: int, classes: int) -> list[list[str]]:
-    """Return a layout of the panels without gaps, in which many classes fill the whole left column."""
+    """Return a layout of the panels without gaps; many classes fill the whole left column."""
     names = [str(number) for number in range(panels)]
     if classes > _FEW_CLASSES:
         rest = names[1:]
         if len(rest) % 2 and len(rest) > 1:
-            rest.append(rest[-1])  # the last one is as wide as two
+            rest.append(rest[-1])  # the last panel spans two columns
         columns = min(len(rest), 2)
         return [["0", *rest[start : start + columns]] for start in range(0, len(rest), columns)]
     if panels % 3:
-        names.insert(0, "0")  # the class panel is as wide as two
+        names.insert(0, "0")  # the class panel spans two columns
     return [names[start : start + 3] for start in range(0, len(names), 3)]
 
 
 def _plain(name: str) -> str:
-    """Escape a name for matplotlib, which reads text between two $ as a formula."""
+    """Escape a name for matplotlib, which interprets text between two $ signs as math."""
     return name.replace("$", r"\$")
 
 
 def _class_bars(axes: Any, splits: Splits, what: str) -> None:
-    """Draw one bar per class, with one segment for each split."""
+    """Draw one bar per class with one segment per split."""
     names = next(iter(splits.values())).class_names
     counts = {
         name: np.bincount(np.asarray(each.labels), minlength=len(names))[: len(names)]
@@ -134,7 +134,7 @@ def _class_bars(axes: Any, splits: Splits, what: str) -> None:
         axes.text(left[row], row, text, va="center", fontsize=8, color="#444444")
     cut = [name if len(name) <= 24 else f"{name[:23]}…" for name in names]
     axes.set_yticks(rows, [_plain(cut[label]) for label in shown], fontsize=9)
-    axes.set_ylim(max(len(shown), 4) - 0.5, -0.6)  # from the top; bars of few classes are not thicker
+    axes.set_ylim(max(len(shown), 4) - 0.5, -0.6)  # from top to bottom, with space for at least four bars
     axes.set_xlim(0, max(left.max(initial=1) * 1.28, 1))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -168,13 +168,13 @@ def _sides(axes: Any, splits: Sequence[Annotations]) -> None:
 def _boxes_per_image(axes: Any, splits: Splits) -> None:
     counts = [np.diff(each.offsets) for each in splits.values()]
     most = max((int(each.max(initial=0)) for each in counts), default=0)
-    width = max(1, -(-(most + 1) // 40))  # one bar per number, but at most about 40 bars
+    width = max(1, -(-(most + 1) // 40))  # one bin per count, but at most about 40 bins
     bins = np.arange(0, most + width + 1, width) - 0.5
     _histogram(axes, splits, counts, bins, "Boxes in an image", "boxes")
 
 
 def _object_sizes(axes: Any, splits: Splits) -> None:
-    """Draw the numbers of small, medium and large objects by COCO's bounds."""
+    """Draw the number of small, medium and large objects, by COCO's bounds."""
     names = [f"small\n< {SMALL**0.5:.0f}² px", "medium", f"large\n≥ {MEDIUM**0.5:.0f}² px"]
     below = np.zeros(3)
     for each, color in zip(splits.values(), _colors(splits), strict=True):
@@ -190,7 +190,7 @@ def _object_sizes(axes: Any, splits: Splits) -> None:
 
 
 def _image_sizes(axes: Any, splits: Splits) -> None:
-    """Draw a dot for each image size, scaled by the number of images; write a single size as text."""
+    """Draw a dot for each image size, scaled by the number of images; show a single size as text."""
     every = np.concatenate([readable_sizes(each) for each in splits.values()])
     if len(sizes := np.unique(every, axis=0)) == 1:
         height, width = sizes[0].astype(int).tolist()

@@ -1,7 +1,7 @@
-"""Compute anchors from the training boxes by k-means on widths and heights, with 1 - IoU as the distance.
+"""Compute anchors by k-means on the widths and heights of the training boxes, with 1 - IoU as the distance.
 
-See Redmon and Farhadi, "YOLO9000: Better, Faster, Stronger", 2017, section 2. All sums are float64 in a fixed
-order, so every rank computes the same anchors.
+See Redmon and Farhadi, "YOLO9000: Better, Faster, Stronger", 2017, section 2. All sums are computed in
+float64 and in a fixed order, so every rank gets the same anchors.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from rankless.randomness import generator
 
 RESTARTS = 5
 SCENES = 500
-"""The number of built-in scenes that are rendered to obtain their boxes."""
-_ROUNDS = 300  # the loop usually ends after a few dozen rounds, but ties could make it run forever
+"""Maximum number of built-in scenes to render for their boxes."""
+_ROUNDS = 300  # usually a few dozen are enough, but ties could prevent convergence
 
 Sizes = NDArray[np.float64]
 
 
 def box_sizes(images: DetectionImages, size: tuple[int, int]) -> Sizes:
-    """Return the width and height of every training box, in pixels of the letterboxed input ``size``, (N, 2).
+    """Return the width and height of every training box after letterboxing, (N, 2), in pixels.
 
-    Image sizes are read from the file headers without decoding the images. For the built-in data, only up to
-    500 evenly spaced scenes are used.
+    The images are not decoded. Built-in data is represented by at most 500 evenly spaced scenes.
+
+    Args:
+        images: images with boxes.
+        size: (H, W) of the model's input.
     """
     if isinstance(images, BoxedImages):
         return _flat_sizes(images.annotations, size)
@@ -47,7 +50,7 @@ def box_sizes(images: DetectionImages, size: tuple[int, int]) -> Sizes:
 
 
 def _flat_sizes(annotations: Annotations, size: tuple[int, int]) -> Sizes:
-    """Compute :func:`box_sizes` from flat arrays, without a loop over the images."""
+    """Compute :func:`box_sizes` from the flat arrays of ``annotations``, without a loop over the images."""
     kinds, kind = np.unique(annotations.sizes.astype(np.int64) @ [1 << 32, 1], return_inverse=True)
     scales = [fit(each >> 32, each & 0xFFFFFFFF, size) if each else 0.0 for each in kinds.tolist()]
     scale = np.repeat(np.array(scales)[kind], np.diff(annotations.offsets))
@@ -58,18 +61,23 @@ def _flat_sizes(annotations: Annotations, size: tuple[int, int]) -> Sizes:
 
 
 def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float, float], ...]:
-    """Return the anchors that fit the boxes best, as (width, height) in pixels, ordered by area.
+    """Fit ``count`` anchors to boxes and return their (width, height) in pixels, sorted by area.
 
-    Lloyd's algorithm runs five times with k-means++ seeding (Arthur and Vassilvitskii, 2007). The result with
-    the highest :func:`average_iou` is rounded to hundredths, with sides of at least 1 pixel. The order of
-    ``sizes``, (N, 2) in pixels, does not matter.
+    Lloyd's algorithm runs five times with k-means++ seeding (Arthur and Vassilvitskii, 2007). The anchors
+    with the highest :func:`average_iou` are rounded to hundredths of a pixel, with sides of at least 1 pixel.
+    The result does not depend on the order of the boxes.
+
+    Args:
+        sizes: width and height of the boxes in pixels, (N, 2).
+        count: number of anchors.
+        seed: random seed.
     """
     boxes, weights = _distinct(sizes)
     if len(boxes) < count:
         raise UserError(
-            f"the training boxes have {len(boxes)} different sizes, which is too few to find {count} "
-            "anchors by k-means (model.anchors: kmeans); expected at least as many sizes as anchors; add "
-            "images, or leave model.anchors at 'default'"
+            f"model.anchors is 'kmeans', but the training boxes have only {len(boxes)} different sizes for "
+            f"{count} anchors; expected at least as many sizes as anchors; add images, or use "
+            "model.anchors=default"
         )
     starts = [generator(seed, "anchors", restart) for restart in range(RESTARTS)]
     candidates = [_lloyd(boxes, weights, _seeded(boxes, weights, count, rng)) for rng in starts]
@@ -79,7 +87,7 @@ def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float
 
 
 def average_iou(sizes: ArrayLike, anchors: ArrayLike) -> float:
-    """Return the mean IoU of centered boxes, (N, 2), with their best anchors, (A, 2). No boxes give NaN."""
+    """Return the mean IoU of centered boxes, (N, 2), with their best anchors, (A, 2), or NaN."""
     boxes, weights = _distinct(sizes)
     return _average(boxes, weights, np.asarray(anchors, np.float64)) if len(boxes) else math.nan
 
@@ -102,7 +110,7 @@ def _average(boxes: Sizes, weights: NDArray[Any], anchors: Sizes) -> float:
 
 
 def _seeded(boxes: Sizes, weights: NDArray[Any], count: int, rng: np.random.Generator) -> Sizes:
-    """Choose initial anchors by k-means++: draw boxes weighted by squared distance to earlier anchors."""
+    """Choose initial anchors by k-means++: sample boxes in proportion to their squared distance."""
     taken: list[int] = []
     weighted = weights.astype(np.float64)
     for _ in range(count):
@@ -110,19 +118,19 @@ def _seeded(boxes: Sizes, weights: NDArray[Any], count: int, rng: np.random.Gene
         drawn = int(np.searchsorted(steps, rng.random() * steps[-1], side="right"))
         taken.append(min(drawn, int(np.flatnonzero(weighted)[-1])))
         distance = 1 - _iou(boxes, boxes[taken]).max(1)
-        # The distance of nearly equal boxes may round to 0, and all boxes may be nearly equal.
+        # If all boxes are nearly equal, all distances may round to 0.
         weighted = weights * np.maximum(distance, 1e-12) ** 2
         weighted[taken] = 0
     return boxes[taken]
 
 
 def _lloyd(boxes: Sizes, weights: NDArray[Any], anchors: Sizes) -> Sizes:
-    """Alternate between assigning boxes to their nearest anchor and moving anchors to the boxes' median.
+    """Alternate between assigning boxes to their nearest anchors and moving anchors to the median boxes.
 
-    The median fits slightly better than the mean: its average IoU is 0.866 instead of 0.862 with six anchors
+    The median fits slightly better than the mean. With six anchors, the average IoU is 0.866 instead of 0.862
     on blood cells, and 0.817 instead of 0.816 on the built-in digits. k-means on logarithms reaches 0.848 and
-    0.815. The median does not minimize 1 - IoU, so a round may raise it. The best anchors of all rounds are
-    returned.
+    0.815. A round may increase 1 - IoU, which the median does not minimize, so the best anchors of all rounds
+    are returned.
     """
     best = _average(boxes, weights, anchors), anchors
     nearest = np.zeros(0)
@@ -143,7 +151,7 @@ def _lloyd(boxes: Sizes, weights: NDArray[Any], anchors: Sizes) -> Sizes:
 
 
 def _median(boxes: Sizes, weights: NDArray[Any], before: Sizes) -> Sizes:
-    """Return the weighted median width and height of boxes, (N, 2), or ``before`` if there are no boxes."""
+    """Return the weighted median width and height of boxes, (N, 2), or ``before`` if N is 0."""
     if not len(boxes):
         return before
     median = np.empty(2)

@@ -1,7 +1,7 @@
 """Load micro-batches in separate processes, in the order of a schedule.
 
 A batch depends only on its line in the schedule, so the number of processes affects only the speed. The
-processes belong to the rank and end when the rank closes the loader or dies.
+processes exit when their rank closes the loader or dies.
 """
 
 from __future__ import annotations
@@ -34,24 +34,22 @@ from rankless.user_code import explained
 
 B = TypeVar("B")
 _LESS = "use fewer `workers` or a smaller batch.micro, or turn off data.cache: ram"
-_GRACE = 1.0  # seconds for the current batch when the loader is closed
+_GRACE = 1.0  # seconds that a closing loader waits for the current batch
 
 
 class MicroBatches(Generic[B]):
-    """An iterator over the micro-batches of a run, in the order of the schedule.
-
-    It is also a context manager that ends the loader processes on exit.
+    """An iterator over micro-batches in the order of a schedule. As a context manager, it closes on exit.
 
     Args:
-        examples: a :class:`rankless.tasks.protocol.Examples`, which is pickled and sent to the processes.
-        collate: a function that makes a batch from a list of items; it must be picklable by name.
+        examples: a :class:`rankless.tasks.protocol.Examples`, which is pickled for the loader processes.
+        collate: a function that converts a list of items to a batch. It must be picklable.
         schedule: an iterable with one line per micro-batch, which is read lazily and may be endless.
-        workers: the number of loader processes; 0 loads the images in this process.
-        pin_memory: whether to copy batches into page-locked memory for a GPU.
+        workers: number of loader processes; 0 loads the items in this process.
+        pin_memory: whether to copy batches to page-locked memory for a GPU.
 
     Attributes:
-        waited: the number of seconds that the caller has spent waiting for batches so far.
-        is_waiting: whether the caller is waiting for a batch now.
+        waited: total time in seconds that the caller has waited for batches.
+        is_waiting: whether the caller is currently waiting for a batch.
     """
 
     def __init__(
@@ -74,15 +72,15 @@ class MicroBatches(Generic[B]):
             pin_memory=pin_memory,
             multiprocessing_context="forkserver" if workers else None,
             worker_init_fn=_init_worker if workers else None,
-            generator=torch.Generator(),  # otherwise, torch draws from the global generator
+            generator=torch.Generator(),  # otherwise, torch would use the global generator
         )
         try:
             self._batches: Iterator[Any] = iter(loader)
         except OSError as error:  # no space for a semaphore
             raise shortage(error) or error from None
         self._processes: list[BaseProcess] = list(getattr(self._batches, "_workers", ()))
-        # Also runs at interpreter exit, where multiprocessing would wait forever for processes that ignore
-        # SIGTERM.
+        # This also runs at interpreter exit, where multiprocessing would wait forever for the processes,
+        # which ignore SIGTERM.
         self._end = weakref.finalize(self, _end, self._batches, self._processes)
 
     def __iter__(self) -> MicroBatches[B]:
@@ -95,10 +93,8 @@ class MicroBatches(Generic[B]):
         try:
             batch = next(self._batches)
         except (RuntimeError, OSError, EOFError) as error:  # a dead process causes the last two
-            if self._processes:
-                wait(
-                    [process.sentinel for process in self._processes], _GRACE
-                )  # the process's exit may not be visible yet
+            if self._processes:  # the exit of the process may not be visible yet
+                wait([process.sentinel for process in self._processes], _GRACE)
             if death := _death(self._processes):
                 raise death from error
             raise
@@ -111,7 +107,7 @@ class MicroBatches(Generic[B]):
         return batch  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """End the loader processes after their current batch. Further calls do nothing."""
+        """Stop the loader processes after their current batches. Further calls do nothing."""
         self._end()
 
     def __enter__(self) -> MicroBatches[B]:
@@ -124,23 +120,23 @@ class MicroBatches(Generic[B]):
 
 
 class LoaderDiedError(RuntimeError):
-    """Raised when a loader process dies. The message gives the signal or exit code and its likely cause."""
+    """Raised when a loader process dies. The message gives the exit code or signal and the likely cause."""
 
 
 class _Failure:
-    """A user's error raised in a loader process, sent as an object because torch sends only a traceback."""
+    """An error from a loader process, sent as a result because torch would send only the traceback."""
 
     def __init__(self, error: UserError) -> None:
         self.error = error
 
 
 class _Fetch(Dataset[Any]):
-    """A callable that loads the items of one line of the schedule."""
+    """A data set whose items are the lines of a schedule."""
 
     def __init__(self, examples: Any) -> None:
         self.examples = examples
 
-    @one_thread()  # also without loader processes: more threads would round sums differently
+    @one_thread()  # also without loader processes, because more threads would round sums differently
     def __getitems__(self, line: Line) -> list[Any] | _Failure:
         try:
             draw = getattr(self.examples, "items", None)
@@ -154,7 +150,7 @@ class _Fetch(Dataset[Any]):
 
 
 class _Guarded:
-    """A wrapper around ``collate`` that passes failures through."""
+    """A wrapper around a collate function that passes failures through."""
 
     def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
         self.collate = collate
@@ -173,7 +169,7 @@ class _Guarded:
 
 
 class _Sharing(ForkingPickler):
-    """A pickler that moves all tensors into shared memory, as multiprocessing does when it sends them."""
+    """A pickler that moves all tensors to shared memory, as multiprocessing does when it sends them."""
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -189,16 +185,17 @@ class _Nowhere:
 
 
 def _share(batch: Any) -> None:
-    """Move a batch to shared memory, where a failure can still be reported.
+    """Move a batch to shared memory early, so that a failure can be reported.
 
-    Python sends batches from a thread that only prints errors and continues, so the rank would wait forever.
+    Python sends batches from a thread that only prints errors, so the rank would wait forever.
     """
     try:
         _Sharing(_Nowhere(), pickle.HIGHEST_PROTOCOL).dump(batch)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UserError(
             f"collate() returned a {type(batch).__name__} that cannot be sent from a loader process "
-            f"({error}); leave out objects that cannot be pickled, or load in the ranks with workers=0"
+            f"({error}); remove objects that cannot be pickled, or use workers=0 to load without loader "
+            "processes"
         ) from error
 
 
@@ -222,44 +219,44 @@ def _failure(error: Exception) -> _Failure:
 
 
 def _death(processes: Iterable[BaseProcess]) -> Exception | None:
-    """Return an error that says how the first dead loader process ended, or None if all are alive."""
+    """Return an error for the first dead loader process, or None if all are alive."""
     code = next((p.exitcode for p in processes if p.exitcode), None)
     if code is None:
         return None
     if code == -signal.SIGBUS:  # the process touched shared memory beyond the available space
         return shared_memory_shortage()
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     why = f", probably because memory ran out: {_LESS}" if code == -signal.SIGKILL else ""
     return LoaderDiedError(f"{how}{why}")
 
 
 def _modules(examples: object, collate: object) -> set[str]:
-    """Return the names of the modules that loader processes import for the examples and ``collate``."""
+    """Return the names of the modules that loader processes need for ``examples`` and ``collate``."""
     kinds = {__name__, type(examples).__module__, getattr(collate, "__module__", __name__)} - {"__main__"}
     return kinds.union(getattr(examples, "loader_imports", ()))
 
 
 def _init_worker(worker: int) -> None:
-    """Let a new loader process ignore termination signals and die with its rank."""
+    """Make a new loader process ignore termination signals and die with its rank."""
     for number in loader_server.ENDS:
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-    die_with_parent()  # the parent is the fork server, which lives as long as its children
+    die_with_parent()  # the parent is the fork server
     rank = multiprocessing.parent_process()
     threading.Thread(target=_follow, args=(rank,), name="follow the rank", daemon=True).start()
 
 
 def _follow(rank: BaseProcess) -> None:
-    """Wait until the rank ends for any reason, and then exit."""
+    """Exit as soon as the rank exits for any reason."""
     rank.join()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _end(batches: Any, processes: list[BaseProcess]) -> None:
-    """Let the loader processes exit, and kill any process that is still busy after a while.
+    """Let the loader processes exit, and kill those that are still busy after a while.
 
-    They are not killed at once, because a process that dies while sending a batch keeps a lock that the
-    memory-pinning thread would wait for forever.
+    They are not killed immediately: a process that is killed while sending a batch would keep a lock for
+    which the memory-pinning thread would wait forever.
     """
     shutdown = getattr(batches, "_shutdown_workers", None)
     if shutdown is None:

@@ -1,7 +1,7 @@
-"""Start the server that forks the loader processes. It has imported PyTorch but runs no threads.
+"""Start multiprocessing's fork server for the loader processes.
 
-It is multiprocessing's fork server. If a rank starts it early, it is forked from the rank. Otherwise, it is a
-new interpreter, which takes seconds to import the modules that loaders need.
+A rank can fork the server before any threads exist, so that the server inherits the rank's imports.
+Otherwise, the server is a new interpreter, which takes seconds to import the modules that loaders need.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any, NoReturn
 from rankless.hardware.processes import fork, name_process
 
 ENDS = (signal.SIGINT, signal.SIGTERM)
-"""Signals that ask a rank to end. Its loader processes must not receive them."""
+"""Signals that ask a rank to exit. Its loader processes ignore them."""
 _imported: frozenset[str] = frozenset()
-"""The modules that this process had imported when it forked the server; empty if it did not fork it."""
+"""Modules imported before this process forked the server; empty if this process did not fork the server."""
 
 
 def fork_early() -> None:
     """Start the fork server by forking this process, so that it inherits the imports.
 
-    Call this before any computation. Computations start threads, which do not survive a fork. After that,
-    :func:`ensure` starts a new interpreter instead.
+    This must be called before any computation, because computations start threads, which do not survive a
+    fork.
     """
     global _imported
     _imported = frozenset(sys.modules)
@@ -49,7 +49,7 @@ def fork_early() -> None:
 
 
 def _serve(*descriptors: int) -> NoReturn:
-    """Run the loop that multiprocessing's own fork server runs."""
+    """Run the loop of multiprocessing's fork server."""
     try:
         name_process("loader server")
         first = 3
@@ -60,15 +60,15 @@ def _serve(*descriptors: int) -> NoReturn:
         forkserver.main(*descriptors, [])  # type: ignore[arg-type, call-arg]  # the stubs describe an older version
     except Exception:
         sys.excepthook(*sys.exc_info())
-    finally:  # it ends with SystemExit, which must not reach the rank's own frames
+    finally:  # the loop raises SystemExit, which must not reach the rank's frames
         os._exit(0)
 
 
 def ensure(modules: Iterable[str]) -> None:
-    """Start the fork server if none is running or the running one lacks one of ``modules``.
+    """Start the fork server, unless a server that has imported all ``modules`` is running.
 
-    Loader processes import these modules. Every evaluation starts new loader processes, which would otherwise
-    spend seconds on importing them.
+    Every evaluation starts new loader processes, which would otherwise spend seconds on importing the
+    modules.
     """
     global _imported
     needed = set(modules)
@@ -82,11 +82,11 @@ def ensure(modules: Iterable[str]) -> None:
 
 @contextmanager
 def _ending_signals_blocked() -> Iterator[None]:
-    """Block termination signals inside the context, for processes that are started there as well.
+    """Block termination signals inside the context, also for processes that are started there.
 
-    A signal to the process group must not end the loaders of a rank that is about to save.
+    A signal to the process group must not stop the loaders of a rank that is about to save.
     """
-    resource_tracker.ensure_running()  # first, because its start unblocks the signals
+    resource_tracker.ensure_running()  # must come first, because starting it unblocks the signals
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
     try:
         yield

@@ -1,9 +1,9 @@
-"""Choose the images of each micro-batch from the seed and the position alone.
+"""Choose the images of each micro-batch as a function of the seed and the position.
 
-A keyed bijection on 0..n-1 shuffles the images of one epoch, so any position of any epoch is computed in
-constant time and memory, without a shuffled list or a sampler state to save. The epochs form one endless
-stream that is cut into global batches. All batches have the same size, no image is dropped, and every epoch
-contains every image exactly once.
+A keyed permutation of 0..n-1 shuffles the images of each epoch. Any position of any epoch can be computed in
+constant time and memory, without a shuffled list or a sampler state. The epochs form one endless stream,
+which is cut into global batches of equal size. No image is dropped, and every epoch contains every image
+exactly once.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from rankless.randomness import key
 from rankless.recipe.schema import Batch
 
-_ROUNDS, _ROUNDS_OF_FEW, _FEW = 8, 16, 1024  # few positions mix slowly: with 5, 8 rounds are visibly uneven
+_ROUNDS, _ROUNDS_OF_FEW, _FEW = 8, 16, 1024  # small n need more rounds: 8 rounds are visibly uneven for n = 5
 
 
 class Line(NamedTuple):
-    """One line of a schedule, which lists the images of one micro-batch.
+    """One line of a schedule: the images of one micro-batch.
 
     Attributes:
-        step: the training step, from 0; always 0 in an evaluation.
-        images: the (epoch, index) of each image.
+        step: training step, from 0; always 0 in evaluations.
+        images: (epoch, index) of each image.
     """
 
     step: int
@@ -36,18 +36,17 @@ class Line(NamedTuple):
 def permute(n: int, key: int, positions: NDArray[np.integer] | int) -> NDArray[np.int64]:
     """Apply a keyed permutation of 0..n-1 to ``positions``.
 
-    A Feistel network over Z_a × Z_b with a·b ≥ n (Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
-    2002): each round adds a keyed hash of one half to the other half. Results of n or more are permuted again
-    (cycle walking); this is rare, because a·b barely exceeds n.
+    The permutation is a Feistel network over Z_a × Z_b with a·b ≥ n (Black and Rogaway, "Ciphers with
+    Arbitrary Finite Domains", 2002). Each round adds a keyed hash of one half to the other half. Results ≥ n
+    are permuted again (cycle walking), which is rare because a·b is close to n.
 
     Args:
-        n: the number of images, 1 to 2**62, so that the sums stay inside 64 bits.
-        key: 0 to 2**128 - 1; every key gives a different permutation.
-        positions: an array of any shape with values in 0..n-1.
+        n: number of images, 1 to 2**62, so that sums fit in 64 bits.
+        key: key of the permutation, 0 to 2**128 - 1.
+        positions: array of any shape with values in 0..n-1.
 
     Returns:
-        An int64 array of the same shape as ``positions``, with values in 0..n-1. Different positions give
-        different results.
+        An int64 array of the same shape, with values in 0..n-1.
     """
     asked = np.asarray(positions)
     rounds = _ROUNDS_OF_FEW if n < _FEW else _ROUNDS
@@ -62,15 +61,12 @@ def permute(n: int, key: int, positions: NDArray[np.integer] | int) -> NDArray[n
 
 
 def stream(n: int, seed: int, positions: NDArray[np.integer]) -> list[tuple[int, int]]:
-    """Return the images at the given positions of the endless training stream.
+    """Return the (epoch, index) of the image at each position of the endless training stream.
 
     Args:
-        n: the number of images in the data set.
+        n: number of images in the data set.
         seed: the recipe's seed.
-        positions: positions in the stream, (P,); 0 is the first image of the run.
-
-    Returns:
-        P pairs (epoch, index); position p belongs to epoch ``p // n``.
+        positions: positions in the stream, (P,), from 0. Position p belongs to epoch ``p // n``.
     """
     epochs = positions // n
     indices = np.empty(positions.shape, np.int64)
@@ -82,15 +78,15 @@ def stream(n: int, seed: int, positions: NDArray[np.integer]) -> list[tuple[int,
 
 
 def micro_batch(n: int, seed: int, step: int, micro_batch: int, batch: Batch) -> list[tuple[int, int]]:
-    """Return the (epoch, index) of each image of one micro-batch; the result is the same on every rank."""
+    """Return the (epoch, index) of each image of a micro-batch, which does not depend on the rank."""
     first = step * batch.images + micro_batch * batch.micro
     return stream(n, seed, np.arange(first, first + batch.micro))
 
 
 def _halves(n: int) -> tuple[int, int]:
-    """Return moduli a and b that are close to each other and whose product is at least n and close to n.
+    """Return moduli a ≈ b with a product that is at least n and close to n.
 
-    a is even because a round adds cycles of length a. With two odd lengths, no odd permutation could occur.
+    a is even. If both were odd, every round would be an even permutation, and so would be the result.
     """
     root = int(np.sqrt(float(n)))
     a = max(2, root + root % 2)
@@ -98,7 +94,7 @@ def _halves(n: int) -> tuple[int, int]:
 
 
 def _encrypt(x: NDArray[np.uint64], a: int, b: int, round_keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Apply the Feistel network once, which is a bijection on 0..a*b-1."""
+    """Apply the Feistel network, a permutation of 0..a*b-1, once."""
     size_a, size_b = np.uint64(a), np.uint64(b)
     left, right = x % size_a, x // size_a
     for number, round_key in enumerate(round_keys):

@@ -1,4 +1,4 @@
-"""Check early that a data path exists."""
+"""Check that a data path exists."""
 
 from __future__ import annotations
 
@@ -9,30 +9,36 @@ from rankless.files.remote import is_remote
 
 
 def refuse_gone(root: str, before: str, weights: Path) -> None:
-    """Raise an error if ``root``, the data to evaluate on, is the training data and no longer exists."""
+    """Raise an error if a model is to be evaluated on its training data, which no longer exists.
+
+    Args:
+        root: ``data.root`` for the evaluation.
+        before: ``data.root`` of the training.
+        weights: path of the weights file, for the message.
+    """
     by_name = root == "digits" or root.startswith("torchvision/")
     if root == before and not by_name and missing_data(root):
-        where = "" if Path(root).is_absolute() else f" (there is no {Path(root).resolve()})"
+        where = "" if Path(root).is_absolute() else f" at {Path(root).resolve()}"
         raise UserError(
-            f"{weights}: was trained on data.root={root}, which does not exist{where}; expected this data; "
-            "add data.root=FOLDER"
+            f"{weights}: this model was trained on data.root={root}, which does not exist{where}; add "
+            "data.root=FOLDER"
         )
 
 
 def missing_data(root: str) -> list[str]:
-    """Return a list with one error message if nothing exists at ``root``; otherwise, an empty list."""
-    if is_remote(root):  # a request to the server takes time
+    """Return a list with one error message if nothing exists at ``root``, otherwise an empty list."""
+    if is_remote(root):  # avoids a slow request
         return []
     path = Path(root).expanduser()
     if path.exists():
         return []
     if root.startswith("torchvision/"):
         return [
-            f"{root}: this name works only in recipes (data.root={root} data.folder=FOLDER); expected the "
-            "folder itself; give a folder such as data/cifar-10-batches-py"
+            f"{root}: this name is valid only in recipes (data.root={root} data.folder=FOLDER); give a "
+            "folder such as data/cifar-10-batches-py"
         ]
     where = f" at {path.absolute()}" if root != str(path.absolute()) else ""
     return [
-        f"{root}: no such file or folder{where}; expected a folder, a file such as "
-        "'data.yaml', or 'digits' for the built-in data"
+        f"{root}: no such file or folder{where}; expected a folder, a file such as 'data.yaml', or 'digits' "
+        "for the built-in data"
     ]

@@ -1,8 +1,8 @@
-"""Use map-style torch data sets as the data of a task.
+"""Use a map-style torch data set as the data of a task.
 
-The transforms of such a data set draw from global generators, whose state depends on earlier draws and
-therefore on ranks and loader processes. This module seeds these generators for every single item with the
-recipe's seed, the epoch and the index.
+Transforms use global random generators, whose state depends on earlier items and therefore on ranks and
+loader processes. This module seeds the generators for every item with the recipe's seed, the epoch and the
+index.
 """
 
 from __future__ import annotations
@@ -23,31 +23,34 @@ from rankless.errors import UserError
 from rankless.randomness import GENERATORS, key, torch_seed
 
 _DEEPEST, _LONGEST, _MOST = 8, 64, 10_000
-"""Limits of the search for generators: the depth, the items of a list to look at, and the total objects."""
+"""Limits of the search for generators: depth, items per list, and total number of objects."""
 
 
 @contextmanager
 def seeded(seed: int, epoch: int, index: int, *generators: Any) -> Iterator[None]:
-    """Seed Python's, NumPy's and torch's global generators for one item, as a context manager.
+    """Seed the global generators of Python, NumPy and torch for one item, as a context manager.
 
-    Draws inside the context depend only on (seed, epoch, index). The states of the three global generators
-    are restored on exit.
+    Random numbers inside the context depend only on (seed, epoch, index). The states of the three global
+    generators are restored on exit.
 
     Args:
         seed: the recipe's seed.
         epoch: the epoch, from 0.
-        index: the item's index.
-        generators: further generators to seed but not restore: ``random.Random``, ``numpy.random.Generator``
-            and ``RandomState``, ``torch.Generator``, and objects with ``set_random_state(generator, random)``
-            or ``set_random_seed(seed)``, such as Albumentations' transforms.
+        index: the index of the item.
+        generators: additional generators to seed without restoring them: ``random.Random``,
+            ``numpy.random.Generator`` and ``RandomState``, ``torch.Generator``, and objects with
+            ``set_random_state(generator, random)`` or ``set_random_seed(seed)``, such as Albumentations
+            transforms.
     """
     with GENERATORS:
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - the legacy ones
         try:
-            # With the same seed, Python's and NumPy's Mersenne twisters would draw the same numbers.
+            # With the same seed, Python and NumPy would generate the same numbers (both use MT19937).
             random.seed(key(seed, "item", epoch, index, "python"))
             np.random.seed(_words(key(seed, "item", epoch, index, "numpy")))  # noqa: NPY002
-            torch.default_generator.manual_seed(torch_seed(seed, "item", epoch, index))  # of the CPU only
+            torch.default_generator.manual_seed(
+                torch_seed(seed, "item", epoch, index)
+            )  # only the CPU generator
             for number, generator in enumerate(generators):
                 _seed(generator, key(seed, "item", epoch, index, number))
             yield
@@ -70,7 +73,7 @@ def _seed(generator: Any, number: int) -> None:
     elif isinstance(generator, torch.Generator):
         generator.manual_seed(number % 2**63)
     elif callable(to_state := getattr(generator, "set_random_state", None)):
-        # This is preferred to a seed, which would be mixed with the loader process's number.
+        # set_random_seed would mix the seed with the number of the loader process.
         to_state(np.random.default_rng(number), random.Random(number))
     elif callable(to_seed := getattr(generator, "set_random_seed", None)):
         to_seed(number % 2**32)
@@ -81,22 +84,20 @@ def _seed(generator: Any, number: int) -> None:
 def from_dataset(dataset: Any, *, seed: int, digest: str | None = None) -> FromDataset:
     """Use a map-style torch data set as the training or evaluation data of a task.
 
-    Every item is drawn under :func:`seeded`, which also seeds the generators found in the data set's
-    attributes and transforms. Other randomness and state kept between items are not covered; to detect them,
-    the first item is drawn twice and must be the same.
+    Every item is loaded inside :func:`seeded`, which also seeds generators found in the data set's attributes
+    and transforms. Other sources of randomness and state kept between items are not supported. To detect
+    them, the first item is loaded twice, and the results must be equal.
 
     Args:
-        dataset: an object with ``__len__`` and ``__getitem__``; it must be picklable if there are loader
-            processes.
+        dataset: an object with ``__len__`` and ``__getitem__``. Loader processes require it to be picklable.
         seed: the recipe's seed.
-        digest: a text that changes with the data, so that resuming a run with other data is reported.
+        digest: a text that identifies the data. Resuming a run with a different digest is reported.
 
     Returns:
         A :class:`rankless.Examples`.
 
     Raises:
-        UserError: If the data set is not map-style, has no items, or returns a different first item the
-            second time.
+        UserError: If the data set is not map-style, is empty, or returns two different first items.
     """
     return FromDataset(dataset, seed, digest)
 
@@ -107,8 +108,8 @@ class FromDataset:
     Attributes:
         dataset: the data set.
         seed: the recipe's seed.
-        digest: a text that changes with the data, or None.
-        loader_imports: slow modules that the loaders' fork server imports in advance.
+        digest: a text that identifies the data, or None.
+        loader_imports: modules that loader processes need, which are imported in advance.
     """
 
     def __init__(self, dataset: Any, seed: int, digest: str | None) -> None:
@@ -117,26 +118,26 @@ class FromDataset:
         _check(dataset)
         if not _same(self.item(0, 0), self.item(0, 0)):
             raise UserError(
-                f"{_named(dataset)}: item 0 differs when it is drawn again with the same seed; expected all "
-                "random numbers to come from Python's, NumPy's or torch's generators, and no state to be "
-                "kept between items; make any other generator an attribute, or seed it with rankless.seeded"
+                f"{_named(dataset)}: item 0 differs when loaded again with the same seed; expected random "
+                "numbers only from Python, NumPy or torch generators, and no state between items; store "
+                "other generators as attributes, or seed them with rankless.seeded"
             )
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def item(self, index: int, epoch: int) -> Any:
-        """Return item ``index`` as it is drawn in ``epoch``."""
+        """Return item ``index`` as in the given epoch."""
         with seeded(self.seed, epoch, index, *self._generators):
             return self.dataset[index]
 
     @cached_property
     def _generators(self) -> list[Any]:
-        """Return the random generators that belong to the data set itself."""
+        """Generators in the data set's attributes and transforms."""
         return list(_found(self.dataset, _DEEPEST, set()))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process has another copy of the generators.
+        # Other processes have their own copies of the generators.
         return {name: value for name, value in vars(self).items() if name != "_generators"}
 
 
@@ -145,11 +146,13 @@ def _check(dataset: Any) -> None:
         callable(getattr(dataset, name, None)) for name in ("__len__", "__getitem__")
     ):
         raise UserError(
-            f"{_named(dataset)}: it is not map-style; expected __len__ and __getitem__, because any rank may "
-            "load any item; make items accessible by index"
+            f"{_named(dataset)}: not a map-style data set; expected __len__ and __getitem__, because any "
+            "rank may load any item; make items accessible by index"
         )
     if not len(dataset):
-        raise UserError(f"{_named(dataset)}: it has no items; expected at least one; check its folder")
+        raise UserError(
+            f"{_named(dataset)}: the data set is empty; expected at least one item; check the folder"
+        )
 
 
 def _named(dataset: Any) -> str:
@@ -157,7 +160,7 @@ def _named(dataset: Any) -> str:
 
 
 def _found(value: Any, deepest: int, seen: set[int]) -> Iterator[Any]:
-    """Yield the generators found in the attributes and items of ``value``, in order."""
+    """Yield the generators in the attributes and items of an object, recursively."""
     plain = str | bytes | np.ndarray | torch.Tensor | type | ModuleType
     if id(value) in seen or not deepest or len(seen) > _MOST or isinstance(value, plain):
         return
@@ -165,7 +168,7 @@ def _found(value: Any, deepest: int, seen: set[int]) -> Iterator[Any]:
     kinds = random.Random, np.random.Generator, np.random.RandomState, torch.Generator
     own = [getattr(value, name, None) for name in ("set_random_state", "set_random_seed")]
     if isinstance(value, kinds) or any(map(callable, own)):
-        yield value  # it seeds its parts itself
+        yield value  # seeds its own parts
         return
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     attributes = getattr(value, "__dict__", {}) if not callable(getattr(value, "__get__", None)) else {}
@@ -174,7 +177,7 @@ def _found(value: Any, deepest: int, seen: set[int]) -> Iterator[Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether two items have equal contents. Contents that cannot be compared count as equal."""
+    """Return whether two items are equal. Values that cannot be compared count as equal."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):

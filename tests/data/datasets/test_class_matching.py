@@ -19,18 +19,18 @@ def test_vocs_classes_are_found_in_cocos():
     assert [COCO[label] for label in match.labels] == [
         "airplane", "bicycle", "car", "dining table", "motorcycle", "person", "couch", "tv",
     ]  # fmt: skip
-    assert match.notes[0] == "voc: the classes are the model's, matched by name"
+    assert match.notes[0] == "voc: the classes are those of the model, matched by name"
     assert "  motorbike    → motorcycle" in match.notes
     assert not any("bicycle " in note for note in match.notes)
 
 
 def test_another_order_and_a_subset_are_told_apart():
     assert match_classes(("b", "a"), ("a", "b"), (), "x").notes == (
-        "x: the classes are the model's, in another order",
+        "x: the classes are those of the model, in another order",
     )
     match = match_classes(("c", "A"), ("a", "b", "c"), (), "x")
     assert match.labels == (2, 0)
-    assert match.notes[1:] == ("  A  → a", "  1 class has no images (of the model's 3): 'b'")
+    assert match.notes[1:] == ("  A  → a", "  1 class has no images, of 3 classes of the model: 'b'")
 
 
 def test_a_spelling_never_takes_a_class_that_is_there_itself():
@@ -45,13 +45,13 @@ def test_what_the_user_says_comes_first_and_may_join_or_leave_out():
     given = (("truck", "car"), ("lamp", ""))
     match = match_classes(("car", "truck", "lamp"), ("car", "dog"), given, "x")
     assert match.labels == (0, 0, LEFT_OUT)
-    assert "  truck  → car" in match.notes and "  lamp   → left out" in match.notes
+    assert "  truck  → car" in match.notes and "  lamp   → (dropped)" in match.notes
     with pytest.raises(UserError) as found:
         match_classes(("car",), ("car", "dog"), (("cars", "car"), ("car", "dogg")), "x")
-    assert "has 'cars', which is not a class of x" in found.value.problems[0]
-    assert "has 'dogg', which is not a class of the model" in found.value.problems[1]
+    assert "'cars' is not a class of x" in found.value.problems[0]
+    assert "'dogg' is not a class of the model" in found.value.problems[1]
     assert "did you mean 'dog'" in found.value.problems[1]
-    with pytest.raises(UserError, match=r"every image of x has one class; choose the classes"):
+    with pytest.raises(UserError, match=r"every image of x has a class; select classes"):
         match_classes(("car",), ("car",), (("car", ""),), "x", may_leave_out=False)
 
 

@@ -81,10 +81,10 @@ def test_what_was_kept_is_reported_as_it_is_opened_now(
 ) -> None:
     """A command may have named the format, or the data by another path, when it was read."""
     open_annotations("data", "train")
-    monkeypatch.setattr(open_split, "recognize", lambda root, format: ("voc", "data.format says so"))
+    monkeypatch.setattr(open_split, "recognize", lambda root, format: ("voc", "data.format is set"))
     again = open_annotations(f"{tmp_path}/data", "train")
     assert format.times == 1
-    said = "read as one box each because data.format says so: 3 images of 'train'"
+    said = "read as one box each because data.format is set: 3 images of 'train'"
     assert again.about == (f"{tmp_path}/data: {said}", "a sentence")
     Path("data/3.png").touch()  # the data is read again, and what was cached is still there
     assert len(open_annotations("data", "train").paths()) == 4
@@ -104,7 +104,8 @@ def test_a_replaced_image_is_reported(format: OneBoxEach, before: bool, found: s
     assert tuple(images.read(2).image.shape) == (3, 12, 20)
     Image.new("RGB", (30, 44)).save(file)
     with pytest.raises(
-        UserError, match=rf"1\.png: the image is 30 × 44 pixels, but {found} when .* restart to read"
+        UserError,
+        match=rf"1\.png: the image was replaced: its size is 30 × 44, but {found} when",
     ):
         images.read(1)
     again = BoxedImages(open_annotations("data", "train"))

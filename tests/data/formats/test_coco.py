@@ -159,7 +159,7 @@ def test_a_category_that_only_groups_the_others_is_no_class(tmp_path):
     found = opened(tmp_path)
     assert found.class_names == ("cat", "dog")
     assert found.labels.tolist() == [1]
-    assert any("category 0 ('pets') only groups the others" in note for note in found.notes)
+    assert any("category 0 ('pets') is ignored" in note for note in found.notes)
     put(
         tmp_path,
         box(category=0),
@@ -287,19 +287,19 @@ def test_dirty_images(tmp_path, image, counts):
 
 def test_not_one_image_is_there(tmp_path):
     put(tmp_path, images=[{"id": 1, "file_name": "x/gone.jpg"}])
-    assert "the first: 'x/gone.jpg'; looked in" in problem(tmp_path)
+    assert "such as 'x/gone.jpg'; looked in" in problem(tmp_path)
     put(tmp_path, images=[])
-    assert "it lists no image" in problem(tmp_path)
+    assert "no images are listed" in problem(tmp_path)
     put(tmp_path, images=[{"id": 1, "filename": "a.jpg"}])
-    assert "no entry of 'images' can be used; the first: id 1, file_name None, expected" in problem(tmp_path)
+    assert "no valid entry in 'images'; the first problem: id 1, file_name None;" in problem(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"[]", "contains a list, as result files do"),
+        (b"[]", "contains a list, like a results file"),
         (b'[{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}]', "contains a list"),
-        (b"{}", "no 'categories'"),
+        (b"{}", "'categories' is missing"),
         (b'{"images": [', "cannot be read as JSON"),
         (b"", "cannot be read as JSON"),
         (b"3", "contains 3"),
@@ -310,10 +310,10 @@ def test_not_one_image_is_there(tmp_path):
         (b'{"images": [], "categories": [{"id": 1, "name": "a"}]}', "no 'annotations'"),
         (b'{"annotations": [], "categories": [{"id": 1, "name": "a"}]}', "no 'images'"),
         (b'{"categories": [{"id": 1}, {"name": "a"}, 3]}', "category 2: not an object"),
-        (b'{"categories": [{"id": 1, "name": "\\ud800"}]}', "not Unicode"),
+        (b'{"categories": [{"id": 1, "name": "\\ud800"}]}', "not valid Unicode"),
         (b"\xff\xfe{\x00}\x00", "cannot be read as JSON"),
         (b"[" * 100_000, "cannot be read as JSON"),
-        (b'{"images": [1e99999999' + b"9" * 5000 + b"]}", "no 'categories'"),
+        (b'{"images": [1e99999999' + b"9" * 5000 + b"]}", "'categories' is missing"),
         (
             b'{"images": 3' + b"9" * 5000 + b', "categories": [{"id": 1, "name": "a"}]}',
             "cannot be read as JSON",

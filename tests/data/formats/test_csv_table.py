@@ -136,9 +136,9 @@ def test_splits_number_their_classes_alike(tmp_path):
         ("0,cat\n1,owl\n", ("cat", "owl")),
         ("owl\ncat\n", ("owl", "cat")),
         ("owl,0\ncat,0,\nowl,3", "'owl' appears more than once"),
-        ("owl,0\ncat,x\n", "'cat,x'; expected a class name and its number"),
+        ("owl,0\ncat,x\n", "'cat,x'; expected a class name and a number"),
         ("", "no class names"),
-        ("\udce9t\udce9,0\n", "not UTF-8"),
+        ("\udce9t\udce9,0\n", "not valid UTF-8"),
     ],
 )
 def test_class_lists(tmp_path, text, expected):
@@ -194,11 +194,11 @@ def test_a_file_without_what_is_needed(tmp_path):
     assert csv_table.recognize(tmp_path) == ""
     assert "no CSV file with images and classes; expected a first row with a column" in fault(tmp_path)
     put(tmp_path, HEADER)
-    assert "no class name in it or in the files beside it" in fault(tmp_path)
+    assert "no class names found in any split" in fault(tmp_path)
     put(tmp_path, HEADER, "gone.jpg,40,20,cat,1,2,3,4")
-    assert "the first: 'gone.jpg'" in fault(tmp_path)
+    assert "such as 'gone.jpg'" in fault(tmp_path)
     put(tmp_path, HEADER, "a.jpg,40,20,cat,1,2,3,4")
-    assert "no split 'val'; expected 'train'; give" in fault(tmp_path, "val")
+    assert "no split 'val'; expected 'train'; choose" in fault(tmp_path, "val")
 
 
 def test_classes_that_are_no_utf8(tmp_path):

@@ -60,7 +60,7 @@ def test_boxes_become_pixels(tmp_path: Path) -> None:
     found = open_annotations(root, "train")
     assert found.class_names == ("x", "y", "z") and len(found) == 3 and counts(found) == {"empty": 1}
     assert found.offsets.tolist() == [0, 2, 2, 3] and found.boxes.dtype == np.float32
-    assert found.notes[0].startswith(f"{root}: read as Darknet (YOLO) because 'data.yaml' describes it: 3 ")
+    assert found.notes[0].startswith(f"{root}: read as Darknet (YOLO) because 'data.yaml' is a ")
     data = BoxedImages(found)
     first = data.read(0)
     assert first.image.shape == (3, 20, 40)
@@ -179,7 +179,7 @@ def test_undivided_data_is_one_split_and_nothing_is_none(tmp_path: Path) -> None
     (tmp_path / "a/classes.txt").write_text("x")
     data = open_annotations(str(tmp_path / "a"), "train")
     assert names(data) == ["a"] and splits(tmp_path / "a") == ["train"] and "no splits" in data.notes[1]
-    assert "no split 'val'; expected 'train'; give" in problems_of(tmp_path / "a", "val")
+    assert "no split 'val'; expected 'train'; choose" in problems_of(tmp_path / "a", "val")
     flat = tmp_path / "flat"
     flat.mkdir()
     for file in ("images/a.jpg", "labels/a.txt", "classes.txt"):
@@ -314,22 +314,22 @@ def test_polygons_become_their_bounds(tmp_path: Path) -> None:
     [
         ("train: images/none\nnames: [x]\n", "'train: images/none' does not exist"),
         ("train: [images/none, images/nil]\nnames: [x]\n", "images/nil"),
-        ("train: empty\nnames: [x]\n", "empty for files that end in .bmp"),
+        ("train: empty\nnames: [x]\n", "empty for files with the extensions .bmp"),
         (
             "train: images/train\n",
-            "there are no class names; expected the name of each class, class 0 first; "
-            "write, for example, 'names: [cat, dog]'",
+            "no class names; expected a list of class names, starting with class 0; "
+            "add, for example, 'names: [cat, dog]'",
         ),
         ("train: images/train\nnames: []\n", "'names' is empty"),
         ("train: images/train\nnames: [x]\nnc: 2\n", "'nc' is 2; expected 1"),
-        ("train: images/train\nnames: {1: x, 2: y}\n", "expected 0 to 1, each once"),
+        ("train: images/train\nnames: {1: x, 2: y}\n", "expected 0 to 1"),
         ("train: images/train\nnames: {a: x}\n", "expected 0 to 0"),
         ("train: data.yaml\nnames: [x]\n", "expected a folder or a .txt list"),
         ("train: list.txt\nnames: [x]\n", "list.txt:3: not understood: 'data.yaml' is not an image"),
         ("train: [\n", "data.yaml:2: column 1: this is not YAML"),
         ("train: " + "[" * 999 + "\n", "nested too deeply"),
-        ("- a\n- b\n", "holds a list"),
-        ("train: [[images/train]]\nnames: [x]\n", "'train' holds lists"),
+        ("- a\n- b\n", "contains a list"),
+        ("train: [[images/train]]\nnames: [x]\n", "'train' contains nested values"),
         ("train: images/train\nnames: [x]\nkpt_shape: [17, 3]\n", "key points"),
         ("train: images/train\nnames: [x]\nnc: many\n", "'nc' is many; expected 1"),
         ("train: ~nobody-of-that-name/x\nnames: [x]\n", "does not exist"),
@@ -364,7 +364,7 @@ def test_a_path_that_is_not_there_is_named_with_the_place_where_it_was_looked_fo
     root = described(tmp_path, "path: ../sets/gone\ntrain: images/train\nnames: [x]\n")
     said = problems_of(root)
     assert said.startswith(f"{root}: 'train: images/train' does not exist; looked in {tmp_path}, because ")
-    assert f"'path: ../sets/gone' does not exist ({tmp_path.parent}/sets/gone); correct 'path'" in said
+    assert f"'path: ../sets/gone' does not exist ({tmp_path.parent}/sets/gone); correct or" in said
 
 
 def test_a_image_listed_twice_counts_once(tmp_path: Path) -> None:

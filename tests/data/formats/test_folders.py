@@ -98,6 +98,6 @@ def test_a_folder_that_cannot_be_listed_does_not_pass_for_an_empty_one(
 
     monkeypatch.setattr(os, "listdir", refusing)
     with pytest.raises(
-        UserError, match=re.escape(f"{labels}: cannot be listed ({os.strerror(number)}); expected")
+        UserError, match=re.escape(f"{labels}: cannot be listed ({os.strerror(number)}); change its")
     ):
         open_annotations(str(tmp_path), "train")

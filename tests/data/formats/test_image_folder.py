@@ -64,7 +64,7 @@ def test_splits_of_class_folders(tmp_path):
     assert listed(tmp_path, "val") == [("val/owl/z.png", "owl")]
     val = opened(tmp_path, "val", names)
     assert val.label(0) == 1  # the model's, not 0
-    assert val.notes[1:] == ("1 class has no images (of 2): 'big cat'",)
+    assert val.notes[1:] == ("1 class has no images, of 2 classes: 'big cat'",)
     assert [name for _, name in listed(tmp_path, "test")] == ["big cat", "owl"]
     data = opened(tmp_path, "train")
     assert data.read(0).shape == (3, 3, 4) and data.label(3) == 1 and data.source(3).endswith("owl/b.PNG")
@@ -97,7 +97,7 @@ def test_the_division_knows_only_names_inside_the_class_folder(tmp_path):
     assert {file for file, name in parts[0]} == {file for file, _ in parts[1]}
     assert len(parts[0]) == len(parts[1]) == 8
     (note,) = image_folder.read(tmp_path / "a", "val").about
-    assert "of its 40 images 32 are 'train' and 8 'val'" in note
+    assert "so its 40 images are divided by a hash of the file names: 32 'train', 8 'val'" in note
     chosen = sorted(int(file.removesuffix(".png")) for file, name in parts[0] if name == "x")
     assert chosen not in ([0, 1, 2, 3], [16, 17, 18, 19], [0, 5, 10, 15])
 
@@ -127,14 +127,14 @@ def test_what_is_left_out_is_reported(tmp_path):
     assert [Path(path).name for path in data.paths] == ["1.png", "5.png"]
     assert data.names == ["a", "b"]
     for words in (
-        "1 folder holds no images and is left out: 'hollow'",
-        "left out: 1 (empty file); the first: ",
-        "left out: 1 (not an image)",
-        "left out: 1 (hidden)",
-        "left out: 1 (hidden folder)",
-        "left out: 1 (broken link)",
-        "left out: 1 (outside the class folders)",
-        "left out: 1 (not a regular file)",
+        "ignored: 1 folder without images: 'hollow'",
+        "ignored: 1 (empty file); the first: ",
+        "ignored: 1 (not an image)",
+        "ignored: 1 (hidden)",
+        "ignored: 1 (hidden folder)",
+        "ignored: 1 (broken link)",
+        "ignored: 1 (outside the class folders)",
+        "ignored: 1 (not a regular file)",
     ):
         assert any(note.startswith(words) for note in data.about), words
     assert len(data.about) == 8
@@ -153,11 +153,11 @@ def test_links_are_followed_once(tmp_path):
     ("files", "split", "names", "words"),
     [
         (["train/a/1.png", "test/a/1.png"], "mine", None, "no split 'mine'; expected one of 'train', 'test'"),
-        (["a/1.png", "b/1.png"], "test", None, "no split 'test': its folders are used as classes"),
+        (["a/1.png", "b/1.png"], "test", None, "no split 'test', because the folders are classes"),
         (["val/a/1.png", "val/Hawk/1.png"], "val", ("a", "owl"), "the model has no class 'Hawk'"),
         (["a/1.png", "a/2.png"], "train", None, r"only one class has images \('a'\)"),
-        (["train/a/1.txt", "train/b/1.txt"], "train", None, "no images; looked in 2 class folders"),
-        (["1.png"], "train", None, "no images; looked in 0 class folders"),
+        (["train/a/1.txt", "train/b/1.txt"], "train", None, "no images found in 2 class folders"),
+        (["1.png"], "train", None, "no images found in 0 class folders"),
     ],
 )  # fmt: skip
 def test_errors(tmp_path, files, split, names, words):
@@ -170,11 +170,11 @@ def test_errors_of_the_place(tmp_path):
     with pytest.raises(UserError, match="none: no such file or folder; expected"):
         opened(tmp_path / "none", "train")
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="a file; expected a folder per class"):
+    with pytest.raises(UserError, match="this is a file; expected one folder per class"):
         opened(tmp_path / "file", "train")
     make(tmp_path / "odd", "a/1.png")
     make(Path(os.fsdecode(os.fsencode(tmp_path / "odd") + b"/\xff")), "1.png")
-    with pytest.raises(UserError, match=r"b'\\xff' is not UTF-8"):
+    with pytest.raises(UserError, match=r"b'\\xff' is not valid UTF-8"):
         opened(tmp_path / "odd", "train")
 
 

@@ -85,7 +85,7 @@ def test_class_names_and_boxes(layout: str, tmp_path: Path) -> None:
     checked = check(str(root))
     if layout == "roboflow_yolo":
         assert (
-            "'test: ../test/images' does not exist, so there is no such split"
+            "'test: ../test/images' does not exist, so this split is ignored"
             in examine(str(root), "val").about
         )
     assert not [line for findings in checked.findings.values() for line in findings.stopping()]
@@ -179,13 +179,16 @@ def test_the_values_decide_what_a_box_means(boxes, expected, note, tmp_path: Pat
 @pytest.mark.parametrize(
     ("objects", "said"),
     [
-        ({"bbox": [[1, 1, 5, 5]], "category": [0]}, "numbers without names; expected a 'classes.txt'"),
-        ({"bbox": [[1, 1, 5, 5]]}, "the boxes have no class; expected 'category' beside 'bbox'"),
-        ({"names": ["cat"]}, "neither boxes nor classes; expected 'objects' with 'bbox'"),
-        ({"bbox": [[1, 1, 5, 5]], "category": ["cat", "dog"]}, ":1: not understood: 1 box, but 2 classes"),
+        ({"bbox": [[1, 1, 5, 5]], "category": [0]}, "numbers without names; add a file 'classes.txt'"),
+        ({"bbox": [[1, 1, 5, 5]]}, "the boxes have no class; expected 'category' in addition to 'bbox'"),
+        ({"names": ["cat"]}, "no boxes and no classes; expected 'objects' with 'bbox'"),
+        (
+            {"bbox": [[1, 1, 5, 5]], "category": ["cat", "dog"]},
+            ":1: not understood: found 1 box, but 2",
+        ),
         (
             {"bbox": [[1, 1, 5, 5]] * 2, "category": ["cat", 0]},
-            r"a name \('cat'\) in some places and a number \(0\)",
+            r"a name \('cat'\) and sometimes a number \(0\)",
         ),
         ({"bbox": [[1, 1, 5]], "category": ["cat"]}, ":1: not a number: .*expected four numbers"),
         ({"bbox": [[1, 1, 5, 5]], "category": [None]}, ":1: unnamed class: None; expected a class"),
@@ -205,7 +208,11 @@ def test_rows_that_are_wrong_are_named(objects, said: str, tmp_path: Path) -> No
     ("name", "text", "said"),
     [
         ("metadata.csv", 'file_name,bbox,label\na.jpg,"[1, 1, 5, 5]",cat\n', ":2: .*four numbers"),
-        ("metadata.csv", "file_name,label\na.jpg,cat\na.jpg,dog,small\n", ":3: .*more fields than the 2"),
+        (
+            "metadata.csv",
+            "file_name,label\na.jpg,cat\na.jpg,dog,small\n",
+            ":3: .*found more fields than in the first line .2.",
+        ),
         (
             "metadata.jsonl",
             '{"file_name": "a.jpg", "objects": "none"}',
@@ -243,10 +250,10 @@ def test_parquet_that_is_damaged_or_ambiguous_is_named(tmp_path: Path) -> None:
     root = exported("parquet", tmp_path)
     (root / "small").mkdir()
     (root / "data" / "train-00000-of-00003.parquet").rename(root / "small" / "train.parquet")
-    with pytest.raises(UserError, match=r"several folders have Parquet files .*give one of them"):
+    with pytest.raises(UserError, match=r"several folders contain Parquet files .*use one of them"):
         examine(str(root), "train")
     write(root / "small" / "train.parquet", "PAR1 and no more")
-    with pytest.raises(UserError, match=r"train.parquet: cannot be read as Parquet: .*download it again"):
+    with pytest.raises(UserError, match=r"train.parquet: as Parquet: .*download the file again"):
         examine(str(root / "small"), "train")
 
 
@@ -255,7 +262,7 @@ def test_parquet_that_is_damaged_or_ambiguous_is_named(tmp_path: Path) -> None:
     [
         (
             {"points": {"_cls": "Keypoints", "keypoints": []}},
-            "its samples have Keypoints; expected a field of",
+            "the samples have Keypoints; expected a field of",
         ),
         (
             {name: {"_cls": "Detections", "detections": []} for name in "ab"},

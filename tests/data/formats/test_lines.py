@@ -108,7 +108,7 @@ def test_images_that_are_not_there(tmp_path):
     put(tmp_path, "a.jpg 1,2,3,4,0", "gone.jpg 1,2,3,4,0", "")
     assert opened(tmp_path).findings.counts == {"no image": 1}
     put(tmp_path, "x/gone.jpg 1,2,3,4,0")
-    assert "the first: 'x/gone.jpg'" in problem(tmp_path)
+    assert "such as 'x/gone.jpg'" in problem(tmp_path)
     put(tmp_path, "", images=())
     assert "no split 'val'" in problem(tmp_path / "train.txt", "val")
     assert "it has no line" in problem(tmp_path / "train.txt")
@@ -120,7 +120,7 @@ def test_images_that_are_not_there(tmp_path):
 def test_class_names(tmp_path, place):
     put(tmp_path, "a.jpg 1,2,3,4,1")
     (tmp_path / "classes.txt").unlink()
-    assert "no class names beside train.txt; expected a 'classes.txt'" in problem(tmp_path)
+    assert "no class names found next to train.txt; expected 'classes.txt'" in problem(tmp_path)
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / place).write_bytes(b"\xef\xbb\xbfein Hund\r\n\r\nK\xc3\xa4tzchen\r\n")
     assert opened(tmp_path).class_names == ("ein Hund", "Kätzchen")

@@ -66,8 +66,10 @@ def test_a_lone_list_is_divided_and_says_so(tmp_path, as_file):
     assert (len(train), len(val), len(whole)) == (16, 4, 20)
     assert sorted(names(train) + names(val)) == names(whole)
     assert train.labels.tolist() == [int(name[-6:-4]) % 2 for name in names(train)]
-    said = "2007_train.txt is the only list: 4 of its 20 images are 'val', divided by a hash"
-    assert any(note.startswith(said) and "data.val=none trains on all of them" in note for note in val.notes)
+    said = "2007_train.txt is the only list, so it is divided by a hash of the image paths: 4 of"
+    assert any(
+        note.startswith(said) and "use data.val=none to train on all images" in note for note in val.notes
+    )
     assert not any("only list" in note for note in whole.notes)
     assert split_to_train_on(given, "train", "none") == "2007_train"
     assert split_to_train_on(given, "train", "val") == "train"
@@ -149,7 +151,7 @@ def test_a_second_format_beside_the_first_is_said(tmp_path):
     (root / "2007_val.txt").write_text("VOCdevkit/VOC2007/JPEGImages/1.jpg 1,2,11,12,1\n")
     found = examine(str(root), "train")
     assert found.format == "voc"
-    assert "annotation lines ('2007_train.txt' has lines 'path x1,y1,x2,y2,class')" in found.about[1]
+    assert "annotation lines with data.format=lines ('2007_train.txt' has lines" in found.about[1]
     assert "data.format=lines" in found.about[1]
     other = examine(str(root), "train", "lines")
     assert (other.format, other.boxes.tolist()) == ("lines", found.boxes.tolist())
@@ -201,4 +203,4 @@ def test_a_missing_val_names_the_command_that_makes_one(tmp_path, make):
     problem = str(caught.value)
     assert "no split 'val'; expected 'train'" in problem
     command = f"rankless data split '{root}' --val 0.2 --out '{root}-split'"
-    assert problem.endswith(f"; or divide its images: {command}")
+    assert problem.endswith(f"; or divide the images with `{command}`")

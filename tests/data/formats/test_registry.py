@@ -57,7 +57,7 @@ def test_the_whole_is_named_where_a_part_is_given(tmp_path, layout, given):
     with pytest.raises(UserError) as caught:
         recognize(str(whole / given))
     assert str(caught.value).startswith(f"{whole / given}: ")
-    assert str(caught.value).endswith(f"give {whole}")
+    assert str(caught.value).endswith(f"give the complete data set {whole}")
 
 
 def test_what_stands_alone_is_taken(tmp_path):
@@ -74,7 +74,7 @@ def test_the_home_folder_is_no_data_of_class_folders(tmp_path, monkeypatch):
     home = touched(tmp_path / "me", "cat/0.png", "dog/1.png")
     monkeypatch.setenv("HOME", str(home))
     with pytest.raises(
-        UserError, match=r"~: this is the home folder, and each folder in it would be a class"
+        UserError, match=r"~: this is the home folder, where each folder would count as a class"
     ):
         recognize("~")
     assert recognize("~", "image-folder")[0] == "image-folder"

@@ -90,11 +90,11 @@ def test_class_names(tmp_path, name, content, names):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("classes.txt", "cat\ncat", "the class name 'cat' appears twice"),
+        ("classes.txt", "cat\ncat", "the class name 'cat' is repeated"),
         ("classes.txt", "cat\n\ndog", "line 2 is empty"),
         ("classes.txt", "", "no class names"),
-        ("info.json", '{"classes": [1]}', r"its classes are \[1\]; expected"),
-        ("info.json", "{", "expected a class name per line"),
+        ("info.json", '{"classes": [1]}', r"the classes are \[1\]; expected"),
+        ("info.json", "{", "expected one class name per line"),
         ("classes.txt", b"\xff", "'utf-8' codec"),
     ],
 )

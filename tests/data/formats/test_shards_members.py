@@ -179,10 +179,7 @@ def test_a_damaged_header_is_not_the_end(tmp_path):
     (tmp_path / "a.tar").write_bytes(content)
     _, findings = found(tmp_path / "a.tar")
     (reported,) = findings.first["unreadable file"]
-    assert (
-        "damaged: no member and no end of the archive at byte 1024 after the member 'a.jpg'"
-        in reported.problem
-    )
+    assert "damaged at byte 1024 after the member 'a.jpg'" in reported.problem
 
 
 @pytest.mark.parametrize(("kind", "name"), [("w:gz", "gzip"), ("w:bz2", "bzip2"), ("w:xz", "xz")])

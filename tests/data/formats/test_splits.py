@@ -49,7 +49,7 @@ def test_no_such_split(tmp_path):
         chosen(tmp_path, "val", {"test": 1}, "a file")
     with pytest.raises(UserError, match="no split 'test'"):  # to train on one and be scored on the other
         chosen(tmp_path, "test", {"train": 1, "val": 1}, "a file")
-    with pytest.raises(UserError, match="no split; expected a file"):
+    with pytest.raises(UserError, match="no split found; expected a file"):
         chosen(tmp_path, "val", {}, "a file")
     with pytest.raises(UserError, match="no split 'train'"):
         chosen(tmp_path, "train", {"mine": 1}, "a file")  # a folder may yet get one

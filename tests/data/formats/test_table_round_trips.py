@@ -211,7 +211,7 @@ def test_classes_of_images(folder, tmp_path):
     assert found.labels.tolist() == [1, 0]
     assert found.class_names == ("cat", "dog")
     for page in (coco, lines):
-        with pytest.raises(UserError, match="one class each"):
+        with pytest.raises(UserError, match="but the images have none"):
             page.write(tmp_path / page.TITLE, {"test": held}, ImageFiles())
 
 
@@ -233,5 +233,5 @@ def test_class_names_that_do_not_fit_are_reported(folder, tmp_path):
     for page in (lines, csv_table):
         (tmp_path / page.TITLE).mkdir()
         (reported,) = page.write(tmp_path / page.TITLE, {"train": held}, ImageFiles())
-        assert "class names do not fit and were changed; the first: 'cat '" in reported
+        assert "class names were changed to fit on one line; the first: 'cat '" in reported
     assert examine(str(tmp_path / "CSV"), "train", "csv").class_names == ("cat", "cat (1)", "two_lines")

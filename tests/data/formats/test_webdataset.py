@@ -150,19 +150,19 @@ def test_a_cut_shard_stops_a_training(tmp_path):
         shard(tmp_path / f"train-{number}.tar", pairs(["0", "1"]))
     whole = (tmp_path / "train-1.tar").read_bytes()
     (tmp_path / "train-1.tar").write_bytes(whole[:1100])
-    with pytest.raises(UserError, match=r"train-1.tar: unreadable file: cut short.*copy it again"):
+    with pytest.raises(UserError, match=r"train-1.tar: unreadable file: truncated.*copy the shard again"):
         open_annotations(str(tmp_path), "train", "webdataset")
 
 
 @pytest.mark.parametrize(
     ("files", "split", "words"),
     [
-        (["train-0.tar"], "val", "no shards of a split 'val'; expected 'train'"),
-        (["notes.txt"], "train", "no shards of a split 'train'; expected 'train-000000.tar' and so on"),
+        (["train-0.tar"], "val", "no shards of the split 'val'; expected 'train'"),
+        (["notes.txt"], "train", "no shards of the split 'train'; expected 'train-000000.tar' and so on"),
         (
             ["train-0.tar", "train/0.tar"],
             "train",
-            "exists twice, as a folder of shards and as shards with its name",
+            "exists twice, as a folder of shards and as shards with this name",
         ),
         (["train-00000.tar.gz"], "train", r"1 shard is compressed \('train-00000.tar.gz'\)"),
     ],
@@ -177,7 +177,7 @@ def test_errors_of_the_layout(tmp_path, files, split, words):
 def test_shards_without_labels_or_images(tmp_path):
     shard(tmp_path / "train-0.tar", {"a.png": sample(), "b.cls": "1"})
     with pytest.raises(
-        UserError, match="no image with a label; expected consecutive members with the same name"
+        UserError, match="no image has a label; expected consecutive members with the same base name"
     ):
         read(tmp_path)
     shard(tmp_path / "train-0.tar", pairs(["x\ny"]))
@@ -187,7 +187,7 @@ def test_shards_without_labels_or_images(tmp_path):
 
 def test_detection_shards_are_no_classes(tmp_path):
     shard(tmp_path / "train-0.tar", pairs(['{"boxes": [], "labels": []}'], "json"))
-    with pytest.raises(UserError, match=r"read as tar shards.*its images have boxes.*train a detector"):
+    with pytest.raises(UserError, match=r"read as tar shards.*the images have boxes.*train a detector"):
         open_images(str(tmp_path), "train")
 
 
@@ -208,7 +208,7 @@ def test_a_shard_that_shrinks_or_goes_is_an_unreadable_image(tmp_path):
     found = open_images(str(tmp_path), "train")
     path.write_bytes(path.read_bytes()[:1600])
     found.read(0)
-    with pytest.raises(UnreadableImage, match=r"train-0.tar//001.png.*its shard ends after"):
+    with pytest.raises(UnreadableImage, match=r"train-0.tar//001.png.*the shard ends after"):
         found.read(1)
     path.unlink()
     with pytest.raises(UnreadableImage, match="No such file"):

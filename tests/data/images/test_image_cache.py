@@ -240,7 +240,7 @@ def test_a_disk_without_room_is_refused_with_what_to_do(
     drawn(Path(known.path(0)), 1, (64, 96))
     for file in opened("disk", known).folder.rglob("1-*"):
         file.unlink()
-    with pytest.raises(UserError, match=r"needs 134 KiB for 4 images.*RANKLESS_CACHE.*data\.cache to none"):
+    with pytest.raises(UserError, match=r"needs 134 KiB for 4 images.*RANKLESS_CACHE.*data\.cache=none"):
         open_images(known, SHOWN, "disk")
 
 
@@ -250,7 +250,7 @@ def test_memory_without_room_or_missing_is_a_note(
     with monkeypatch.context() as patched:
         patched.setattr(os, "statvfs", cramped)
         cache, (note,) = open_images(known, SHOWN, "ram")
-        assert isinstance(cache, FileImages) and "are not cached in memory" in note and "to spare" in note
+        assert isinstance(cache, FileImages) and "are not cached in memory" in note and "available" in note
     monkeypatch.setattr(image_cache, "MEMORY", tmp_path / "nowhere")
     cache, (note,) = open_images(known, SHOWN, "ram")
     assert isinstance(cache, FileImages) and "No such file" in note

@@ -143,7 +143,7 @@ def test_sixteen_bits_of_color_become_the_upper_eight(tmp_path: Path) -> None:
 
 def test_floating_point_is_refused(tmp_path: Path) -> None:
     flat("F", 0.5).save(tmp_path / "a.tif")
-    with pytest.raises(UnreadableImage, match="floating point numbers without a stated range"):
+    with pytest.raises(UnreadableImage, match="floating-point numbers of unknown range"):
         read(tmp_path / "a.tif")
 
 
@@ -204,7 +204,7 @@ def test_what_is_no_file_is_reported_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     started = time.monotonic()
     for name, reason in (
-        ("folder.jpg", "it is a folder"),
+        ("folder.jpg", "the path is a folder"),
         ("pipe.jpg", "it is a pipe or a device, not a file"),
     ):
         for reader in (read, header):

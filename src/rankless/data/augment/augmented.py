@@ -1,11 +1,11 @@
 """Augment a detector's training images with the steps of ``data.augment``, in a fixed order.
 
-First, objects of another image are pasted into the image (copy-paste), and the image is cropped. Then the
-image, or a mosaic of four such images, is placed on the input, mirrored, recolored, zoomed, shifted and
-warped. The input is blurred, made noisy and compressed. Finally, two inputs are blended (mixup).
+First, objects of another image are pasted (copy-paste), and the image is cropped. Then the image, or a mosaic
+of four such images, is placed on the input, mirrored, recolored, zoomed, shifted and warped. After that,
+blur, noise and JPEG artifacts are added. Finally, two inputs are blended (mixup).
 
-Every step's generator is keyed by (seed, step, epoch, index), so the image depends on these alone, and
-turning one step off does not change the others.
+Each step has its own random generator, which depends only on (seed, step, epoch, index), so turning one step
+off does not change the others.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
 
 Augmented = tuple[Tensor, Tensor, Tensor, Letterbox]
-"""The input, uint8 (3, H, W); its boxes, float32 xyxy in pixels, (N, 4); labels, (N,); and the placement."""
+"""The input, uint8 (3, H, W); boxes, float32 xyxy in pixels, (N, 4); labels, (N,); and the placement."""
 
 ASPECT = 4 / 3
-"""The largest ratio between the aspects of a crop and its image, either way, before the crop grows."""
+"""Maximum ratio between the aspect ratios of a crop and its image, in both directions, before it is grown."""
 
 
 @dataclass
 class Augmenter:
-    """An augmenter for the images of one epoch.
+    """Augments the images of one epoch.
 
     Attributes:
-        among: the indices that partner images are drawn from, in ascending order, including the image's own.
-        size: the input's (H, W) in pixels.
-        key: the (seed, epoch) that keys the random draws.
-        last_epochs: whether mosaic, mixup and copy-paste are off, so that images have no partners.
-        placing: how images are resized, and the gray value of the margin.
+        among: sorted indices from which partner images are sampled, including the index of the image itself.
+        size: (H, W) of the input in pixels.
+        key: (seed, epoch) for the random generators.
+        last_epochs: whether to turn off mosaic, mixup and copy-paste.
+        placing: method of resizing, and gray value of the margin.
     """
 
     images: Readable[Sample]
@@ -65,10 +65,10 @@ class Augmenter:
         return generator(self.key[0], part, self.key[1], index)
 
     def augmented(self, index: int) -> Augmented:
-        """Return the augmented input of an image, possibly blended with another input and its boxes.
+        """Return the augmented input for an image, possibly blended with another input.
 
-        Boxes are clipped to the input. The placement describes the cropped image before it is warped and
-        mirrored. For a mosaic, it is the identity.
+        Boxes are clipped to the input. The placement is that of the cropped image before it is warped and
+        mirrored, or the identity for a mosaic.
         """
         image, boxes, labels, where = self._placed(index)
         if not (self.options.mixup and self._partners):
@@ -82,13 +82,13 @@ class Augmenter:
         return blended(image, other[0], weight), boxes, labels, where
 
     def _placed(self, index: int) -> Augmented:
-        """Return the input that shows an image, alone or in a mosaic, before any mixup."""
+        """Return the input with an image or a mosaic, before mixup."""
         options = self.options
         mosaics = options.mosaic and not self.last_epochs
         if mosaics and (rng := self._rng("mosaic", index)).random() < options.mosaic:
             tiles = (self._source, index, self.among, self.size)
             image, boxes, labels = mosaic(*tiles, options, rng, self.placing)
-            # A mosaic is its own source, since no single image's placement applies to all boxes.
+            # The identity, because no placement of a single image applies to all boxes.
             where = Letterbox(1.0, 0.0, 0.0, *self.size)
         else:
             sample = self._source(index)
@@ -98,7 +98,7 @@ class Augmenter:
         return degrade(image, options, (self.key[0], "augment", self.key[1], index)), boxes, labels, where
 
     def _source(self, index: int) -> Sample:
-        """Return image ``index`` with pasted objects, cropped."""
+        """Return an image after copy-paste and cropping."""
         sample = self.images.read(index)
         if self.options.copy_paste and self._partners:
             rng = self._rng("copy-paste", index)
@@ -110,22 +110,22 @@ class Augmenter:
         return cropped(sample, self.options.crop, self._rng("crop", index))
 
     def _another(self, index: int, rng: np.random.Generator) -> int:
-        """Draw an image other than ``index``, at a random distance after it; the order wraps around."""
+        """Return a random index from ``among`` other than ``index``."""
         further = 1 + int(rng.integers(len(self.among) - 1))
         return self.among[(self.among.index(index) + further) % len(self.among)]
 
 
 def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample:
-    """Return a random crop of an image that cuts through no object, with the boxes inside it.
+    """Return a random crop of an image that does not cut any box, possibly without boxes.
 
-    The crop's share of the area is uniform from ``smallest`` to 1, its aspect is log-uniform around the
-    image's, and its position is uniform. The crop then grows until it contains every box that it touches. It
-    may contain no objects.
+    The fraction of the area is uniformly distributed from ``smallest`` to 1, the aspect ratio is
+    log-uniformly distributed around that of the image, and the position is uniformly distributed. The crop is
+    then grown until it contains every box that it touches.
     """
     height, width = sample.image.shape[-2:]
     drawn, aspect, across, down = rng.uniform(0, 1, 4).tolist()
     area = smallest + drawn * (1 - smallest)
-    # The product of the sides' factors is the area, and neither is above 1.
+    # The product of the factors for width and height is the area, and both are at most 1.
     factor = min(max(math.sqrt(area) * ASPECT ** (aspect - 0.5), area), 1.0)
     columns, rows = math.ceil(width * factor), math.ceil(height * area / factor)
     columns, rows = min(columns, width), min(rows, height)
@@ -141,7 +141,7 @@ def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample
 def _grown(
     part: NDArray[np.int64], boxes: NDArray[np.float64], sides: tuple[int, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Grow a crop, xyxy in whole pixels, (4,), until it cuts no box; return it and the mask of its boxes."""
+    """Grow a crop (xyxy, (4,)) until it cuts no box; return the crop and the mask of its boxes, (N,)."""
     while True:
         inside: NDArray[np.bool_] = np.all((boxes[:, :2] < part[2:]) & (boxes[:, 2:] > part[:2]), axis=1)
         first = np.floor(boxes[inside, :2]).min(0, initial=np.inf).clip(0)

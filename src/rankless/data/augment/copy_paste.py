@@ -1,6 +1,6 @@
-"""Copy-paste augmentation with boxes: paste the boxes of another image's objects (Ghiasi et al., 2021).
+"""Copy-paste augmentation: paste objects of another image (Ghiasi et al., 2021).
 
-There are no masks, so the background inside an object's box is pasted as well.
+Without masks, the background inside the box of an object is pasted as well.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from rankless.geometry.letterbox import fit
 from rankless.structures import Sample
 
 TAKEN = 0.5
-"""The probability that an object of the other image is pasted."""
+"""Probability of pasting an object of the other image."""
 MOST = 8
-"""The largest number of objects that are pasted."""
+"""Maximum number of objects to paste."""
 TRIES = 5
-"""The number of positions that are tried for an object. If none is free, it is not pasted."""
+"""Number of positions to try for an object."""
 COVERED = 0.3
-"""The largest fraction of an earlier box that a pasted object may cover."""
+"""Maximum fraction of an earlier box that a pasted object may cover."""
 
 
 def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.random.Generator) -> Sample:
-    """Return a copy of the image ``sample`` with objects of ``other``; their boxes follow the image's own.
+    """Return a copy of ``sample`` with objects of ``other``, whose boxes are appended.
 
-    An object is scaled as its own image would be on an input of ``size`` (H, W), and lies entirely inside the
-    image. An object larger than the image is not pasted.
+    Objects are scaled as if both images were letterboxed to ``size`` (H, W). They are entirely inside the
+    image; objects that are larger than the image are not pasted.
     """
     order = rng.permutation(len(other.labels))
     taken = order[rng.random(len(order)) < TAKEN][:MOST].tolist()
@@ -50,7 +50,7 @@ def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.ran
 
 
 def _object(sample: Sample, number: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the scaled crop that one box covers, uint8 (3, h, w), and the box in the crop's pixels, (4,)."""
+    """Return the scaled crop of an object, uint8 (3, h, w), and its box in pixels of the crop, (4,)."""
     height, width = sample.image.shape[-2:]
     x1, y1, x2, y2 = sample.boxes[number].tolist()
     left, top = max(0, int(x1)), max(0, int(y1))
@@ -67,10 +67,15 @@ def _object(sample: Sample, number: int, scale: float) -> tuple[Tensor, Tensor]:
 def _free_position(
     boxes: Tensor, sides: tuple[int, int], room: tuple[int, int], rng: np.random.Generator
 ) -> tuple[int, int] | None:
-    """Return a free position (left, top) for a rectangle of ``sides`` (w, h) in an image of ``room`` (w, h).
+    """Return a random free position (left, top) for an object, or None if none was found.
 
-    If no position is free, None is returned. All positions are drawn at once, so that the outcome for one
-    object does not change the draws for others.
+    All candidates are sampled at once, so that one object does not affect the random numbers for others.
+
+    Args:
+        boxes: boxes in the image, (N, 4).
+        sides: (width, height) of the object.
+        room: (width, height) of the image.
+        rng: random generator.
     """
     draws = rng.random((TRIES, 2))
     lefts = np.rint(draws[:, 0] * (room[0] - sides[0])).astype(int)

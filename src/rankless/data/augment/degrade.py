@@ -1,4 +1,4 @@
-"""Degrade images as cameras and storage do: blur, noise and JPEG artifacts. Boxes do not change."""
+"""Degrade images with blur, noise and JPEG artifacts."""
 
 from __future__ import annotations
 
@@ -16,45 +16,46 @@ from rankless.randomness import GENERATORS, generator, torch_seed
 from rankless.recipe.schema import Augment
 
 SIGMA = (0.5, 2.0)
-"""The range of the blur's sigma, in pixels of the input."""
+"""Range of the blur's sigma in pixels of the input."""
 NOISE = (0.01, 0.06)
-"""The range of the noise's standard deviation, as a fraction of 255."""
+"""Range of the noise's standard deviation as a fraction of 255."""
 QUALITY = (10, 60)
-"""The range of the JPEG quality, both ends included."""
+"""Range of the JPEG quality, inclusive."""
 Key = tuple[int, str, int, int]
-"""The key of an image's random draws in one epoch: (seed, "augment", epoch, index)."""
+"""Key of an image's random generators in one epoch: (seed, "augment", epoch, index)."""
 
 
 @contextmanager
 def drawing(key: Key, part: str) -> Iterator[None]:
-    """Seed torch's CPU generator with ``key`` and ``part``, and restore its state on exit.
+    """Seed torch's CPU generator, which torchvision's transforms use, and restore its state on exit.
 
-    Torchvision's random transforms draw from this generator. Turning one part off does not change the others.
+    Each ``part`` of the augmentation has its own seed, so turning one part off does not change the others.
     """
     with GENERATORS, torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed, which would seed the GPUs as well.
+        # torch.manual_seed would seed the GPUs as well.
         torch.default_generator.manual_seed(torch_seed(*key, part))
         yield
 
 
 @one_thread()
 def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
-    """Randomly blur an input, uint8 (3, H, W), add noise to it and compress it.
+    """Randomly blur an image, add noise and compress it.
 
-    ``options`` gives the probability of each step, and ``key`` seeds the draws. If no step is applied,
-    ``image`` itself is returned.
+    Args:
+        image: uint8, (3, H, W), which is returned unchanged if no step is applied.
+        options: augmentation options with the probability of each step.
+        key: key of the random generators.
     """
     if not (options.blur or options.noise or options.jpeg):
         return image
-    from torchvision.transforms.v2 import functional as TF  # importing it takes as long as importing torch
+    from torchvision.transforms.v2 import functional as TF  # as slow to import as torch
 
     rng = generator(*key, "degrade")
     blurred, noisy, compressed = (rng.random(3) < (options.blur, options.noise, options.jpeg)).tolist()
     sigma, deviation = (float(rng.uniform(*limits)) for limits in (SIGMA, NOISE))
     quality = int(rng.integers(QUALITY[0], QUALITY[1] + 1))
     if blurred:
-        # Three standard deviations to either side, but torchvision's mirrored border must be shorter than the
-        # side.
+        # The radius is three standard deviations, but torchvision requires it to be shorter than the side.
         radius = min(round(3 * sigma), min(image.shape[-2:]) - 1)
         image = TF.gaussian_blur(image, [2 * radius + 1] * 2, [sigma] * 2)
     if noisy:
@@ -64,7 +65,7 @@ def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
 
 
 def _compressed(image: Tensor, quality: int) -> Tensor:
-    """Encode and decode an image as JPEG, with Pillow because torchvision's JPEG is deprecated since 0.29."""
+    """Encode and decode an image as JPEG with Pillow; torchvision's encoder is deprecated since 0.29."""
     file = io.BytesIO()
     Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file, "JPEG", quality=quality)
     return torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1).contiguous()

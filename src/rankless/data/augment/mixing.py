@@ -1,4 +1,4 @@
-"""Mix two images of the input's size, and their targets."""
+"""Mix two images of the same size, and their targets."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def target_of(label: int, classes: int) -> Tensor:
 
 
 def mixup(one: Example, other: Example, alpha: float, rng: np.random.Generator) -> Example:
-    """Blend two images with weights λ and 1 - λ, with λ from Beta(α, α) (Zhang et al., "mixup", 2018)."""
+    """Blend two examples with weights λ and 1 - λ, where λ ~ Beta(α, α) (Zhang et al., "mixup", 2018)."""
     weight = float(rng.beta(alpha, alpha))
     return blended(one[0], other[0], weight), _blend(one[1], other[1], weight)
 
 
 def blended(one: Tensor, other: Tensor, weight: float) -> Tensor:
-    """Return the sum of two uint8 images of equal shape, weighted by ``weight`` and 1 - ``weight``."""
+    """Return the weighted mean of two uint8 images with weights ``weight`` and 1 - ``weight``."""
     sum_ = one.numpy() * np.float32(weight) + other.numpy() * np.float32(1 - weight)
     return torch.from_numpy(np.rint(sum_).astype(np.uint8))
 
@@ -34,8 +34,9 @@ def blended(one: Tensor, other: Tensor, weight: float) -> Tensor:
 def cutmix(one: Example, other: Example, alpha: float, rng: np.random.Generator) -> Example:
     """Paste a rectangle of another image at the same position (Yun et al., "CutMix", 2019).
 
-    The rectangle has the input's aspect and covers a fraction 1 - λ of it, with λ from Beta(α, α). Its center
-    may lie anywhere in the input. The area of its visible part determines the target.
+    The rectangle has the aspect ratio of the image and covers a fraction 1 - λ of its area, where λ ~ Beta(α,
+    α). Its center is uniformly distributed over the image. The area of the visible part determines the
+    target.
     """
     weight = float(rng.beta(alpha, alpha))
     height, width = one[0].shape[-2:]

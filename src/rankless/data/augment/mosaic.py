@@ -1,8 +1,7 @@
-"""Place four training images around one point of the input (mosaic, Bochkovskiy et al., "YOLOv4", 2020).
+"""Combine four training images in a mosaic (Bochkovskiy et al., "YOLOv4", 2020).
 
-Each image is scaled by the letterbox's scale times the zoom, and its inner corner lies on the point where the
-four images meet. The input's border cuts off the rest. Only the visible part of an image is resized, and only
-once.
+The images meet at one point of the input. Each image is scaled by its letterbox scale times the zoom and
+clipped at the border of the input. Only the visible part of an image is resized, and only once.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
 
 SPREAD = 0.3
-"""The largest distance of the meeting point from the center, as a fraction of a side, as in Darknet."""
+"""Maximum distance of the meeting point from the center, as a fraction of a side, as in Darknet."""
 
 
 def mosaic(
@@ -34,19 +33,19 @@ def mosaic(
     rng: np.random.Generator,
     placing: Placing = USUAL,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Place image ``index`` and three others on one input.
+    """Place an image and three other images on one input.
 
-    Zoom, shift, warp and mirroring apply to the whole mosaic; color changes apply to each image separately. A
-    box is dropped if less than ``options.mosaic_min_area`` of it remains.
+    Zoom, shift, warp and mirroring apply to the whole mosaic, and color changes apply to each image
+    separately. A box is dropped if the visible fraction of its area is less than ``options.mosaic_min_area``.
 
     Args:
-        read: a function that returns an image by its index; it is called only for visible tiles.
-        index: the image to build the input for, which becomes one of the four tiles.
-        among: the indices that the other images are drawn from, including ``index``.
-        size: the input's (H, W) in pixels.
-        options: the strength of each step; zero turns a step off without changing the draws of the others.
-        rng: the generator that the mosaic is drawn with.
-        placing: how images are resized, and the gray value of the margin.
+        read: a function that returns the image with a given index, called only for visible tiles.
+        index: index of the image.
+        among: indices from which the other images are sampled, including ``index``.
+        size: (H, W) of the input in pixels.
+        options: strength of each step; 0 turns a step off without changing the random numbers of other steps.
+        rng: random generator.
+        placing: method of resizing, and gray value of the margin.
 
     Returns:
         The input, uint8 (3, H, W); its boxes, float32 xyxy in pixels, (N, 4); and their labels, (N,).
@@ -71,7 +70,7 @@ def mosaic(
 
 
 def _others(index: int, among: Sequence[int], rng: np.random.Generator) -> list[int]:
-    """Draw three images that differ from ``index`` and from each other if there are enough images."""
+    """Sample three images that differ from ``index`` and from each other, if there are enough images."""
     taken, others = [among.index(index)], []
     for draw in rng.random(3).tolist():
         if len(taken) == len(among):
@@ -85,10 +84,10 @@ def _others(index: int, among: Sequence[int], rng: np.random.Generator) -> list[
 
 
 class _Tiles:
-    """The four tiles of a mosaic, and the input that they are placed on.
+    """The four tiles of a mosaic on an input.
 
-    Without a warp, a tile is one quadrant of the input around the meeting point. With a warp, tiles have no
-    outer border, and the warp determines which part of them is visible.
+    Without a warp, a tile is one of the four parts of the input around the meeting point. With a warp, tiles
+    have no outer border, and the warp determines which part is visible.
     """
 
     def __init__(
@@ -108,9 +107,13 @@ class _Tiles:
         return x0 < x1 and y0 < y1
 
     def lay(self, tile: int, sample: Sample, factor: float, matrix: NDArray[np.float32] | None) -> None:
-        """Place an image in ``tile`` (0 to 3, row by row) so that its inner corner is where the tiles meet.
+        """Place an image in a tile, with its inner corner at the meeting point.
 
-        ``factor`` multiplies the letterbox's scale. ``matrix`` is a (3, 3) color matrix or None.
+        Args:
+            tile: number of the tile, 0 to 3, in row order.
+            sample: the image with its boxes.
+            factor: multiplier of the letterbox scale.
+            matrix: color matrix, (3, 3), or None.
         """
         height, width = sample.image.shape[-2:]
         scale = fit(height, width, self.size) * factor
@@ -136,7 +139,7 @@ class _Tiles:
         self._boxes.append((to_input(sample.boxes, where), sample.labels))
 
     def boxes(self, least: float) -> tuple[Tensor, Tensor]:
-        """Return the boxes on the input, (N, 4), and their labels, (N,). See :func:`clip` for ``least``."""
+        """Return the boxes on the input, (N, 4), and their labels, (N,); see :func:`clip` for ``least``."""
         boxes, labels = (torch.cat(part) for part in zip(*self._boxes, strict=True))
         region = np.array([0, 0, self.size[1], self.size[0]], np.float32)
         if self.warp is None:
@@ -147,19 +150,19 @@ class _Tiles:
         return clipped[stays], labels[stays]
 
     def _mask(self, tile: int, points: Points) -> NDArray[np.bool_]:
-        """Return a mask, (H, W), of the input's pixels that show the given tile."""
+        """Return the mask of the pixels that show a tile, (H, W)."""
         right, below = (axis >= middle for axis, middle in zip(points, self.meeting, strict=True))
         mask: NDArray[np.bool_] = (right if tile % 2 else ~right) & (below if tile // 2 else ~below)
         return mask
 
     def _quarter(self, tile: int) -> tuple[int, int, int, int]:
-        """Return the corners of an unwarped tile, xyxy in pixels of the input."""
+        """Return the xyxy corners of a tile without warp, in pixels of the input."""
         x0, x1 = _half(self.meeting[0], self.size[1], tile % 2)
         y0, y1 = _half(self.meeting[1], self.size[0], tile // 2)
         return x0, y0, x1, y1
 
 
 def _half(meeting: int, side: int, second: int) -> tuple[int, int]:
-    """Return the half-open range of pixels, [first, last), on one side of the meeting point."""
+    """Return the half-open range of pixels before or after the meeting point along one axis."""
     cut = min(max(meeting, 0), side)
     return (cut, side) if second else (0, cut)

@@ -1,8 +1,8 @@
-"""Vary the input's size: multi-scale training and rectangular evaluation.
+"""Vary the size of the input: multi-scale training and rectangular evaluation.
 
-Multi-scale training draws another multiple of 32 every few steps, as Darknet's ``random=1`` does. Anchors
-stay in pixels of the current input. In rectangular evaluation, images of similar aspect share an input with a
-smaller gray margin. Their scale is the same as on the full input.
+Multi-scale training changes the size of the input to a random multiple of 32 every few steps, like
+``random=1`` in Darknet. Anchors are in pixels of the current input. In rectangular evaluation, images with
+similar aspect ratios share an input with a smaller margin, at the same scale as for the full input.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from rankless.geometry.letterbox import fit, scaled
 from rankless.randomness import generator
 
 STRIDE = 32
-"""The sides of a detector's input are multiples of this, in pixels."""
-_HAIR = 1e-9  # 320 * 1.1 is 352.00000000000006
+"""Each side of a detector's input is a multiple of this number of pixels."""
+_HAIR = 1e-9  # tolerance for rounding errors such as 320 * 1.1 = 352.00000000000006
 
 
 @dataclass(frozen=True)
 class StepSizes:
-    """The size of the network's input at every training step.
+    """The size of the input at every training step.
 
     Attributes:
         size: the recipe's (H, W) in pixels, both multiples of 32.
-        spread: sizes range from ``1 / (1 + spread)`` to ``1 + spread`` times ``size``.
-        every: the number of consecutive steps with the same size.
+        spread: sizes are between ``1 / (1 + spread)`` and ``1 + spread`` times ``size``.
+        every: number of consecutive steps with the same size.
         seed: the recipe's seed.
     """
 
@@ -38,15 +38,15 @@ class StepSizes:
     seed: int
 
     def of(self, step: int) -> tuple[int, int]:
-        """Return the input's (H, W) at ``step``, counted from 0, drawn uniformly from :meth:`choices`."""
+        """Return the (H, W) of the input at a step (from 0), sampled uniformly from :meth:`choices`."""
         choices = self.choices()
         return choices[int(generator(self.seed, "size", step // self.every).integers(len(choices)))]
 
     def choices(self) -> list[tuple[int, int]]:
         """Return all possible sizes (H, W), the smallest first.
 
-        The longer side runs through every multiple of 32 in the range. The other side is the multiple that
-        comes closest to the original aspect.
+        The longer side is any multiple of 32 in the range. The other side is the multiple of 32 that best
+        keeps the aspect ratio.
         """
         height, width = self.size
         longer = max(height, width)
@@ -67,19 +67,20 @@ class StepSizes:
 
 
 def by_aspect(sizes: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return the images' indices, (N,), sorted by height over width and then by index.
+    """Return the indices of images, (N,), sorted by height divided by width, then by index.
 
-    ``sizes`` holds the height and width of each image, (N, 2). An unreadable image, 0, 0, counts as square.
+    ``sizes`` are the heights and widths, (N, 2); 0, 0 counts as square.
     """
     known = np.where(sizes > 0, sizes, 1).astype(np.float64)
     return np.argsort(known[:, 0] / known[:, 1], kind="stable").astype(np.int64)
 
 
 def tight(sizes: NDArray[np.integer], size: tuple[int, int]) -> tuple[int, int]:
-    """Return the smallest input (H, W), in multiples of 32, that holds images at the full input's scale.
+    """Return the smallest input (H, W) for images at the scale of the full input, in multiples of 32.
 
-    ``sizes`` holds the images' heights and widths, (B, 2), where 0, 0 needs no space. ``size`` is the full
-    input's (H, W).
+    Args:
+        sizes: height and width of each image, (B, 2); 0, 0 needs no space.
+        size: (H, W) of the full input.
     """
     needed = [0, 0]
     for height, width in sizes.tolist():

@@ -1,11 +1,11 @@
-"""Flip, recolor, zoom, shift and warp a training image in one resampling.
+"""Flip, recolor, zoom, shift and warp a training image with a single resampling.
 
-Zoom and shift move the letterbox's placement, so an image is resized only once. With everything turned off,
-the result equals the letterbox's, bit for bit. With a warp (rotate, shear, perspective), the image is instead
-sampled once, at the warp's source positions.
+Zoom and shift change the placement of the letterbox, so an image is resized only once. If all augmentations
+are off, the result is bitwise equal to the letterboxed image. With a warp (rotate, shear, perspective), the
+image is sampled once at the source positions of the warp.
 
-One 3×3 matrix per image changes the colors: hue rotates around the gray axis, saturation scales the distance
-from it, and value is a factor. A round trip through HSV does the same at about ten times the cost.
+A 3 × 3 matrix changes the colors: hue rotates them about the gray axis, saturation scales the distance from
+this axis, and value scales all channels. Converting to HSV and back would take about ten times as long.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
 
 LEAST_AREA = 0.25
-"""A box is dropped if the border leaves less than this fraction of its area."""
+"""Minimum visible fraction of a box's area. Other boxes are dropped."""
 LEAST_SIDE = 2.0
-"""A box is dropped if the border leaves fewer pixels than this of one of its sides."""
-_AT_ONCE = 16384  # pixels recolored at a time, so that their memory fits into the second-level cache
+"""Minimum side of the visible part of a box in pixels. Other boxes are dropped."""
+_AT_ONCE = 16384  # number of pixels to recolor at once, which fit in the second-level cache
 
 
 def augment(
@@ -46,9 +46,14 @@ def augment(
     rng: np.random.Generator,
     placing: Placing = USUAL,
 ) -> tuple[Tensor, Tensor, Tensor, Letterbox]:
-    """Return one random augmentation of an image on the network's input ``size`` (H, W).
+    """Augment an image randomly.
 
-    A zero in ``options`` turns a step off without changing the draws of the others.
+    Args:
+        sample: the image with its boxes.
+        size: (H, W) of the input.
+        options: strength of each step; 0 turns a step off without changing the random numbers of other steps.
+        rng: random generator.
+        placing: method of resizing, and gray value of the margin.
 
     Returns:
         The input, uint8 (3, H, W); its clipped boxes, float32 xyxy in pixels, (N, 4); their labels, (N,); and
@@ -81,7 +86,7 @@ def augment(
 
 
 def mirror(image: Tensor, boxes: Tensor, sideways: bool, upside_down: bool) -> tuple[Tensor, Tensor]:
-    """Mirror an input, (3, H, W), and its boxes, (N, 4), along one or both axes."""
+    """Flip an input, (3, H, W), and its boxes, (N, 4), along one or both axes."""
     height, width = image.shape[-2:]
     x1, y1, x2, y2 = boxes.unbind(1)
     if sideways:
@@ -93,7 +98,7 @@ def mirror(image: Tensor, boxes: Tensor, sideways: bool, upside_down: bool) -> t
 
 
 def drawn_color(options: Augment, hue: float, saturation: float, value: float) -> NDArray[np.float32] | None:
-    """Return the (3, 3) color matrix for three draws from -1..1, or None if ``options`` change no color."""
+    """Return the color matrix, (3, 3), for three random numbers in -1..1, or None if colors do not change."""
     if not (options.hue or options.saturation or options.value):
         return None
     factors = (1 + options.saturation) ** saturation, (1 + options.value) ** value
@@ -101,16 +106,16 @@ def drawn_color(options: Augment, hue: float, saturation: float, value: float) -
 
 
 def color_matrix(hue: float, saturation: float, value: float) -> NDArray[np.float32]:
-    """Return the (3, 3) matrix that recolors RGB columns.
+    """Return the (3, 3) matrix that transforms the colors of RGB column vectors.
 
-    It is ``value * ((1 - saturation) * mean + saturation * rotation)``: the mean of the three channels and
-    Rodrigues' rotation about the gray axis (Haeberli, "Matrix Operations for Image Processing", 1993, with
-    equal weights, so that the two commute).
+    The matrix is ``value * ((1 - saturation) * mean + saturation * rotation)``, where ``mean`` averages the
+    three channels and ``rotation`` is Rodrigues' rotation about the gray axis (Haeberli, "Matrix Operations
+    for Image Processing", 1993, with equal weights, so that the two commute).
 
     Args:
-        hue: the rotation as a fraction of the full circle; 1/3 turns red into green.
-        saturation: the factor on the distance from gray; 0 gives gray.
-        value: the factor on all channels.
+        hue: rotation as a fraction of a full turn; 1/3 turns red into green.
+        saturation: factor for the distance from gray; 0 gives gray.
+        value: factor for all channels.
     """
     angle = 2 * math.pi * hue
     along, across = (1 - math.cos(angle)) / 3, math.sin(angle) / math.sqrt(3)
@@ -121,13 +126,13 @@ def color_matrix(hue: float, saturation: float, value: float) -> NDArray[np.floa
 
 
 def recolor(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:
-    """Multiply an image, uint8 (3, H, W), by a color matrix, then round and clip the result to 0..255.
+    """Multiply an image, uint8 (3, H, W), by a color matrix, (3, 3), and round and clip the result.
 
-    The matrix is quantized so that every product and every sum is exact in float32. The order of additions in
-    a matrix multiplication, which may depend on threads and processors, therefore does not matter.
+    The matrix is quantized so that all products and sums are exact in float32. The result therefore does not
+    depend on the order of additions, which may vary with threads and processors.
     """
     largest = 256 * max(1.0, float(np.abs(matrix).sum(1).max()))  # a bound on all sums
-    steps = np.float32(2.0 ** (24 - math.ceil(math.log2(largest))))  # float32 has 24 significant bits
+    steps = np.float32(2.0 ** (24 - math.ceil(math.log2(largest))))  # float32 has a significand of 24 bits
     rounded = np.rint(matrix * steps) / steps
     # A fourth row adds one half, so that truncation rounds to nearest.
     with_half = np.concatenate((rounded, np.full((3, 1), 0.5, np.float32)), 1)
@@ -139,7 +144,7 @@ def recolor(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:
         part = source[:, first : first + _AT_ONCE]
         columns[:3, : part.shape[1]] = part
         product = torch.from_numpy(with_half @ columns[:, : part.shape[1]])
-        product.clamp_(0, 255)  # takes half as long as NumPy
+        product.clamp_(0, 255)  # twice as fast as NumPy
         np.copyto(result[:, first : first + _AT_ONCE], product.numpy(), casting="unsafe")
     return torch.from_numpy(result).view(image.shape)
 
@@ -156,7 +161,11 @@ def recolored_patch(
     """Return the visible part of an image, scaled and recolored.
 
     The image is recolored before or after scaling, whichever has fewer pixels. See :func:`visible_part` for
-    ``size``, ``scale``, ``left`` and ``top``. ``matrix`` may be None.
+    the other arguments.
+
+    Args:
+        image: uint8, (3, h, w).
+        matrix: color matrix, (3, 3), or None.
 
     Returns:
         The patch, uint8 (3, h', w'); its (left, top) on the input; and the placement of the whole image.
@@ -178,25 +187,29 @@ def warped_image(
     where: Letterbox,
     placing: Placing = USUAL,
 ) -> Tensor:
-    """Recolor an image and sample it at ``points`` of the input that it is placed on, uint8 (3, H, W)."""
+    """Recolor an image with the placement ``where``, and sample it at ``points``, uint8 (3, H, W)."""
     smaller, scales = shrunk(image, (where.scale, where.scale), placing)
     smaller = smaller if matrix is None else recolor(smaller, matrix)
     return sampled(smaller, points, scales, (where.left, where.top), placing.gray)
 
 
 def clip(boxes: Tensor, region: NDArray[np.float32], least: float = LEAST_AREA) -> tuple[Tensor, Tensor]:
-    """Clip boxes, (N, 4), to one xyxy region of the input, (4,), or each box to its own region, (N, 4).
+    """Clip boxes to a region.
+
+    Args:
+        boxes: xyxy, (N, 4).
+        region: xyxy of the region, (4,), or of one region per box, (N, 4).
+        least: minimum fraction of the area of a box that must remain.
 
     Returns:
-        The clipped boxes, and a mask, (N,), of the boxes that keep at least the fraction ``least`` of their
-        area.
+        The clipped boxes, and a mask of the boxes to keep, (N,).
     """
-    given = boxes.numpy()  # for ten boxes, torch takes three times as long as NumPy
+    given = boxes.numpy()  # for ten boxes, NumPy is three times as fast as torch
     clipped = np.minimum(np.maximum(given, region[..., [0, 1, 0, 1]]), region[..., [2, 3, 2, 3]])
     width, height = (given[:, 2:] - given[:, :2]).T
     across, down = (clipped[:, 2:] - clipped[:, :2]).T
     enough = (across * down >= least * (width * height)) & (np.minimum(across, down) >= LEAST_SIDE)
-    # The letterbox's rounding may put a box slightly over the border, which does not count as a cut.
+    # Rounding in the letterbox may move a box slightly beyond the border, which does not count as clipping.
     whole = (np.abs(given - clipped) < 1e-2).all(1)
     stays = (enough | whole) & (across > 0) & (down > 0)
     return torch.from_numpy(clipped), torch.from_numpy(stays)

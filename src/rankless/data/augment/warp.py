@@ -1,7 +1,7 @@
-"""Rotate, shear and tilt the input by one warp, applied together with zoom and shift in one resampling.
+"""Rotate, shear and tilt the input by a warp, together with zoom and shift in a single resampling.
 
-A warp is a homography of the input's plane in pixels, float64 (3, 3), from unwarped to warped points. The
-image is sampled backwards, at the source position of each pixel of the input.
+A warp is a homography that maps unwarped to warped points in pixels of the input, float64 (3, 3). The image
+is sampled at the source position of each pixel of the input.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ from rankless.recipe.schema import Augment
 
 Matrix = NDArray[np.float64]
 Points = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""The x and the y coordinates of points, as two arrays of the same shape."""
+"""The x coordinates and the y coordinates of points, as arrays of the same shape."""
 
-_NUDGE = 1 + 2**-40  # 639 / 3 must not come out as 212.99…
-_NEAR = 1e-3  # points closer to the horizon never lie on the input
+_NUDGE = 1 + 2**-40  # prevents results such as 639 / 3 = 212.99…
+_NEAR = 1e-3  # minimum depth of points on the input; points with a smaller depth are near the horizon
 
 
 def drawn_warp(options: Augment, size: tuple[int, int], rng: np.random.Generator) -> Matrix | None:
-    """Draw a warp within the limits ``rotate``, ``shear`` and ``perspective`` of ``options``.
+    """Return a random warp within the limits ``rotate``, ``shear`` and ``perspective``, or None if all are 0.
 
-    First, the corners of the input of ``size`` (H, W) move. Then it is sheared and rotated about its center.
-    If all limits are 0, nothing is drawn and None is returned.
+    The corners of the input are moved first. Then the input is sheared and rotated about its center.
+
+    Args:
+        options: augmentation options with the limits.
+        size: (H, W) of the input.
+        rng: random generator, which is not used if all limits are 0.
     """
     if not (options.rotate or options.shear or options.perspective):
         return None
@@ -42,7 +46,7 @@ def drawn_warp(options: Augment, size: tuple[int, int], rng: np.random.Generator
     turned = np.array(
         [[math.cos(angle), -math.sin(angle), 0], [math.sin(angle), math.cos(angle), 0], [0, 0, 1]]
     )
-    # Two successive shears preserve areas; both at once, with 45° each, would give a line.
+    # Two successive shears preserve areas. A simultaneous shear of 45° in both directions would give a line.
     slanted = np.array([[1, 0, 0], [math.tan(y), 1, 0], [0, 0, 1]]) @ [
         [1, math.tan(x), 0],
         [0, 1, 0],
@@ -60,10 +64,11 @@ def drawn_warp(options: Augment, size: tuple[int, int], rng: np.random.Generator
 
 
 def from_unit_square(corners: Matrix) -> Matrix:
-    """Return the homography that maps (0, 0), (1, 0), (1, 1), (0, 1) to four corners, (4, 2).
+    """Return the homography that maps (0, 0), (1, 0), (1, 1), (0, 1) to the given corners, (4, 2).
 
-    It is computed in closed form (Heckbert, "Fundamentals of Texture Mapping", 1989, 2.2.3), so its bits do
-    not depend on a solver. The corners must form a convex quadrilateral, which shifts below 1/4 guarantee.
+    The closed form (Heckbert, "Fundamentals of Texture Mapping", 1989, section 2.2.3) gives bits that do not
+    depend on a solver. The corners must form a convex quadrilateral, as they do if each moves by less than
+    1/4.
     """
     (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners.tolist()
     right, below = (x1 - x2, y1 - y2), (x3 - x2, y3 - y2)
@@ -77,7 +82,7 @@ def from_unit_square(corners: Matrix) -> Matrix:
 
 
 def origins(warp: Matrix, size: tuple[int, int]) -> Points:
-    """Return the source x and y of each input pixel's center, (H, W) each, or 1e9 beyond the horizon."""
+    """Return the source position of the center of each input pixel, (H, W) each; 1e9 beyond the horizon."""
     back = np.linalg.inv(warp)
     x, y = np.arange(size[1]) + 0.5, np.arange(size[0])[:, None] + 0.5
     across, down, depth = (row[0] * x + row[1] * y + row[2] for row in back)
@@ -87,9 +92,10 @@ def origins(warp: Matrix, size: tuple[int, int]) -> Points:
 
 
 def warped_boxes(boxes: Tensor, warp: Matrix) -> Tensor:
-    """Return the smallest boxes, xyxy (N, 4), that enclose the warped boxes, without clipping.
+    """Return the xyxy boxes that enclose the warped boxes, (N, 4), without clipping.
 
-    Only the part of a box in front of the horizon counts. A box without such a part lies outside the input.
+    Only the part of a box in front of the horizon counts. A box beyond the horizon is moved outside the
+    input.
     """
     x1, y1, x2, y2 = boxes.double().numpy().T
     corners = np.stack(
@@ -106,7 +112,7 @@ def warped_boxes(boxes: Tensor, warp: Matrix) -> Tensor:
 
 
 def _before_the_horizon(polygon: Matrix) -> Matrix:
-    """Return the part of a polygon in front of the horizon; the points are homogeneous, (K, 3)."""
+    """Clip a polygon of homogeneous points, (K, 3), at the horizon."""
     points = []
     for one, other in zip(polygon, np.roll(polygon, -1, axis=0), strict=True):
         if one[2] >= _NEAR:
@@ -119,12 +125,17 @@ def _before_the_horizon(polygon: Matrix) -> Matrix:
 def shrunk(
     image: Tensor, scales: tuple[float, float], placing: Placing = USUAL
 ) -> tuple[Tensor, tuple[float, float]]:
-    """Shrink an image by integer factors with antialiasing if it is to be sampled at scales below 1/2.
+    """Shrink an image by integer factors with antialiasing before it is sampled at scales below 1/2.
 
-    Sampling reads only the four pixels around a point, so finer details would cause aliasing.
+    Otherwise, bilinear sampling, which uses only the four nearest pixels, would cause aliasing.
+
+    Args:
+        image: uint8, (3, h, w).
+        scales: scales for sampling along x and y.
+        placing: method of resizing.
 
     Returns:
-        The image, uint8 (3, h, w), and the remaining (x, y) scales.
+        The smaller image, and the remaining scales along x and y.
     """
     height, width = image.shape[-2:]
     across, down = (
@@ -144,24 +155,24 @@ def sampled(
     corner: tuple[float, float],
     gray: int = GRAY,
 ) -> Tensor:
-    """Sample an image bilinearly at points of the plane that it is placed on, uint8 (3, H, W).
+    """Sample an image on a plane bilinearly at the given points, uint8 (3, H, W).
 
     Args:
-        image: the image, uint8 (3, h, w).
-        points: the x and y coordinates, (H, W) each.
-        scales: the number of plane pixels per image pixel, along x and y.
-        corner: the (x, y) of the image's upper left corner on the plane.
-        gray: the value outside the image, 0..255.
+        image: uint8, (3, h, w).
+        points: x and y coordinates on the plane, (H, W) each.
+        scales: number of plane pixels per image pixel along x and y.
+        corner: (x, y) of the upper left corner of the image on the plane.
+        gray: value outside the image, 0..255.
     """
     normalized = [
-        # Normalized to -1..1, as torch expects; beyond 2 there is only gray.
+        # torch expects -1..1. Values beyond ±2 are gray and are therefore clipped.
         np.clip(2 * (axis - start) / (scale * side) - 1, -2 - 4 / side, 2 + 4 / side).astype(np.float32)
         for axis, start, scale, side in zip(
             points, corner, scales, (image.shape[-1], image.shape[-2]), strict=True
         )
     ]
     grid = torch.from_numpy(np.stack(normalized, -1))[None]  # (1, H, W, 2)
-    # torch pads with zeros, so gray is shifted to zero.
+    # torch pads with zeros, so zero must represent gray.
     source = (image.float() - gray)[None]
     sampled_ = F.grid_sample(source, grid, mode="bilinear", padding_mode="zeros", align_corners=False)[0]
     return (sampled_ + gray).round_().clamp_(0, 255).to(torch.uint8)

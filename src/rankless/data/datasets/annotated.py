@@ -1,4 +1,4 @@
-"""Represent open data sets: images with boxes, and images with one class each."""
+"""Open data sets: images with boxes, and images with one class each."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from rankless.structures import Sample
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """The objects of one image, in its pixels.
+    """The annotated objects of one image.
 
     Attributes:
-        boxes: the boxes, float32 xyxy, (N, 4).
-        labels: the class of each box, int64, (N,).
-        height, width: the image's size.
-        flags: the bits :data:`~rankless.data.index.annotations.DIFFICULT` and ``CROWD``, (N,), which mark
-            objects that count neither as hits nor as misses; None if there are no flags.
-        areas: the objects' areas in pixels, (N,), NaN if only the box is known; None if there are no areas.
+        boxes: float32 xyxy in pixels, (N, 4).
+        labels: class of each box, int64, (N,).
+        height, width: size of the image in pixels.
+        flags: bits :data:`~rankless.data.index.annotations.DIFFICULT` and ``CROWD`` of each box, (N,); None
+            if no box has a flag. Scores ignore boxes with flags.
+        areas: area of each object in pixels, (N,), NaN if only the box is annotated; None if unknown.
     """
 
     boxes: Tensor
@@ -47,12 +47,12 @@ class GroundTruth:
 
     @property
     def difficult(self) -> Tensor | None:
-        """Whether each box is flagged as difficult, bool (N,), or None if no box is."""
+        """Whether each box is marked difficult, bool (N,); None if there are no flags."""
         return None if self.flags is None else (self.flags.to(torch.uint8) & DIFFICULT) > 0
 
     @property
     def crowd(self) -> Tensor | None:
-        """Whether each box is flagged as a crowd, bool (N,), or None if no box is."""
+        """Whether each box is marked as a crowd, bool (N,); None if there are no flags."""
         return None if self.flags is None else (self.flags.to(torch.uint8) & CROWD) > 0
 
 
@@ -60,21 +60,18 @@ class DetectionImages(ImageSource[Sample]):
     """Images with boxes. ``read(index)`` returns a :class:`~rankless.structures.Sample`."""
 
     def ground_truth(self, index: int) -> GroundTruth:
-        """Return the objects of image ``index``. This base class reads the image to find them."""
+        """Return the annotated objects of an image. By default, this reads the image."""
         sample = self.read(index)
         return GroundTruth(sample.boxes, sample.labels, sample.image.shape[1], sample.image.shape[2])
 
     def sizes(self, indices: Sequence[int]) -> NDArray[np.int64]:
-        """Return the heights and widths of the images ``indices``, (B, 2); 0, 0 for an unreadable image."""
+        """Return the height and width of each of the given images, (B, 2); 0, 0 if an image is unreadable."""
         truths = [self.ground_truth(index) for index in indices]
         return np.array([[truth.height, truth.width] for truth in truths], dtype=np.int64)
 
 
 class _Annotated:
-    """The base class of detection and classification data sets that are read from files.
-
-    ``images`` reads the pixels. If it is None, the files are read at full size.
-    """
+    """The base class of data sets stored in files. By default, images are read at full size."""
 
     def __init__(self, annotations: Annotations, images: Readable[Decoded] | None = None) -> None:
         self.annotations = annotations
@@ -101,10 +98,10 @@ class _Annotated:
 
 
 class BoxedImages(_Annotated, DetectionImages):
-    """Images with boxes, read from files."""
+    """Images with boxes, stored in files."""
 
     def read(self, index: int) -> Sample:
-        """Return image ``index`` with its boxes, leaving out difficult boxes and crowds."""
+        """Return an image with its boxes, except for difficult boxes and crowds."""
         decoded = self.images.read(index)
         check_size(self.annotations, index, decoded.source)
         rows = self.annotations.rows(index)
@@ -126,7 +123,7 @@ class BoxedImages(_Annotated, DetectionImages):
 
 
 class MatchedImages(DetectionImages):
-    """Images whose labels use the model's class numbers instead of the data's."""
+    """Images whose labels are converted to the labels of a model."""
 
     def __init__(self, images: DetectionImages, match: ClassMatch, class_names: Sequence[str]) -> None:
         self.images, self.class_names = images, tuple(class_names)
@@ -148,7 +145,7 @@ class MatchedImages(DetectionImages):
         return replace(truth, boxes=truth.boxes[stays], labels=labels, flags=flags, areas=areas)
 
     def _of_model(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the model's labels for the boxes to keep, and a mask, (N,), of these boxes."""
+        """Return the model's labels of the boxes to keep, and a mask of these boxes, (N,)."""
         labels = self._labels[labels]
         stays = labels != LEFT_OUT
         return labels[stays], stays
@@ -172,21 +169,21 @@ class MatchedImages(DetectionImages):
 
 
 class ClassificationImages(ImageSource[Tensor]):
-    """Images of one class each. ``read(index)`` returns uint8 RGB, (3, H, W)."""
+    """Images with one class each. ``read(index)`` returns uint8 RGB, (3, H, W)."""
 
     @abstractmethod
     def label(self, index: int) -> int:
-        """Return the class of image ``index``."""
+        """Return the class of an image."""
 
 
 class ClassifiedImages(_Annotated, ClassificationImages):
-    """Images of one class each, read from files.
+    """Images with one class each, stored in files.
 
     Args:
-        annotations: the annotations of one split.
-        class_names: the model's class names; None means the data's own class names.
-        where: the description of the data in messages.
-        given: pairs of a class of the data and a class of the model whose names do not match.
+        annotations: annotations of one split.
+        class_names: class names of the model. Default: the class names of the data.
+        where: description of the data for messages.
+        given: pairs of a class of the data and a class of the model with different names.
     """
 
     def __init__(
@@ -200,8 +197,8 @@ class ClassifiedImages(_Annotated, ClassificationImages):
         known = annotations.class_names
         if class_names is None and len(known) < 2:
             raise UserError(
-                f"{where}: only one class has images ({listed(known)}); expected at least two; make a "
-                "folder for each class, or set task to 'detect' if the images have boxes"
+                f"{where}: only one class has images ({listed(known)}); expected at least two; create a "
+                "folder for each class, or use task=detect if the images have boxes"
             )
         self.class_names = known if class_names is None else tuple(class_names)
         labels = {name: label for label, name in enumerate(self.class_names)}
@@ -210,12 +207,12 @@ class ClassifiedImages(_Annotated, ClassificationImages):
             match = match_classes(used, self.class_names, given, where, may_leave_out=False)
             labels |= zip(used, match.labels, strict=True)
             self.notes = (*self.notes, *match.notes)
-        # A lookup table, because processes could not share a new label array.
+        # A lookup table, because processes would not share an array of new labels.
         self._labels = tuple(labels.get(name, -1) for name in known)
         seen = {self.class_names[labels[name]] for name in used}
         if missing := [name for name in self.class_names if name not in seen]:
             have = counted(len(missing), "class has", "classes have")
-            note = f"{have} no images (of {len(self.class_names):,}): {listed(missing)}"
+            note = f"{have} no images, of {len(self.class_names):,} classes: {listed(missing)}"
             self.notes = (*self.notes, note)
 
     def read(self, index: int) -> Tensor:
@@ -226,13 +223,13 @@ class ClassifiedImages(_Annotated, ClassificationImages):
 
 
 def check_size(annotations: Annotations, index: int, size: tuple[int, int]) -> None:
-    """Raise an error if a decoded image does not have the size (H, W) that its boxes refer to."""
+    """Raise an error if ``size``, the (H, W) of a decoded image, differs from the annotated size."""
     height, width = annotations.sizes[index].tolist()
     if size == (height, width):
         return
     forget(annotations)
     was = f"was {width} × {height}" if height else "could not be read"
     raise UserError(
-        f"{annotations.path(index)}: the image is {size[1]} × {size[0]} pixels, but {was} when the data was "
-        "read, so it has been replaced since; restart to read the data again"
+        f"{annotations.path(index)}: the image was replaced: its size is {size[1]} × {size[0]}, but {was} "
+        "when the data was read; start again to read the data again"
     )

@@ -1,8 +1,8 @@
-"""Generate the built-in data set ``digits``: handwritten digits scattered over textured scenes.
+"""Generate the built-in data set ``digits``: handwritten digits on textured scenes.
 
-The 1,797 real digits that come with scikit-learn (8 × 8 gray levels; E. Alpaydin and C. Kaynak, Optical
-Recognition of Handwritten Digits, UCI 1998) are enlarged, slightly warped and placed on scenes. A scene is
-generated on demand from (seed, split, number) alone. Nothing is downloaded or stored.
+The 1,797 handwritten digits of scikit-learn (8 × 8 gray levels; E. Alpaydin and C. Kaynak, Optical
+Recognition of Handwritten Digits, UCI 1998) are enlarged, slightly warped and placed on scenes. Scenes are
+generated on demand and depend only on (seed, split, number). Nothing is downloaded or stored.
 """
 
 from __future__ import annotations
@@ -36,54 +36,54 @@ from rankless.recipe.schema import IN_RECIPE
 from rankless.structures import Sample
 
 DIGITS = "digits"
-"""The value of ``data.root`` that selects the built-in data."""
+"""Value of ``data.root`` for the built-in data."""
 SPLITS = ("train", "val")
 _MOST_DIGITS = 12
-# The heights of glyphs with their soft rim, in pixels of a scene whose shorter side is 256. Boxes are a tenth
-# smaller.
+# Range of the heights of glyphs with their soft rims, in pixels of a scene whose shorter side is 256. Boxes
+# are a tenth smaller.
 _HEIGHTS = (15.5, 118.0)
 _SMALLEST_HEIGHT = 13.5  # smaller digits are illegible
-_MOST_COVERED = 0.1  # the fraction of a digit's box that another digit may cover
+_MOST_COVERED = 0.1  # maximum fraction of a digit's box that another digit may cover
 _LARGEST_IOU = 0.05
 _FILE = Path("datasets", "data", "digits.csv.gz")
 _VAL_FRACTION = 0.2
 _SHARPEN = 1.6
-_CELL = GLYPH_SIDE / 10  # texels from one of the 8 × 8 gray levels to the next
+_CELL = GLYPH_SIDE / 10  # number of texels per original pixel
 VISIBLE = 64
-"""A pixel belongs to a digit if its ink covers at least 64/255 of it. Boxes enclose these pixels."""
+"""Minimum ink coverage, in units of 1/255, of pixels that belong to a digit. Boxes enclose these pixels."""
 _VISIBLE_CURVE = bytes(255 if level >= VISIBLE else 0 for level in range(256))
 _LEVELS = np.arange(256, dtype=np.float64) / 255
 
 
 class _Digits:
-    """The base class of the built-in detection and classification data."""
+    """The base class of the built-in data sets."""
 
     class_names = tuple("0123456789")
 
     def __init__(self, split: str) -> None:
         if split not in SPLITS:
-            expected = f"expected {' or '.join(SPLITS)}; give one of these{IN_RECIPE}"
+            expected = f"expected {' or '.join(SPLITS)}; choose one of these{IN_RECIPE}"
             raise UserError(f"digits: no split {split!r}; {expected}")
         self.split = split
 
     def source(self, index: int) -> str:
-        """Return the name of image ``index`` for reports, such as ``digits/val/12``."""
+        """Return the name of an image for reports, such as ``digits/val/12``."""
         return f"digits/{self.split}/{index}"
 
 
 class DigitScenes(_Digits, DetectionImages):
     """Scenes with 1 to 12 handwritten digits each.
 
-    A digit image appears in one split only. On a scene whose shorter side is 256 pixels, digits are about 14
-    to 110 pixels high (log-uniform); they scale with that side. Their boxes lie inside the scene and overlap
-    at most slightly (IoU up to 0.05, a tenth of the smaller box). A small, crowded scene may not have room
-    for all of its digits.
+    Each digit image is in only one split. In a scene whose shorter side is 256 pixels, digits are about 14 to
+    110 pixels high (log-uniform); their size scales with this side. Boxes are inside the scene and overlap
+    only slightly (IoU up to 0.05, up to a tenth of the smaller box). If a scene has no space for a digit, it
+    is omitted.
 
     Args:
         split: ``train`` or ``val``.
-        images: the number of scenes; it does not change the scenes themselves.
-        seed: the seed of the scenes. Evaluation scenes use 0, whatever the recipe's seed.
-        size: the height and width of a scene in pixels, 32 or more.
+        images: number of scenes, which does not affect the scenes.
+        seed: seed of the scenes. Evaluations always use 0.
+        size: height and width of the scenes in pixels, at least 32.
     """
 
     def __init__(self, split: str, images: int, seed: int = 0, size: tuple[int, int] = (256, 256)) -> None:
@@ -97,21 +97,21 @@ class DigitScenes(_Digits, DetectionImages):
         return self._images
 
     def ground_truth(self, index: int) -> GroundTruth:
-        """Return the digits of scene ``index``. The scene is rendered only once for all evaluations."""
+        """Return the digits of a scene. The result is cached, so that scenes are rendered only once."""
         if index not in self._truths:
             self._truths[index] = super().ground_truth(index)
         return self._truths[index]
 
     def read(self, index: int) -> Sample:
-        """Return scene ``index``, which depends only on (seed, split, index, size).
+        """Return a scene, which depends only on (seed, split, index, size).
 
-        The boxes are exact: each encloses the pixels of which the digit's ink covers ``VISIBLE``/255 or more.
-        A digit that is slightly covered by a later digit keeps its whole box.
+        Each box encloses exactly the pixels with an ink coverage of at least ``VISIBLE`` / 255, even if
+        another digit covers some of them.
         """
         return self._render(index)
 
     def _render(self, index: int, hidden: int | None = None) -> Sample:
-        """Render a scene without the ink of digit ``hidden``, so that a test can find the digit's pixels."""
+        """Render a scene. Tests omit the ink of the digit ``hidden`` to find its pixels."""
         rng = Draws(generator(self.seed, "digits", self.split, index))
         digits, labels, boxes = self._layout(rng)
         clutter = self._clutter(rng, boxes)
@@ -130,7 +130,7 @@ class DigitScenes(_Digits, DetectionImages):
         )
 
     def _layout(self, rng: Draws) -> tuple[list[Image.Image], list[int], list[Box]]:
-        """Draw the digits' ink masks, classes and boxes, the largest first, while there is room."""
+        """Return the ink masks, classes and boxes of random digits, the largest first."""
         scale = min(self.size) / 256
         low = max(_HEIGHTS[0] * scale, _SMALLEST_HEIGHT)
         high = max(_HEIGHTS[1] * scale, low)
@@ -145,7 +145,7 @@ class DigitScenes(_Digits, DetectionImages):
             while box is None and height >= low:
                 mask = warp(rng, glyph, height)
                 box = self._position(rng, mask, boxes, _LARGEST_IOU, _MOST_COVERED)
-                height = max(0.7 * height, low) if height > low else 0.0  # a smaller one may find room
+                height = max(0.7 * height, low) if height > low else 0.0  # a smaller digit may fit
             if box is not None:
                 masks.append(mask)
                 labels.append(label)
@@ -153,7 +153,7 @@ class DigitScenes(_Digits, DetectionImages):
         return masks, labels, boxes
 
     def _clutter(self, rng: Draws, boxes: list[Box]) -> list[tuple[Image.Image, Box]]:
-        """Draw scribbles in the gaps between the digits."""
+        """Return the ink masks and boxes of random scribbles between the digits."""
         low, high = (height * min(self.size) / 256 for height in (18.0, 80.0))
         drawings = scribbles()
         placed = []
@@ -167,7 +167,7 @@ class DigitScenes(_Digits, DetectionImages):
     def _position(
         self, rng: Draws, mask: Image.Image, boxes: list[Box], largest_iou: float, most_covered: float
     ) -> Box | None:
-        """Draw a box of the mask's size that does not overlap ``boxes`` too much; None after 40 attempts."""
+        """Place a mask randomly where it hardly overlaps ``boxes``; return its box, or None if this fails."""
         width, height = mask.size
         free_x, free_y = self.size[1] - width + 1, self.size[0] - height + 1
         for _ in range(40 if min(free_x, free_y) > 0 else 0):
@@ -178,23 +178,23 @@ class DigitScenes(_Digits, DetectionImages):
         return None
 
     def _glyph(self, label: int, number: int) -> Image.Image:
-        """Return an enlarged digit image, which is computed when it is first drawn."""
+        """Return an enlarged digit, which is computed on first use."""
         at = label, number
         if at not in self._glyphs:
             self._glyphs[at] = enlarged(self._digits[label][number])
         return self._glyphs[at]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the enlarged digits when pickling, because a loader process computes them again."""
+        """Return the state without caches, which loader processes fill themselves."""
         return {**self.__dict__, "_glyphs": {}, "_truths": {}}
 
 
 SIDE = 64
-"""The side of a single digit's image in pixels, eight times the stored side."""
+"""Side of the image of a single digit in pixels, eight times the original side."""
 
 
 class DigitImages(_Digits, ClassificationImages):
-    """Images of one handwritten digit each: 1,438 for training and 359 for validation."""
+    """Images with one handwritten digit each: 1,438 for training and 359 for validation."""
 
     def __init__(self, split: str) -> None:
         super().__init__(split)
@@ -206,7 +206,7 @@ class DigitImages(_Digits, ClassificationImages):
         return len(self._levels)
 
     def read(self, index: int) -> Tensor:
-        """Return digit ``index``, uint8 (3, 64, 64), with three equal channels."""
+        """Return a digit, uint8 (3, 64, 64), with three equal channels."""
         gray = (self._levels[index].astype(np.uint16) * 255 // 16).astype(np.uint8)
         enlarged = Image.fromarray(gray).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
         return torch.from_numpy(np.array(enlarged)).expand(3, SIDE, SIDE).contiguous()
@@ -216,7 +216,7 @@ class DigitImages(_Digits, ClassificationImages):
 
 
 def _too_close(box: Box, other: Box, largest_iou: float, most_covered: float) -> bool:
-    """Return whether two boxes exceed the limit on the IoU or on the covered fraction of the smaller box."""
+    """Return whether two boxes overlap too much, by IoU or by the fraction of the smaller box."""
     width = min(box[2], other[2]) - max(box[0], other[0])
     height = min(box[3], other[3]) - max(box[1], other[1])
     if width <= 0 or height <= 0:
@@ -227,10 +227,10 @@ def _too_close(box: Box, other: Box, largest_iou: float, most_covered: float) ->
 
 
 def stored_digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return scikit-learn's digits: gray levels 0–16, (1797, 8, 8), and their classes, (1797,).
+    """Return the digits of scikit-learn: gray levels from 0 to 16, (1797, 8, 8), and classes, (1797,).
 
-    Reading scikit-learn's file takes 5 ms. Importing scikit-learn takes a second of CPU time in every rank,
-    so it is imported only if a release stores the file elsewhere.
+    Reading the file takes 5 ms, but importing scikit-learn takes a second. It is therefore imported only if
+    the file is not at the expected path.
     """
     found = importlib.util.find_spec("sklearn")
     for folder in (found and found.submodule_search_locations) or ():
@@ -245,10 +245,10 @@ def stored_digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 
 def digits_of(split: str) -> list[Bytes]:
-    """Return the digit images of each class in ``split``: uint8 0–16, (N, 8, 8) each.
+    """Return the digits of each class in a split: uint8 from 0 to 16, (N, 8, 8) each.
 
-    The images of each class are ordered by a hash of their bytes, and the first fifth is for validation.
-    Neither a seed nor scikit-learn's order affects the split. No two of the 1,797 images are equal.
+    The digits of each class are sorted by a hash of their bytes, and the first fifth is for validation. The
+    split does not depend on a seed or on the order in scikit-learn. All 1,797 digits are different.
     """
     images, classes = stored_digits()
     parts = []
@@ -260,9 +260,9 @@ def digits_of(split: str) -> list[Bytes]:
 
 
 def enlarged(digit: Bytes) -> Image.Image:
-    """Return an 8 × 8 digit as a smooth grayscale image with four texels per cell, trimmed to its ink.
+    """Enlarge an 8 × 8 digit to a smooth grayscale image with four texels per pixel, trimmed to its ink.
 
-    It is sharpened over about one cell, so that a threshold neither breaks thin strokes nor fills loops.
+    Sharpening over about one pixel prevents a threshold from breaking thin strokes or filling loops.
     """
     levels = np.pad(digit, 1).astype(np.float32) * np.float32(255 / 16)
     smooth = Image.fromarray(levels).resize((GLYPH_SIDE, GLYPH_SIDE), Image.Resampling.BICUBIC)
@@ -274,15 +274,15 @@ def enlarged(digit: Bytes) -> Image.Image:
 
 
 def warp(rng: Draws, glyph: Image.Image, height: float) -> Image.Image:
-    """Return the grayscale ink mask of a glyph, about ``height`` pixels high, slightly rotated and distorted.
+    """Return the ink mask of a glyph, about ``height`` pixels high, slightly rotated and distorted.
 
-    The mask is cropped to its box, so each outer row and column has at least one ``VISIBLE`` pixel.
+    The grayscale mask is cropped to the box that encloses all ``VISIBLE`` pixels.
     """
     angle, shear, stretch = rng.uniform(-0.26, 0.26), rng.uniform(-0.2, 0.2), rng.uniform(0.8, 1.15)
-    # Rounding to 2**-20, an invisible angle, hides differences between math libraries.
+    # Rounding to 2**-20 removes differences between math libraries.
     c, s = (round(f(angle) * 2**20) / 2**20 for f in (cos, sin))
-    scale = height / glyph.height  # pixels a texel
-    # Forward: rotate · shear · stretch · scale. Pillow takes the inverse, from pixels to texels.
+    scale = height / glyph.height  # pixels per texel
+    # The forward matrix is rotate · shear · stretch · scale. Pillow needs the inverse, from pixels to texels.
     a, b = c * stretch * scale, (c * shear - s) * scale
     d, e = s * stretch * scale, (s * shear + c) * scale
     width, rows = (ceil(glyph.width * abs(p) + glyph.height * abs(q)) + 2 for p, q in ((a, b), (d, e)))
@@ -293,17 +293,17 @@ def warp(rng: Draws, glyph: Image.Image, height: float) -> Image.Image:
     back = (ia, ib, shift_x, id_, ie, shift_y)
     shape = glyph.transform((width, rows), Image.Transform.AFFINE, back, Image.Resampling.BILINEAR)
     levels, curve = shape.tobytes(), _ink_curve(rng, _CELL * scale)
-    # bytes.translate, because Image.point spends more time on its table than on the pixels.
+    # bytes.translate is faster than Image.point, which spends most of its time on the table.
     coverage = Image.frombytes("L", shape.size, levels.translate(curve))
     visible = Image.frombytes("L", shape.size, levels.translate(curve.translate(_VISIBLE_CURVE)))
     return coverage.crop(visible.getbbox())
 
 
 def _ink_curve(rng: Draws, cell: float) -> bytes:
-    """Return a table from gray level to ink coverage, which is a threshold softened by one to two pixels.
+    """Return a table from gray level to ink coverage: a random threshold with a soft edge of 1 to 2 pixels.
 
-    A cell has ``cell`` pixels. The threshold sets the thickness of the strokes. The slope keeps the paper
-    free of ink.
+    ``cell`` is the number of pixels per original pixel. The threshold determines the thickness of the
+    strokes. The slope ensures that the paper has no ink.
     """
     level, softness = rng.uniform(0.42, 0.55), rng.uniform(1.0, 2.2)
     slope = max(cell / softness, 0.5 / level)

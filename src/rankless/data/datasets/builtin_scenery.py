@@ -1,8 +1,8 @@
-"""Draw the surroundings of the built-in digits: backgrounds, clutter, ink and sensor noise.
+"""Render the surroundings of the built-in digits: backgrounds, clutter, ink and sensor noise.
 
-Everything is drawn with integer arithmetic, tables and Pillow, without matrix products, so the bits of a
-scene do not depend on the number of threads. Every color stays ``HEADROOM`` away from 0 and 255, so that
-noise never overflows a byte.
+Rendering uses only integer arithmetic, tables and Pillow, and no matrix products, so the result does not
+depend on the number of threads. All colors are at least ``HEADROOM`` away from 0 and 255, so that noise never
+overflows a byte.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Box = tuple[int, int, int, int]
 Color = tuple[int, int, int]
 
 GLYPH_SIDE = 40
-"""The side of an enlarged glyph before trimming: 8 cells and a border of one, with four texels per cell."""
+"""Side of an enlarged glyph before trimming: 8 cells and a border of 1 cell, with 4 texels per cell."""
 HEADROOM = 20
 _DARKEST, _LIGHTEST = HEADROOM, 255 - HEADROOM
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow's "L"
-_BANK_KEY = 0  # the banks are part of the data set, so no recipe's seed affects them
-_MARGIN = 128  # textures in a bank are larger than a scene by this, so that crops vary
+_BANK_KEY = 0  # textures belong to the data set, so they do not depend on the recipe's seed
+_MARGIN = 128  # number of pixels by which textures are larger than a scene, so that crops vary
 _GRADIENT_CELLS = (60, 75, 90, 110, 140, 180)  # sides of noise cells in pixels
 _NOISE_CELLS = (1, 2, 4, 9, 20)
 _DEVIATIONS = (1.5, 3.0, 5.0, 7.0)  # standard deviations of the sensor noise, in gray levels
 
 
 class Draws:
-    """A source of single uniform random numbers, ten times as fast as NumPy's scalar draws."""
+    """A source of single random numbers that is ten times as fast as NumPy's scalar methods."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._next = self._numbers(rng).__next__
@@ -52,12 +52,12 @@ class Draws:
         return int(self._next() * count)
 
     def log_uniform(self, low: float, high: float) -> float:
-        """Return a log-uniform random multiple of 1/16 in [low, high), the same with every math library."""
+        """Return a log-uniform random number in [low, high), rounded to 1/16 for portability."""
         return round(16 * low * float((high / low) ** self._next())) / 16
 
 
 def color(rng: Draws, luma: float, vividness: float = 1.0) -> Color:
-    """Return a color with a random hue and the given luma (0–255), within the headroom."""
+    """Return a random color with the given luma (0 to 255), at least ``HEADROOM`` away from 0 and 255."""
     raw = rng.uniform(-1.0, 1.0), rng.uniform(-1.0, 1.0), rng.uniform(-1.0, 1.0)
     mean = _LUMA[0] * raw[0] + _LUMA[1] * raw[1] + _LUMA[2] * raw[2]
     room = 1e9
@@ -73,7 +73,7 @@ def ink(rng: Draws, canvas: Image.Image, box: Box, contrast: float) -> Color:
     """Return a color that contrasts with nearly all pixels in ``box``.
 
     Its luma is at least ``contrast`` levels above the 97th percentile of the luma in ``box``, or below the
-    3rd percentile. If neither side has that much room, the luma is the extreme on the side with more room.
+    3rd percentile. If neither is possible, the luma is the extreme value with the higher contrast.
     """
     sample = canvas.resize((12, 12), Image.Resampling.NEAREST, box=box)
     lumas = sorted(sample.convert("L").tobytes())
@@ -89,9 +89,9 @@ def ink(rng: Draws, canvas: Image.Image, box: Box, contrast: float) -> Color:
 
 
 def background(rng: Draws, height: int, width: int) -> Image.Image:
-    """Return a textured RGB canvas, mixed from a gradient, noise and a pattern and colored by one palette.
+    """Return a textured RGB background: a mixture of a gradient, noise and a pattern, colored by a palette.
 
-    The palette's luma spans at most 130 of 256 levels, so that some ink always contrasts with it.
+    The luma of the palette spans at most 130 of 256 levels, so that a contrasting ink always exists.
     """
     gradients, noises = _textures(height, width)
     gradient = _crop(rng, gradients[rng.below(len(gradients))], height, width)
@@ -115,7 +115,7 @@ def background(rng: Draws, height: int, width: int) -> Image.Image:
 
 
 def sensor_noise(rng: Draws, planes: Bytes) -> None:
-    """Add no noise, gray noise or colored noise to ``planes``, uint8 (3, H, W), in place."""
+    """Add gray noise, colored noise or no noise to ``planes``, uint8 (3, H, W), in place."""
     _, height, width = planes.shape
     choice = rng.below(len(_DEVIATIONS) + 1)
     if choice == len(_DEVIATIONS):
@@ -129,14 +129,14 @@ def sensor_noise(rng: Draws, planes: Bytes) -> None:
 
 
 def _crop(rng: Draws, bank: Bytes, height: int, width: int) -> Bytes:
-    """Return a random (height, width) crop of a texture from ``bank``, randomly mirrored."""
+    """Return a random crop, (height, width), of a texture, randomly mirrored."""
     top, left = rng.below(_MARGIN), rng.below(_MARGIN)
     piece = bank[top : top + height, left : left + width]
     return piece[:: 1 - 2 * rng.below(2), :: 1 - 2 * rng.below(2)]
 
 
 def _pattern(rng: Draws, noise: Bytes) -> Bytes:
-    """Return stripes, checkers or rings, uint8 (H, W), sharp or smooth, straight or bent by ``noise``."""
+    """Return random stripes, checkers or rings, uint8 (H, W), sharp or smooth, some distorted by noise."""
     height, width = noise.shape
     x, y = np.arange(width, dtype=np.uint16), np.arange(height, dtype=np.uint16)[:, None]
     # A phase is a 16-bit number that wraps after one period: a step of 2000 repeats every 33 pixels.
@@ -159,7 +159,7 @@ def _pattern(rng: Draws, noise: Bytes) -> Bytes:
 
 
 def _palette(rng: Draws, low: float, high: float) -> bytes:
-    """Return 256 RGB entries that run through random colors with luma from low to high, both included."""
+    """Return 256 RGB entries that interpolate random colors with luma from ``low`` to ``high``, inclusive."""
     count = 2 + rng.below(4)
     lumas = [low, high] + [rng.uniform(low, high) for _ in range(count - 2)]
     shift = rng.below(count)
@@ -170,7 +170,7 @@ def _palette(rng: Draws, low: float, high: float) -> bytes:
 
 
 def _panels_and_lines(rng: Draws, canvas: Image.Image, low: float, high: float) -> None:
-    """Draw large boxes, blobs and lines, on which digits may lie, within the background's luma range."""
+    """Draw large boxes, blobs and lines in the luma range of the background; digits may overlap them."""
     draw = ImageDraw.Draw(canvas)
     width, height = canvas.size
     for _ in range(rng.below(4)):
@@ -187,7 +187,7 @@ def _panels_and_lines(rng: Draws, canvas: Image.Image, low: float, high: float) 
 
 @lru_cache(maxsize=4)
 def _textures(height: int, width: int) -> tuple[list[Bytes], list[Bytes]]:
-    """Return coarse and fine noise textures over the range 0..255, (height + margin, width + margin)."""
+    """Return coarse and fine noise textures, uint8 (height + margin, width + margin)."""
 
     def texture(cell: int) -> Bytes:
         rows, columns = ((side + _MARGIN) // cell + 3 for side in (height, width))
@@ -201,7 +201,7 @@ def _textures(height: int, width: int) -> tuple[list[Bytes], list[Bytes]]:
 
 @lru_cache(maxsize=4)
 def _noise(height: int, width: int) -> list[Bytes]:
-    """Return sensor noise for each standard deviation, limited to the headroom, as two's complement bytes."""
+    """Return sensor noise for each standard deviation as two's complement bytes, limited to the headroom."""
     rng = generator(_BANK_KEY, "digits", "noise")
     normal = rng.standard_normal((height + _MARGIN, width + _MARGIN))
     bounded = [np.rint(d * normal).clip(-HEADROOM, HEADROOM) for d in _DEVIATIONS]
@@ -210,7 +210,7 @@ def _noise(height: int, width: int) -> list[Bytes]:
 
 @cache
 def scribbles() -> tuple[Image.Image, ...]:
-    """Return grayscale drawings in the style of the digits that show no digit, trimmed to their ink."""
+    """Return grayscale drawings that resemble handwriting but show no digits, trimmed to their ink."""
     rng = Draws(generator(_BANK_KEY, "digits", "scribbles"))
     drawings = []
     for number in range(96):
@@ -221,8 +221,8 @@ def scribbles() -> tuple[Image.Image, ...]:
     return tuple(drawings)
 
 
-# The shapes are drawn on a sheet of 160 × 160 with its center at 80. Rings, single strokes and squares are
-# left out, since people would read them as 0, 1 and 0.
+# The shapes are drawn on a sheet of 160 × 160 pixels with its center at (80, 80). There are no rings, single
+# strokes or squares, because they would look like 0 or 1.
 
 
 def _zigzag(rng: Draws, draw: ImageDraw.ImageDraw) -> None:

@@ -1,4 +1,4 @@
-"""Choose and order the classes of a data set by ``data.classes``."""
+"""Select and order the classes of a data set according to ``data.classes``."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rankless.data.index.annotations import Annotations, subset, with_boxes
 from rankless.errors import UserError, counted, listed, nearest
 
 Classes = str | Sequence[str]
-"""The value ``auto``, the path of a file of class names, or the class names themselves."""
+"""``auto`` for all classes, the path of a file with class names, or a sequence of class names."""
 
 
 def class_list(classes: Classes, root: str) -> tuple[str, ...] | None:
-    """Return the class names that ``data.classes`` lists, or None for all classes of the data.
+    """Return the class names selected by ``data.classes``, or None for all classes.
 
-    A file is looked up in the working directory, then in the data's folder.
+    A file is searched for in the working directory, and then in the folder of the data ``root``.
     """
     if classes == "auto":
         return None
     names = _from_file(classes, root) if isinstance(classes, str) else tuple(classes)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise UserError(f"data.classes: {listed(twice)} appears twice; expected each class once")
+        raise UserError(f"data.classes: {listed(twice)} is repeated; expected each class only once")
     return names
 
 
@@ -38,8 +38,8 @@ def _from_file(name: str, root: str) -> tuple[str, ...]:
     if file is None:
         words = ", ".join(word.strip() for word in name.strip("[]").split(","))
         raise UserError(
-            f"data.classes is '{name}': no such file here or in {places[1].parent}; expected a file with one "
-            f"class name per line, or names in brackets, as in data.classes='[{words}]'"
+            f"data.classes is '{name}': no such file in the working directory or in {places[1].parent}; "
+            f"expected a file with one class name per line, or a list such as data.classes='[{words}]'"
         )
     if file.suffix.lower() in {".yaml", ".yml", ".data"}:
         described = read_description(file)
@@ -50,21 +50,26 @@ def _from_file(name: str, root: str) -> tuple[str, ...]:
 
 
 def refuse_classes(classes: object) -> None:
-    """Raise an error if ``data.classes`` is given for the built-in digits."""
+    """Raise an error if ``data.classes`` is set for the built-in digits."""
     if classes != "auto":
         raise UserError(
-            "data.classes has no effect on the built-in digits; expected auto; leave data.classes out, or "
-            "give data.root"
+            "data.classes is not supported for the built-in digits; remove data.classes, or set data.root"
         )
 
 
 def with_classes(
     whole: Annotations, names: Sequence[str], where: str, elsewhere: Iterable[str] = ()
 ) -> Annotations:
-    """Return the annotations with only the classes ``names``, in this order.
+    """Return the annotations with only the given classes, in the given order, and a note in ``about``.
 
-    In detection, boxes of other classes are left out, but their images stay. In classification, images of
-    other classes are left out. A note in ``about`` counts the omissions.
+    For detection, boxes of other classes are dropped, but images are kept. For classification, images of
+    other classes are dropped.
+
+    Args:
+        whole: annotations of the split.
+        names: names of the classes to keep.
+        where: description of the data for error messages.
+        elsewhere: names of classes in other splits, which may also be given.
     """
     known = whole.class_names
     _refuse_unknown(names, known, elsewhere, where)
@@ -77,7 +82,7 @@ def with_classes(
     if not whole.has_boxes:
         if not selected.any():
             raise UserError(
-                f"{where}: no image of the split has one of the classes {listed(names)}; correct data.classes"
+                f"{where}: the split has no images of the classes {listed(names)}; correct data.classes"
             )
         made, labels = subset(whole, np.flatnonzero(selected)), labels[selected]
         made = replace(made, findings=whole.findings)
@@ -92,20 +97,19 @@ def with_classes(
 
 
 def _refuse_unknown(names: Sequence[str], known: Sequence[str], elsewhere: Iterable[str], where: str) -> None:
-    """Raise an error if one of ``names`` is neither in ``known`` nor in ``elsewhere``."""
+    """Raise an error if a class in ``names`` is neither in ``known`` nor in ``elsewhere``."""
     anywhere = {*known, *elsewhere}
     unknown = [name for name in names if name not in anywhere]
     if unknown:
         sentences = [
             f"data.classes: the data has no class '{name}'{nearest(name, known)}" for name in unknown[:8]
         ]
-        has = f"it has {counted(len(known), 'class', 'classes')}: {listed(known)}"
-        expected = "expected some of these in data.classes; correct the names"
-        raise UserError([*sentences, f"{where}: {has}; {expected}"])
+        has = f"the data has {counted(len(known), 'class', 'classes')}: {listed(known)}"
+        raise UserError([*sentences, f"{where}: {has}; correct the names in data.classes"])
 
 
 def _note(whole: Annotations, names: Sequence[str], left_out: dict[str, int]) -> list[str]:
-    """Return a sentence that says how many boxes or images were omitted."""
+    """Return a list with a note on dropped boxes or images; empty if nothing was dropped."""
     if not left_out:
         return []
     what = ("box", "boxes") if whole.has_boxes else ("image", "images")
@@ -117,4 +121,4 @@ def _note(whole: Annotations, names: Sequence[str], left_out: dict[str, int]) ->
         counted(sum(left_out.values()), *what),
         counted(len(left_out), "other class", "other classes"),
     )
-    return [f"data.classes uses {used}; {lost} of {others} left out: {shown}{more}"]
+    return [f"data.classes selects {used}; dropped {lost} of {others}: {shown}{more}"]

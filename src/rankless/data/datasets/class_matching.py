@@ -1,6 +1,6 @@
-"""Match the classes of data with the classes of a trained model, by name.
+"""Match the classes of a data set with the classes of a trained model by name.
 
-The data may order or spell the classes differently, or have only some of them.
+The data may have only some of the classes, in a different order or with a different spelling.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from rankless.errors import UserError, counted, listed, nearest
 
 Pairs = Sequence[tuple[str, str]]
-"""Pairs of a class of the data and a class of the model. An empty model class leaves the data's class out."""
+"""Pairs of a class of the data and a class of the model, which is "" to drop the class of the data."""
 
 LEFT_OUT = -1
 _SHOWN = 20
-# Names of the same classes in Pascal VOC, COCO and other data, in the form of `_plain`.
+# Different names for the same class in Pascal VOC, COCO and other data, normalized by `_plain`.
 _SAME = (
     ("aeroplane", "airplane", "plane"),
     ("motorbike", "motorcycle"),
@@ -32,14 +32,14 @@ _GROUPS = {name: group[0] for group in _SAME for name in group}
 
 @dataclass(frozen=True)
 class ClassMatch:
-    """The model's label (or ``LEFT_OUT``) for each class of the data, and notes on the differences."""
+    """The model's label (or ``LEFT_OUT``) for each class of the data, and notes about differences."""
 
     labels: tuple[int, ...]
     notes: tuple[str, ...]
 
 
 class UnmatchedClassesError(UserError):
-    """Raised when the data has classes, ``names``, that the model does not have."""
+    """Raised when the data has classes (``names``) that the model does not have."""
 
     def __init__(self, names: Sequence[str], problems: Sequence[str]) -> None:
         super().__init__(problems)
@@ -48,18 +48,24 @@ class UnmatchedClassesError(UserError):
 
 @contextmanager
 def between_splits(root: str, training: str, other: str) -> Iterator[None]:
-    """Within the block, report unmatched classes as classes of ``other`` that ``training`` lacks."""
+    """Inside the context, report unmatched classes as classes that are not in the training split.
+
+    Args:
+        root: folder or file of the data.
+        training: name of the training split.
+        other: name of the split with the unmatched classes.
+    """
     try:
         yield
     except UnmatchedClassesError as error:
         raise UserError(
-            f"{root}: {further_classes(root, training, other, error.names)}; give the splits the "
-            "same classes, or choose among them with data.classes"
+            f"{root}: {further_classes(root, training, other, error.names)}; give the splits the same "
+            "classes, or select classes with data.classes"
         ) from None
 
 
 def further_classes(root: str, training: str, other: str, names: Sequence[str]) -> str:
-    """Return a sentence about the classes ``names`` of split ``other`` that split ``training`` lacks."""
+    """Return a note on classes of the split ``other`` that the split ``training`` does not have."""
     said = f"'{other}' has classes that '{training}' does not have: {listed(names)}"
     top = Path(root).expanduser()
     empty = [str(Path(root, training, name)) for name in names if (top / training / name).is_dir()]
@@ -72,11 +78,17 @@ def further_classes(root: str, training: str, other: str, names: Sequence[str]) 
 def match_classes(
     data: Sequence[str], model: Sequence[str], given: Pairs, where: str, *, may_leave_out: bool = True
 ) -> ClassMatch:
-    """Match the data's class names with the model's.
+    """Match the class names of the data with the class names of the model.
 
-    Classes match, in this order: as ``given`` by the user, by equal names, by equal letters and digits, or by
-    the names that Pascal VOC and COCO use for the same class. Only ``given`` may map two classes to one or,
-    with ``may_leave_out``, leave a class out. ``where`` is the description of the data in messages.
+    Classes are matched, in this order, by ``given``, by equal names, by equal letters and digits, and by
+    different names for the same class in Pascal VOC and COCO.
+
+    Args:
+        data: class names of the data.
+        model: class names of the model.
+        given: pairs from ``--classes-map``, which may map two classes to one.
+        where: description of the data for messages.
+        may_leave_out: whether ``given`` may drop classes of the data.
     """
     of_model = {name: label for label, name in enumerate(model)}
     found = dict(_given(data, of_model, given, where, may_leave_out))
@@ -98,19 +110,19 @@ def _given(
     for theirs, ours in given:
         if theirs not in data:
             problems.append(
-                f"--classes-map has '{theirs}', which is not a class of {where}; expected "
-                f"{listed(data)}{nearest(theirs, data)}"
+                f"--classes-map: '{theirs}' is not a class of {where}; expected {listed(data)}"
+                f"{nearest(theirs, data)}"
             )
         if not ours and not may_leave_out:
             problems.append(
-                f"--classes-map leaves '{theirs}' out, but every image of {where} has one class; choose the "
-                "classes with data.classes"
+                f"--classes-map: '{theirs}=' drops a class, but every image of {where} has a class; select "
+                "classes with data.classes instead"
             )
         if ours and ours not in of_model:
             known = tuple(of_model)
             problems.append(
-                f"--classes-map has '{ours}', which is not a class of the model; expected "
-                f"{listed(known)}{nearest(ours, known)}"
+                f"--classes-map: '{ours}' is not a class of the model; expected {listed(known)}"
+                f"{nearest(ours, known)}"
             )
     if problems:
         raise UserError(problems)
@@ -123,12 +135,11 @@ def _plain(name: str) -> str:
 
 
 def _group(name: str) -> str:
-    plain = _plain(name)
-    return _GROUPS.get(plain, plain)
+    return _GROUPS.get(plain := _plain(name), plain)
 
 
 def _unique(words: Mapping[str, str]) -> dict[str, str]:
-    """Invert a mapping from names to words; leave out empty words and words that several names share."""
+    """Invert a mapping from names to words, without empty words and words of several names."""
     every = list(words.values())
     return {word: name for name, word in words.items() if word and every.count(word) == 1}
 
@@ -146,27 +157,24 @@ def _unmatched(
     if not found and list(model) == [str(label) for label in range(len(model))]:
         return [
             *problems,
-            f"the model's {len(model)} classes only have numbers as names; match the classes, as in "
-            f"--classes-map '{missing[0]}={free}'; to name the classes of an imported model, import it "
+            f"the model's {len(model)} classes have only numbers as names; match the classes, for example "
+            f"with --classes-map '{missing[0]}={free}'; to name the classes of an imported model, import it "
             "again with --names FILE",
         ]
-    known = f"the model's classes are {listed(model)}; match the data's classes with them"
+    known = f"the model has the classes {listed(model)}; match the classes, for example with --classes-map"
     if not may_leave_out:
-        return [*problems, f"{known}, as in --classes-map '{missing[0]}={free}', or train again"]
+        return [*problems, f"{known} '{missing[0]}={free}'"]
     pairs = f"{missing[0]}={free}" + (f", {missing[-1]}=" if len(missing) > 1 else "")
-    return [
-        *problems,
-        f"{known}, or write nothing after the '=' to leave a class out, as in --classes-map '{pairs}'",
-    ]
+    return [*problems, f"{known} '{pairs}' (an empty name drops a class)"]
 
 
 def _table(data: Sequence[str], model: Sequence[str], found: Mapping[str, int], where: str) -> Iterator[str]:
-    pairs = {name: "left out" if label == LEFT_OUT else model[label] for name, label in found.items()}
+    pairs = {name: "(dropped)" if label == LEFT_OUT else model[label] for name, label in found.items()}
     differ = [name for name in data if pairs[name] != name]
     used = {label for label in found.values() if label != LEFT_OUT}
     without = [name for label, name in enumerate(model) if label not in used]
     how = "matched by name" if differ or without else "in another order"
-    yield f"{where}: the classes are the model's, {how}"
+    yield f"{where}: the classes are those of the model, {how}"
     width = max((len(name) for name in differ[:_SHOWN]), default=0)
     for name in differ[:_SHOWN]:
         yield f"  {name:{width}}  → {pairs[name]}"
@@ -174,4 +182,4 @@ def _table(data: Sequence[str], model: Sequence[str], found: Mapping[str, int], 
         yield f"  … and {len(differ) - _SHOWN} more"
     if without:
         have = counted(len(without), "class has", "classes have")
-        yield f"  {have} no images (of the model's {len(model)}): {listed(without)}"
+        yield f"  {have} no images, of {len(model)} classes of the model: {listed(without)}"

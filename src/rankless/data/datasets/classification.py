@@ -1,4 +1,4 @@
-"""Turn classified images into items with soft targets, and items into batches for the engine."""
+"""Convert images with classes to items with soft targets, and items to batches."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from rankless.structures import ClassificationBatch, ClassificationItem, Unreada
 
 
 class ClassificationExamples(ImageExamples[ClassificationImages]):
-    """Classified images as network inputs. Implements :class:`rankless.tasks.protocol.Examples`.
+    """Training or evaluation data of a classifier; a :class:`rankless.tasks.protocol.Examples`.
 
     Args:
-        source: the images.
-        size: the network's input (H, W) in pixels.
-        seed: the recipe's seed, which keys the augmentation.
-        augment: the augmentation; its ``crop`` also decides how an image is placed in evaluation.
-        augmented: whether images are augmented; otherwise they are placed as in evaluation and prediction.
-        epochs: the length of the run; None if it has no end.
-        batch: the number of images per step.
-        detail: how far images may be reduced while they are decoded; see :func:`shown_as`.
-        cache: where decoded images are cached.
+        source: images with classes.
+        size: (H, W) of the input in pixels.
+        seed: the recipe's seed.
+        augment: augmentation options. For evaluation, ``crop`` determines whether images are cropped.
+        augmented: whether to augment the images, as in training.
+        epochs: number of epochs of the run; None if it is unlimited.
+        batch: number of images per step.
+        detail: limit on reducing images during decoding; see :class:`~rankless.data.images.image_file.Shown`.
+        cache: value of ``data.cache``.
     """
 
     def __init__(
@@ -57,15 +57,15 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         self.run = RunLength(epochs, len(self), batch) if epochs is not None else None
 
     def items(self, line: Sequence[tuple[int, int]], step: int) -> list[ClassificationItem]:
-        """Return the items of one micro-batch of ``step``, which ``line`` lists as (epoch, index) pairs."""
+        """Return the items of a micro-batch, given the (epoch, index) of each item and the training step."""
         return [self.item(index, epoch, step) for epoch, index in line]
 
     def item(self, index: int, epoch: int, step: int | None = None) -> ClassificationItem:
-        """Return image ``index`` as augmented in ``epoch``; apart from these, it depends only on the seed.
+        """Return the item of an image in the given epoch.
 
-        An image is mixed with one that is drawn by key from all images, never with its neighbors in the
-        batch, because the division of a batch into micro-batches must not matter. An unreadable image is
-        replaced by another one that is drawn by key in training, and by gray in evaluation.
+        The partner for mixing is sampled from all images, not from the batch, so the result does not depend
+        on the division into micro-batches. An unreadable image is replaced by a randomly chosen image in
+        training, and by a gray image in evaluation.
         """
         if not self.augmented:
             return self._scored(index)
@@ -85,13 +85,13 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         return torch.tensor([self.images.label(index) for index in range(len(self))], dtype=torch.int64)
 
     def _is_mixed(self, index: int, epoch: int, step: int | None) -> bool:
-        """Draw whether the image is mixed. At the end of the run, no image is."""
+        """Decide randomly whether to mix an image. At the end of the run, images are not mixed."""
         if self.run and self.run.is_last(self.augment.close_mosaic, epoch, step):
             return False
         return generator(self.seed, "mixed", epoch, index).random() < self.augment.mixup_probability
 
     def _augmented(self, images: ReadableImages[Tensor], index: int, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return the augmented image or its replacement, and its target, before mixing."""
+        """Return an augmented image, or its replacement, and its target, before mixing."""
         image = images.read(index)
         image = augment(image, self.size, self.augment, (self.seed, "augment", epoch, index))
         return image, self._target(images.position)
@@ -100,7 +100,7 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         return target_of(self.images.label(index), len(self.images.class_names))
 
     def _scored(self, index: int) -> ClassificationItem:
-        """Return image ``index`` for evaluation; an unreadable image is gray."""
+        """Return the item of an image for evaluation; an unreadable image is gray."""
         try:
             image = place(self.images.read(index), self.size, cropped=self.augment.crop < 1)
         except UnreadableImage as error:
@@ -111,7 +111,7 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
 
 
 def collate(items: Sequence[ClassificationItem]) -> ClassificationBatch:
-    """Stack items into one batch."""
+    """Stack items into a batch."""
     images = stacked([item.image for item in items])  # (B, 3, H, W)
     targets = torch.stack([item.target for item in items])  # (B, C)
     unreadable = [one for item in items for one in item.unreadable]
@@ -128,24 +128,24 @@ def open_images(
     max_bad: float = 1.0,
     given: Pairs = (),
 ) -> ClassificationImages:
-    """Open the images of one split; ``root`` may be ``digits``.
+    """Open the images of a split for classification; ``root`` may be ``digits``.
 
-    See :func:`open_annotations` and :class:`ClassifiedImages` for the arguments.
+    See :func:`open_annotations` and :class:`ClassifiedImages` for the other arguments.
     """
     if root != DIGITS:
         annotations = open_annotations(root, split, format, classes=classes, max_bad=max_bad)
         if annotations.has_boxes:
             raise UserError(
-                f"{annotations.about[0]}: its images have boxes, but a classifier needs one class for each "
-                f"image; train a detector: rankless train yolov4-tiny data.root={shell_word(root)}, or give "
-                "data with a folder per class"
+                f"{annotations.about[0]}: the images have boxes; expected one class per image for a "
+                "classifier; train a detector with `rankless train yolov4-tiny "
+                f"data.root={shell_word(root)}`, or use data with one folder per class"
             )
         return ClassifiedImages(annotations, class_names, f"{root}, split '{split}'", given)
     refuse_classes(classes)
     digits = DigitImages(split)
     if class_names is not None and tuple(class_names) != digits.class_names:
         raise UserError(
-            f"digits: the built-in data has the classes 0 to 9, but the model has {len(class_names)} others "
-            f"({', '.join(class_names[:8])}); give the data it was trained on, or train again"
+            f"digits: the built-in data has the classes 0 to 9, but the model has {len(class_names)} other "
+            f"classes ({', '.join(class_names[:8])}); use the data that the model was trained on"
         )
     return digits

@@ -1,9 +1,9 @@
-"""Place images on a classifier's input, and augment them in training.
+"""Resize images to a classifier's input, and augment them for training.
 
 Without random crops, the whole image is stretched to the input. With random crops, evaluation and prediction
-use the center, as published for ImageNet, because a network that learned from crops has seen larger subjects.
+use a center crop, as is usual for ImageNet, because subjects look larger in random crops.
 
-Each step draws with its own key, so turning one step off does not change the others.
+Each augmentation has its own random generator, so turning one of them off does not change the others.
 """
 
 from __future__ import annotations
@@ -25,20 +25,27 @@ from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox
 
 MARGIN = 256 / 224
-"""The size of the resized image relative to the input, which shows its center."""
-_ASPECTS = (3 / 4, 4 / 3)  # aspects of random crops, width to height (Szegedy et al., 2015)
+"""Size of a resized image relative to the center crop."""
+_ASPECTS = (3 / 4, 4 / 3)  # range of the aspect ratio of random crops (Szegedy et al., 2015)
 _POLICIES = {
-    # Two operations of magnitude 9 of 30 (Cubuk et al., 2020); one of any (Müller and Hutter, 2021).
+    # Two operations of magnitude 9 of 30 (Cubuk et al., 2020); one of any magnitude (Müller and Hutter,
+    # 2021).
     "randaugment": v2.RandAugment(num_ops=2, magnitude=9, fill=GRAY),
     "trivialaugment": v2.TrivialAugmentWide(fill=GRAY),
 }
 
 
 def place(image: Tensor, size: tuple[int, int], *, cropped: bool) -> Tensor:
-    """Return the image on the input as in evaluation and prediction, uint8 (3, H, W).
+    """Resize an image for evaluation and prediction.
 
-    If ``cropped``, the image is resized to cover 256/224 of the input, keeping its aspect, and its center is
-    used. Otherwise, the image is stretched.
+    Args:
+        image: uint8, (3, h, w).
+        size: (H, W) of the input.
+        cropped: whether to resize the image to cover 256/224 of the input, keeping its aspect ratio, and crop
+            the center. Otherwise, the image is stretched.
+
+    Returns:
+        The input, uint8 (3, H, W).
     """
     if not cropped:
         return _resize(image, size)
@@ -47,7 +54,7 @@ def place(image: Tensor, size: tuple[int, int], *, cropped: bool) -> Tensor:
 
 
 def placement(shape: Sequence[int], size: tuple[int, int], *, cropped: bool) -> Letterbox:
-    """Return where :func:`place` puts an image of shape (h, w) on the input."""
+    """Return the placement that :func:`place` gives an image of shape (h, w)."""
     height, width = shape
     larger = _covering(shape, size) if cropped else size
     stretch = (larger[1] / width, larger[0] / height)
@@ -55,17 +62,17 @@ def placement(shape: Sequence[int], size: tuple[int, int], *, cropped: bool) -> 
 
 
 def _covering(shape: Sequence[int], size: tuple[int, int]) -> tuple[int, int]:
-    """Return the (height, width) to which an image of shape (h, w) is resized before it is cropped."""
+    """Return the (height, width) of a resized image before the center crop, given its shape (h, w)."""
     height, width = shape
     scale = max(round(size[0] * MARGIN) / height, round(size[1] * MARGIN) / width)
-    # Rounding must not make it smaller than the input.
+    # Rounding must not make the image smaller than the input.
     return max(size[0], round(height * scale)), max(size[1], round(width * scale))
 
 
 def shown_as(size: tuple[int, int], cropped: bool, detail: float) -> Shown:
-    """Return the size at which :func:`place` shows images, which limits how far decoding may reduce them.
+    """Return the size at which :func:`place` shows images, for reducing them during decoding.
 
-    A random crop shows images larger, which ``detail`` does not take into account.
+    Random crops, which enlarge the images, are not taken into account.
     """
     if not cropped:
         return Shown(size, "stretch", detail)
@@ -74,10 +81,16 @@ def shown_as(size: tuple[int, int], cropped: bool, detail: float) -> Shown:
 
 @one_thread()
 def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) -> Tensor:
-    """Return one random augmentation of an image on the input ``size``, uint8 (3, H, W), seeded by ``key``.
+    """Augment an image randomly and return the input, uint8 (3, H, W).
 
-    The order is: random crop, mirroring, zoom, shift and warp, color, policy, blur, noise, JPEG, erasing.
-    With everything off, the result equals :func:`place`'s, bit for bit.
+    The order is random crop, flips, zoom, shift and warp, color, policy, blur, noise, JPEG and erasing. If
+    all of them are off, the result is bitwise equal to the result of :func:`place`.
+
+    Args:
+        image: uint8, (3, h, w).
+        size: (H, W) of the input.
+        options: augmentation options of the recipe.
+        key: key of the random generators.
     """
     rng = generator(*key)
     mirrored, upside_down = rng.random() < options.flip, rng.random() < options.flip_vertical
@@ -110,7 +123,7 @@ def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) ->
 
 
 def _warped(image: Tensor, size: tuple[int, int], zoom: float, shift: list[float], warp: Matrix) -> Tensor:
-    """Stretch an image to the input, zoom it about its center, shift it and warp it, in one resampling."""
+    """Stretch an image to the input, zoom about its center, shift and warp it, with a single resampling."""
     height, width = image.shape[-2:]
     corner = (size[1] * (1 - zoom) / 2 + shift[0], size[0] * (1 - zoom) / 2 + shift[1])
     image, scales = shrunk(image, (zoom * size[1] / width, zoom * size[0] / height))
@@ -118,7 +131,7 @@ def _warped(image: Tensor, size: tuple[int, int], zoom: float, shift: list[float
 
 
 def _zoom_and_shift(image: Tensor, zoom: float, shift: list[float]) -> Tensor:
-    """Zoom an image about its center, shift it by (x, y) pixels, and fill the rest with gray."""
+    """Zoom an image about its center, shift it by (x, y) pixels, and fill the margin with gray."""
     moved: Tensor = TF.affine(
         image,
         angle=0.0,

@@ -1,4 +1,4 @@
-"""Turn images with boxes into items, and items into padded batches for the engine."""
+"""Convert images with boxes to items, and items to padded batches."""
 
 from __future__ import annotations
 
@@ -28,38 +28,39 @@ from rankless.structures import DetectionBatch, DetectionItem, Letterbox, Sample
 
 @dataclass
 class StretchedImages:
-    """A data set whose images are stretched to the input's (H, W)."""
+    """Images that are stretched to ``size``, the (H, W) of the input."""
 
     images: Readable[Sample]
     size: tuple[int, int]
     placing: Placing
 
     def read(self, index: int) -> Sample:
-        """Return image ``index`` and its boxes, stretched to the input's size."""
+        """Return an image and its boxes, stretched to the input."""
         sample = self.images.read(index)
         image, where = stretched(sample.image, self.size, self.placing)
         return Sample(image, to_input(sample.boxes, where), sample.labels)
 
 
 class DetectionExamples(ImageExamples[DetectionImages]):
-    """Images with boxes as network inputs. Implements :class:`rankless.tasks.protocol.Examples`.
+    """Training or evaluation data of a detector; a :class:`rankless.tasks.protocol.Examples`.
 
     Args:
-        source: the images.
-        size: the network's input (H, W) in pixels.
-        seed: the recipe's seed, which keys the augmentation.
-        augment: the augmentation; None places images as in evaluation and prediction.
-        epochs: the length of the run; None if it has no end.
-        fit: how an image is placed on the input.
-        placing: how images are resized, and the gray value of the margin.
-        sizes: the input's size at every step, which replaces ``size``.
-        rectangular: whether images of similar aspect share an input that is no larger than needed.
-        detail: how far images may be reduced while they are decoded; see :class:`Shown`.
-        cache: where decoded images are cached.
-        batch: the number of images per step.
+        source: images with boxes.
+        size: (H, W) of the input in pixels.
+        seed: the recipe's seed.
+        augment: augmentation options; None for evaluation.
+        epochs: number of epochs of the run; None if it is unlimited.
+        fit: whether images are letterboxed or stretched.
+        placing: method of resizing, and gray value of the margin.
+        sizes: size of the input at every step, instead of ``size``.
+        rectangular: whether images with similar aspect ratios share an input that is no larger than
+            necessary.
+        detail: limit on reducing images during decoding; see :class:`Shown`.
+        cache: value of ``data.cache``.
+        batch: number of images per step.
 
     Attributes:
-        loader_imports: slow modules that the loader server imports before it forks loader processes.
+        loader_imports: modules that loader processes need, which are imported in advance.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         cache: Cache = "none",
         batch: int = 1,
     ) -> None:
-        # Decoded for the largest input, so that an image is the same at every step.
+        # Images are decoded for the largest input, so that they are the same at every step.
         shown = Shown(sizes.choices()[-1] if sizes else size, fit, detail)
         super().__init__(source, size, seed, shown, cache)
         self.augment, self.fit, self.placing = augment, fit, placing
@@ -88,19 +89,21 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         self.loader_imports = ("torchvision.transforms.v2",) if degraded else ()
 
     def item(self, index: int, epoch: int) -> DetectionItem:
-        """Return image ``index`` as augmented in ``epoch``; apart from these, it depends only on the seed.
+        """Return the item of an image in the given epoch.
 
-        An unreadable image is replaced by another one that is drawn by key in training, and by gray in
-        evaluation. Partner images are drawn from all images, because only :meth:`items` knows the
+        An unreadable image is replaced by a randomly chosen image in training, and by a gray image in
+        evaluation. Partner images are sampled from all images, because only :meth:`items` knows the
         micro-batch.
         """
         (item,) = self._items([(epoch, index)], self.size)
         return item
 
     def items(self, line: Sequence[tuple[int, int]], step: int) -> list[DetectionItem]:
-        """Return the items of a micro-batch, all on inputs of the same size.
+        """Return the items of a micro-batch, which all have the same input size.
 
-        ``line`` holds an (epoch, index) pair for each item; ``step`` is the step of the micro-batch.
+        Args:
+            line: (epoch, index) of each item.
+            step: training step.
         """
         size = self.size
         if self.step_sizes:
@@ -133,7 +136,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         return items
 
     def _scored(self, index: int, size: tuple[int, int]) -> DetectionItem:
-        """Return image ``index`` for evaluation; an unreadable image is gray and has no boxes."""
+        """Return the item of an image for evaluation; an unreadable image is gray and has no boxes."""
         try:
             sample = self.images.read(index)
         except UnreadableImage as error:
@@ -147,20 +150,20 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         return DetectionItem(image, boxes, sample.labels, index, where)
 
     def ground_truth(self, index: int) -> GroundTruth:
-        """Return the original objects of image ``index`` without decoding its file."""
+        """Return the annotated objects of an image."""
         return self.images.ground_truth(index)
 
     def facts(self, step: int) -> dict[str, Any]:
-        """Return the journal fields of ``step``, which are the input's ``size`` if it varies."""
+        """Return the fields of a step for the journal: the ``size`` of the input if it varies."""
         return {"size": list(self.step_sizes.of(step))} if self.step_sizes else {}
 
     def evaluation_order(self) -> NDArray[np.int64] | None:
-        """Return the order in which images are predicted, (N,), or None for the data's order."""
+        """Return the order of images in an evaluation, (N,), or None for the order of the data."""
         return by_aspect(self.images.sizes(range(len(self)))) if self.rectangular else None
 
 
 def collate(items: Sequence[DetectionItem]) -> DetectionBatch:
-    """Stack items into one batch, padding boxes and labels with zeros to the longest list, at least 1."""
+    """Stack items into a batch, with boxes and labels padded with zeros to the longest item."""
     longest = max(1, *(len(item.labels) for item in items))
     boxes = torch.zeros(len(items), longest, 4)  # (B, T, 4)
     labels = torch.zeros(len(items), longest, dtype=torch.int64)  # (B, T)
@@ -187,10 +190,12 @@ def open_images(
     classes: Classes = "auto",
     max_bad: float = 1.0,
 ) -> DetectionImages:
-    """Open the images of one split; see :func:`open_annotations` for the arguments.
+    """Open the images of a split for detection; see :func:`open_annotations` for the other arguments.
 
-    If ``root`` is ``digits``, ``images`` is the number of scenes, ``seed`` their seed and ``size`` their
-    (H, W).
+    Args:
+        root: folder or file of the data, or ``digits``.
+        split: name of the split.
+        images, seed, size: number, seed and (H, W) of the scenes if ``root`` is ``digits``.
     """
     if root == DIGITS:
         refuse_classes(classes)
@@ -198,8 +203,8 @@ def open_images(
     annotations = open_annotations(root, split, format, classes=classes, max_bad=max_bad)
     if not annotations.has_boxes:
         raise UserError(
-            f"{root}: read as {format_named(annotations.format).TITLE}, in which each image has a class and "
-            "no boxes, but a detector needs boxes; train a classifier: rankless train resnet18 "
-            f"data.root={shell_word(root)}, or set data.format if the data has another format"
+            f"{root}: read as {format_named(annotations.format).TITLE} with one class per image and no "
+            "boxes; expected boxes for a detector; train a classifier with `rankless train resnet18 "
+            f"data.root={shell_word(root)}`, or set data.format if the format is wrong"
         )
     return BoxedImages(annotations)

@@ -1,4 +1,4 @@
-"""Open a split of any data set: recognize its format, read it and validate it."""
+"""Open a split of a data set: recognize the format, read the annotations and validate them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankless.files.remote import Location, RemotePath, is_remote, location
 from rankless.recipe.familiar import is_by_name
 
 _UNREADABLE = "unreadable image"
-_LISTS = (".txt", ".csv", ".json")  # extensions of files that a split may name
+_LISTS = (".txt", ".csv", ".json")  # extensions of files that can be given as a split
 
 
 def open_annotations(
@@ -33,30 +33,32 @@ def open_annotations(
     max_bad: float = 1.0,
     rescan: bool = False,
 ) -> Annotations:
-    """Open one split for training; raise an error if it has problems that stop training.
+    """Open a split; raise an error if it has problems that stop training.
 
     Args:
-        root: a folder, or a file such as a ``data.yaml``.
-        split: the split's name, or its annotation file, relative to ``root``.
+        root: a folder, or a file such as ``data.yaml``.
+        split: name of the split, or path of its annotation file relative to ``root``.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
-        classes: the classes to use; see :mod:`rankless.data.datasets.class_choice`.
-        max_bad: the largest fraction of images that may be unreadable.
-        rescan: whether to read the data again even if nothing seems to have changed.
+        classes: classes to use; see :mod:`rankless.data.datasets.class_choice`.
+        max_bad: maximum fraction of unreadable images.
+        rescan: whether to read the data again even if it seems unchanged.
     """
     annotations = examine(root, split, format, classes=classes, rescan=rescan)
     bad, also = annotations.findings.counts.get(_UNREADABLE, 0), []
     if bad > max_bad * len(annotations):
         also.append(
             f"{root}: {bad:,} of the {counted(len(annotations), 'image')} of the split '{split}' cannot be "
-            f"read, more than data.max_bad ({max_bad:g}) allows"
+            f"read; data.max_bad allows only a fraction of {max_bad:g}"
         )
     if errors := [*annotations.findings.stopping([_UNREADABLE] if also else []), *also]:
-        raise UserError([*errors, f"fix these; `rankless data check {shell_word(root)}` shows them all"])
+        raise UserError(
+            [*errors, f"fix these errors; to list all, run `rankless data check {shell_word(root)}`"]
+        )
     return annotations
 
 
 def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> str:
-    """Return the split to train on: ``train`` or, if ``val`` is ``none``, its data before any division."""
+    """Return the split to train on: ``train`` or, if ``val`` is ``none``, the data before any division."""
     if val != "none" or is_remote(root):
         return train
     page = format_named(recognize(root, format)[0])
@@ -66,9 +68,9 @@ def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> 
 def examine(
     root: str, split: str, format: str = "auto", *, classes: Classes = "auto", rescan: bool = False
 ) -> Annotations:
-    """Open one split even if it has errors, which are listed in :attr:`Annotations.findings`.
+    """Open a split even if it has errors, which are in :attr:`Annotations.findings`.
 
-    The split is read once and cached until its files change. See :mod:`rankless.data.index.annotation_cache`.
+    The annotations are cached until the files change. See :func:`open_annotations` for the arguments.
     """
     root, split = _of_a_file(root, split)
     path = location(root)
@@ -84,11 +86,11 @@ def examine(
         if chosen:
             made = with_classes(made, chosen, root, _of_other_splits(name, path, split, made, chosen))
         if is_for_validation(split) and (test := _tests_instead(split, page.splits(path))):
-            note = f"{root} has no split '{split}', so its '{test}' is used as '{split}'"
+            note = f"{root} has no split '{split}', so '{test}' is used instead"
             made = replace(made, about=(*made.about, note))
         return made, raw.depends
 
-    # Each choice of classes has its own cache entry.
+    # Each selection of classes has its own cache entry.
     kind = json.dumps([name, *chosen]) if chosen else name
     if isinstance(path, RemotePath):
         try:
@@ -96,7 +98,7 @@ def examine(
         except OSError as error:
             raise UserError(f"{error.filename}: {error.strerror}") from error
     known = cached(str(path), split, kind, read, rescan=rescan)
-    # Not cached, because another call may have named the format, or given another path to the data.
+    # Not cached, because other calls may use another value of data.format or another path to the data.
     images = f"{counted(len(known), 'image')} of '{split}'"
     read_as = f"{root}: read as {format_named(name).TITLE} because {why}: {images}"
     annotations = replace(known, about=(read_as, *also(root, name), *known.about))
@@ -106,7 +108,7 @@ def examine(
 
 
 def _of_a_file(root: str, split: str) -> tuple[str, str]:
-    """Return the root and the split's name. If ``split`` is a file below ``root``, that file is the root."""
+    """Return the root and the split; if ``split`` is a file in ``root``, this file becomes the root."""
     file = Path(root).expanduser() / split
     if is_remote(root) or file.suffix not in _LISTS or not file.is_file():
         return root, split
@@ -114,7 +116,7 @@ def _of_a_file(root: str, split: str) -> tuple[str, str]:
 
 
 def _tests_instead(split: str, existing: Sequence[str]) -> str:
-    """Return the name of the test split that was read as the validation ``split``, or "" if none was."""
+    """Return the name of the test split that is used instead of ``split``, or "" if there is none."""
     for name in (known_as(split, existing), shards.known_as(split, list(existing))):
         if is_for_tests(re.split("[-_.]", name)[-1]):
             return name
@@ -122,37 +124,37 @@ def _tests_instead(split: str, existing: Sequence[str]) -> str:
 
 
 def without_boxes(root: str, split: str, annotations: Annotations) -> str:
-    """Return an error message if no box of the split is usable, or "" otherwise."""
+    """Return an error message if the split has no usable boxes, otherwise ""."""
     if not annotations.has_boxes or len(annotations.boxes):
         return ""
     images = counted(len(annotations), "image")
-    return f"{root}: the split '{split}' ({images}) has no usable box"
+    return f"{root}: the split '{split}' ({images}) has no usable boxes"
 
 
 def of_another_task(pretrained: str, task: str, root: str, *, boxed: bool) -> str:
-    """Return an error message if weights of one task are to be trained on data for the other, or "".
+    """Return an error message if pretrained weights and data belong to different tasks, otherwise "".
 
     Args:
-        pretrained: ``model.pretrained``. Names of published weights are never an error here.
-        task: the task of the weights, ``detect`` or ``classify``.
-        root: the data.
+        pretrained: value of ``model.pretrained``. Names of published weights are not checked.
+        task: task of the weights, ``detect`` or ``classify``.
+        root: folder or file of the data.
         boxed: whether the data has boxes.
     """
     if boxed == (task == "detect") or is_by_name(pretrained):
         return ""
-    kinds, what = ("a classifier", "a detector"), "boxes" if boxed else "a class for each image"
+    kinds, what = ("a classifier", "a detector"), "boxes" if boxed else "one class per image"
     recipe = "yolov4-tiny" if boxed else "resnet18"
     return (
         f"model.pretrained is '{pretrained}', {kinds[not boxed]}, but {root} has {what}; expected "
-        f"{kinds[boxed]}; give other weights, or train from scratch: rankless train {recipe} "
-        f"data.root={shell_word(root)}"
+        f"{kinds[boxed]}; use other weights, or train from scratch with `rankless train {recipe} "
+        f"data.root={shell_word(root)}`"
     )
 
 
 def _of_other_splits(
     name: str, root: Location, split: str, made: Annotations, chosen: Sequence[str]
 ) -> Iterator[str]:
-    """Yield the classes of the other splits, because in classification each split names its own classes."""
+    """Yield the classes of the other splits if a chosen class is missing in this split's class folders."""
     if not made.has_boxes and not set(chosen) <= set(made.class_names):
         page = format_named(name)
         for other in page.splits(root):

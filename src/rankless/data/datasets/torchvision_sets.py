@@ -1,7 +1,7 @@
-"""Find data sets by torchvision's names (``data.root: torchvision/CIFAR10``) where torchvision stores them.
+"""Find and download data sets by their torchvision names, such as ``data.root: torchvision/CIFAR10``.
 
-Nothing is downloaded unless requested (``--download``). Rankless reads the files with its own readers, so no
-pickle in them is loaded.
+Files are downloaded only if requested with ``--download``. Rankless reads them with its own readers, which do
+not unpickle anything.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ PREFIX = "torchvision/"
 
 
 class _Known(NamedTuple):
-    """The format and folder of a torchvision data set, and a pattern for the files that must be present."""
+    """A torchvision data set.
+
+    Attributes:
+        format: name of the format.
+        files: pattern for files that must be present, relative to ``data.folder``.
+        root: path of the data set, relative to ``data.folder``.
+    """
 
     format: Format
     files: str
@@ -35,52 +41,51 @@ _KNOWN = {
 
 
 def named(data: Data) -> str:
-    """Return the name of the recipe's torchvision data set, such as ``CIFAR10``, or "" for other data."""
+    """Return the torchvision name of a data set, such as ``CIFAR10``, or "" for other data."""
     if not data.root.startswith(PREFIX) or Path(data.root).exists():
         return ""
     name = data.root.removeprefix(PREFIX)
     if name not in _KNOWN:
         raise UserError(
-            f"data.root is '{data.root}': expected "
-            f"{one_of(PREFIX + each for each in _KNOWN)}{nearest(name, _KNOWN)}; for any other data set, "
-            "give its folder"
+            f"data.root is '{data.root}': expected {one_of(PREFIX + each for each in _KNOWN)}"
+            f"{nearest(name, _KNOWN)}; for other data sets, give the folder"
         )
     return name
 
 
 def located(data: Data) -> Data:
-    """Replace a torchvision data set's name with its folder and format; return other data unchanged."""
+    """Replace the torchvision name of a data set with its folder and format; return other data unchanged."""
     name = named(data)
     if not name:
         return data
     known, folder = _KNOWN[name], Path(data.folder).expanduser()
     if not any(folder.glob(known.files)):
         raise UserError(
-            f"{data.root}: its files are not in {folder} ({folder.absolute()}); expected {known.files} "
-            f"there, as torchvision stores it; give data.folder=FOLDER{_by_download(name)}"
+            f"{data.root}: no files found in {folder} ({folder.absolute()}); expected {known.files}, as "
+            f"stored by torchvision; set data.folder{_by_download(name)}"
         )
     if data.format not in ("auto", known.format):
         raise UserError(
-            f"data.format is '{data.format}', but {data.root} is read as '{known.format}'; leave "
-            "data.format out"
+            f"data.format is '{data.format}', but {data.root} has the format '{known.format}'; remove "
+            "data.format"
         )
     return replace(data, root=str(folder / known.root), folder=Data.folder, format=known.format)
 
 
 def _by_download(name: str) -> str:
-    return "" if name == "CocoDetection" else ", or add --download to get them from their publisher"
+    return "" if name == "CocoDetection" else ", or add --download to download the data set"
 
 
 def download(data: Data) -> list[str]:
-    """Download missing files of the recipe's torchvision data set; return a description of the download.
+    """Download a torchvision data set unless it is present; return notes on the downloaded files.
 
-    torchvision provides the addresses and MD5 sums, and downloads and unpacks the files.
+    torchvision provides the URLs and MD5 sums, and downloads and unpacks the files.
     """
     name = named(data)
     if not name or not _by_download(name):
-        what = f"{data.root} is your own data" if not name else "torchvision does not download CocoDetection"
+        what = f"{data.root} is your own data" if not name else "torchvision cannot download CocoDetection"
         known = one_of(PREFIX + each for each in _KNOWN if _by_download(each))
-        raise UserError(f"--download: {what}; expected {known} as data.root; leave --download out")
+        raise UserError(f"--download: {what}; expected data.root to be {known}; remove --download")
     folder = Path(data.folder).expanduser()
     if any(folder.glob(_KNOWN[name].files)):
         return []
@@ -91,17 +96,17 @@ def download(data: Data) -> list[str]:
         try:
             (folder / into).mkdir(parents=True, exist_ok=True)
             download_and_extract_archive(url, str(folder / into), filename=file, md5=md5)
-        except (OSError, RuntimeError) as error:  # no network, or bytes that differ from the published ones
+        except (OSError, RuntimeError) as error:  # no network, or a wrong MD5 sum
             raise UserError(
-                f"{url}: cannot be downloaded: {error}; expected a network connection and the published "
-                f"file; put the files into {shlex.quote(str(folder))} by hand, or try again"
+                f"{url}: cannot be downloaded: {error}; check the network connection and try again, or put "
+                f"the files into {shlex.quote(str(folder))} by hand"
             ) from error
-        said.append(f"downloaded {url} into {folder / into}")
+        said.append(f"downloaded {url} to {folder / into}")
     return said
 
 
 def _archives(name: str) -> list[tuple[str, str, str, str]]:
-    """Return each archive's URL, file name and MD5, and its folder below ``data.folder``."""
+    """Return the URL, file name, MD5 sum and target folder (relative to ``data.folder``) of each archive."""
     from torchvision import datasets
     from torchvision.datasets.voc import DATASET_YEAR_DICT
 

@@ -1,9 +1,9 @@
-"""Read the Python versions of CIFAR-10 and CIFAR-100, as torchvision stores them.
+"""Read the Python versions of CIFAR-10 and CIFAR-100, as stored by torchvision.
 
 See Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009. Each file is a Python 2 pickle
-of a dict with lists of numbers and strings, and one NumPy array of pixels whose bytes are contiguous in the
-file. Nothing is unpickled: only opcodes for plain values are interpreted, and nothing is imported. An image
-is a byte range of its file and consists of three planes of 32 × 32 pixels.
+of a dict with lists of numbers and strings, and a NumPy array of pixels whose bytes are contiguous in the
+file. The files are not unpickled: only opcodes for plain values are interpreted, and nothing is imported. An
+image is a byte range with three planes of 32 × 32 pixels.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ MOST_BYTES = 1 << 28
 _IGNORED = {"PROTO", "FRAME"}
 _PLAIN = {"BININT", "BININT1", "BININT2", "LONG1", "INT"}
 _TEXTS = {"SHORT_BINSTRING": 2, "BINSTRING": 5, "SHORT_BINBYTES": 2, "BINBYTES": 5, "BINUNICODE": 5}
-"""Opcodes of texts, and the offset from each opcode to its text, which locates the pixels in the file."""
+"""Opcodes of texts, and the offset from each opcode to its text."""
 _PUT = {"BINPUT", "LONG_BINPUT", "PUT"}
 _GET = {"BINGET", "LONG_BINGET", "GET"}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _MARK = object()
 _LONG = 1024
-"""Texts with more bytes become a :class:`Run`. The names of classes and files are shorter."""
+"""Maximum length of names. Longer texts become a :class:`Run`."""
 
 
 class Run(NamedTuple):
-    """A long run of bytes in the file, such as an array's content."""
+    """The position of a long text in the file, such as the content of an array."""
 
     offset: int
     length: int
@@ -53,7 +53,7 @@ _FRESH: dict[str, Callable[[], Any]] = {
 
 
 def contents(file: Path) -> dict[str, Any]:
-    """Return the dict in a file. Its values are numbers, strings, lists, tuples or :class:`Run` objects."""
+    """Return the dict in a file, whose values are numbers, strings, lists, tuples or :class:`Run`."""
     try:
         data = reading.read_bytes(file, MOST_BYTES)
         found = _followed(data)
@@ -64,15 +64,15 @@ def contents(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise UserError(
             f"{file}: not a file of CIFAR's Python version, or damaged; expected a pickled dict of plain "
-            "values; download it again"
+            "values; download the data set again"
         )
     return found
 
 
 def _followed(data: bytes) -> Any:
-    """Return the value that a pickle describes, built only from plain values.
+    """Interpret a pickle and return its value. Objects that are not plain values become their states.
 
-    Any other object is replaced by its pickled state. The state of an array ends with its bytes.
+    The last item in the state of an array is its content.
     """
     stack: list[Any] = []
     memory: dict[Any, Any] = {}
@@ -113,7 +113,7 @@ def _followed(data: bytes) -> Any:
 
 
 def _taken(stack: list[Any]) -> list[Any]:
-    """Pop the last mark and the objects above it from the pickle's stack, and return these objects."""
+    """Pop the last mark and all objects above it from the stack, and return the objects."""
     at = len(stack) - 1 - stack[::-1].index(_MARK)
     values = stack[at + 1 :]
     del stack[at:]
@@ -125,7 +125,7 @@ LAYOUT = "'cifar-10-batches-py' or 'cifar-100-python', as torchvision stores the
 
 
 class _Kind(NamedTuple):
-    """The folder of CIFAR-10 or CIFAR-100, its files by split, and the keys of its labels and names."""
+    """The folder name of a CIFAR data set, its files by split, and the keys of labels and class names."""
 
     folder: str
     files: dict[str, tuple[str, ...]]
@@ -150,7 +150,7 @@ _KINDS = (
 
 
 def recognize(root: Path) -> str:
-    """Return how CIFAR-10 or CIFAR-100 was recognized in ``root``, or "" if it was not."""
+    """Return why ``root`` looks like CIFAR-10 or CIFAR-100, or "" if it does not."""
     kind, folder = _found(root)
     return f"it has '{folder.name}/{kind.meta[0]}'" if kind and folder else ""
 
@@ -161,20 +161,21 @@ def splits(root: Path) -> list[str]:
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split. The name ``val`` means the split ``test``."""
+    """Read one split; ``val`` is a synonym for ``test``."""
     kind, folder = _found(root)
     if kind is None or folder is None:
-        raise UserError(f"{root}: no CIFAR files; expected {LAYOUT}")
+        raise UserError(f"{root}: no CIFAR files found; expected {LAYOUT}")
     wanted = "test" if split == "val" else split
     if wanted not in kind.files:
         raise UserError(
-            f"{root}: no split '{split}'; expected one of 'train', 'test' ('val' means 'test'); give one of "
-            f"these{IN_RECIPE}"
+            f"{root}: no split '{split}'; expected 'train', 'test' or 'val'; choose one of these{IN_RECIPE}"
         )
     meta = folder / kind.meta[0]
     names = contents(meta).get(kind.meta[1])
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{meta}: no list '{kind.meta[1]}'; expected the class names; download it again")
+        raise UserError(
+            f"{meta}: no list '{kind.meta[1]}'; expected the class names; download the data set again"
+        )
     made, side = RawBuilder(), (CIFAR_SIDE, CIFAR_SIDE)
     files = [folder / name for name in kind.files[wanted]]
     for file in files:
@@ -201,26 +202,26 @@ def _found(root: Path) -> tuple[_Kind | None, Path | None]:
     ]
     if len(there) > 1:
         raise UserError(
-            f"{root}: it contains both '{_KINDS[0].folder}' and '{_KINDS[1].folder}'; expected one; give "
-            f"data.root={there[0][1]}, or the other"
+            f"{root}: contains both '{_KINDS[0].folder}' and '{_KINDS[1].folder}'; expected only one; use "
+            f"data.root={there[0][1]} or data.root={there[1][1]}"
         )
     return there[0] if there else (None, None)
 
 
 def _images(file: Path, key: str, classes: int) -> tuple[list[int], int]:
-    """Return the labels in a CIFAR file, and the offset of its pixels."""
+    """Return the labels in a CIFAR file and the offset of its pixels."""
     found = contents(file)
     labels, data = found.get(key), found.get("data")
     pixels = data[-1] if isinstance(data, tuple) and data else data
     fine = isinstance(labels, list) and all(type(one) is int and 0 <= one < classes for one in labels)
     if not isinstance(labels, list) or not fine or not isinstance(pixels, Run):
         raise UserError(
-            f"{file}: it lacks 'data', or '{key}' from 0 to {classes - 1}; expected a CIFAR file; download "
-            "it again"
+            f"{file}: 'data' or '{key}' is missing or invalid; expected pixels, and labels from 0 to "
+            f"{classes - 1}; download the data set again"
         )
     if pixels.length != len(labels) * CIFAR_BYTES:
         raise UserError(
-            f"{file}: {pixels.length:,} bytes of pixels for {len(labels):,} labels; expected "
-            f"{len(labels) * CIFAR_BYTES:,}; download it again"
+            f"{file}: found {pixels.length:,} bytes of pixels for {len(labels):,} labels; expected "
+            f"{len(labels) * CIFAR_BYTES:,}; download the data set again"
         )
     return labels, pixels.offset

@@ -1,7 +1,7 @@
 """Read and write COCO annotations: one JSON file per split, with boxes ``[x, y, width, height]``.
 
 See Lin et al., "Microsoft COCO: Common Objects in Context", 2014, and https://cocodataset.org/#format-data.
-The image's corner is (0, 0) on the continuous plane, so ``xyxy = (x, y, x + width, y + height)``.
+The corner of the image is (0, 0), so ``xyxy = (x, y, x + width, y + height)``.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ from rankless.files import reading
 
 TITLE = "COCO JSON"
 LAYOUT = (
-    "'annotations/instances_train.json' with the images in 'train' or 'images/train', "
-    "'train/_annotations.coco.json' beside the images, or one such .json file"
+    "'annotations/instances_train.json' with images in 'train' or 'images/train', "
+    "'train/_annotations.coco.json' next to the images, or a single .json file"
 )
 _BESIDE = ("_annotations.coco.json", "annotations.json", "labels.json", "result.json")
-"""The usual names of the annotation file in a split's folder, beside the images or above them."""
+"""Usual names of an annotation file in the folder of a split."""
 _LISTS = re.compile(rb'"(images|annotations|categories)"\s*:')
 _ENTRIES = re.compile(rb'"(file_name|image_id|category_id|bbox|supercategory|licenses)"\s*:')
 _SNIFFED = 65536
 _MOST = 200
-"""Maximum number of JSON files to examine. A folder with more has one per image and no COCO file."""
+"""Maximum number of JSON files to examine. A folder with more files has one file per image."""
 _AFFIXES = re.compile(
     r"^(instances|bbox|detection)[_-]|[_-](annotations|instances|coco|bbox)$", re.IGNORECASE
 )
 _OTHERS = re.compile(r"^(captions|panoptic|stuff|image_info)[_-]", re.IGNORECASE)
 _SAME = 1e-6
-"""An object's area is not stored if it differs from its box's area by less than this fraction."""
-_MISSING = -1  # stands for the number of an image that is missing
+"""Maximum relative difference between the area of an object and the area of its box to count as equal."""
+_MISSING = -1  # the index of a missing image
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized as COCO, by a ``.json`` file with its lists, or "" if it was not."""
+    """Return why ``root`` looks like COCO JSON, or "" if it does not."""
     if root.is_file():
         return "it is a .json file" if root.suffix.lower() == ".json" else ""
     files = _annotation_files(root)
@@ -68,7 +68,7 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the splits that have an annotation file."""
+    """Return the names of the splits with an annotation file."""
     return usual_order(_annotation_files(root))
 
 
@@ -82,8 +82,8 @@ def read(root: Path, split: str) -> Raw:
     parts = load(file, Parts)
     if missing := [key for key in ("images", "annotations") if getattr(parts, key) is None]:
         raise UserError(
-            f"{file}: no {' and no '.join(repr(key) for key in missing)}; expected lists 'images', "
-            "'annotations' and 'categories', as in files for training"
+            f"{file}: no {' and no '.join(repr(key) for key in missing)}; expected the lists 'images', "
+            "'annotations' and 'categories'"
         )
     reader = _Reader(file, ImageSearch(_image_folders(root, name, file)), classes=classes)
     reader.read_images(parts)
@@ -95,7 +95,7 @@ def read(root: Path, split: str) -> Raw:
         classes.names,
         None,
         [*looked, *files.values()],
-        f"no entry of 'images' can be used; the first: {odd[0].problem}" if odd else "it lists no image",
+        f"no valid entry in 'images'; the first problem: {odd[0].problem}" if odd else "no images are listed",
         classes.notes,
         counted="annotation",
     )
@@ -103,20 +103,20 @@ def read(root: Path, split: str) -> Raw:
 
 @dataclass
 class _Reader(ListedImages):
-    """A reader for one annotation file."""
+    """A reader of one annotation file."""
 
     classes: Classes = field(kw_only=True)
-    ids: dict[Any, int] = field(default_factory=dict)  # an image's id to its number
+    ids: dict[Any, int] = field(default_factory=dict)  # the index of each image by its id
 
     def read_images(self, parts: Parts) -> None:
-        """Add the images in the order of the file, without duplicates."""
+        """Add the images in the order of the file, ignoring duplicates."""
         for number, entry in enumerate(entries(parts.images or [], Image)):
             if entry is None or not isinstance(entry.file_name, str) or entry.id is None:
                 given = "not an object"
                 if entry is not None:
                     given = f"id {_short(entry.id)}, file_name {_short(entry.file_name)}"
                 expected = "expected an object with an 'id' and a 'file_name'"
-                self.report("not understood", f": image {number}", f"{given}, {expected}")
+                self.report("not understood", f": image {number}", f"{given}; {expected}")
                 continue
             key, name = identity(entry.id), f"'{printable(entry.file_name)}'"
             where = f": image {_short(key)}"
@@ -162,7 +162,7 @@ class _Reader(ListedImages):
             if not box:
                 outline = outlines.of_segmentation(decoded(entry.segmentation))
                 if outline is None:
-                    self.report("not understood", where, "it has neither 'bbox' nor an outline")
+                    self.report("not understood", where, "no 'bbox' and no valid 'segmentation'")
                     return
                 self.report("outline", where)
                 x1, y1, x2, y2 = outline
@@ -170,7 +170,7 @@ class _Reader(ListedImages):
                 x1, y1, width, height = box
                 x2, y2 = x1 + width, y1 + height
                 if isinstance(entry.attributes, dict) and (degrees := entry.attributes.get("rotation")):
-                    x1, y1, x2, y2 = outlines.turned((x1, y1, x2, y2), degrees)  # as CVAT writes it
+                    x1, y1, x2, y2 = outlines.turned((x1, y1, x2, y2), degrees)  # as written by CVAT
                     self.report("turned", where)
             area = _area(entry, x2 - x1, y2 - y1)
             self.made.add_box(image, (x1, y1, x2, y2), label, line, flags, area)
@@ -189,17 +189,17 @@ class _Reader(ListedImages):
 
 
 def _known(numbers: Mapping[Any, int], key: Any) -> int | None:
-    """Look up the number of an id, which is first tried unchanged because it is nearly always an integer."""
+    """Look up an id. Integers, which are the usual case, do not need the canonical form."""
     number = numbers.get(key) if type(key) is int else None
     return numbers.get(identity(key)) if number is None else number
 
 
 def _where(entry: Annotation, number: int) -> str:
-    return f": annotation {number} of the list" if entry.id is None else f": annotation {_short(entry.id)}"
+    return f": annotations[{number}]" if entry.id is None else f": annotation {_short(entry.id)}"
 
 
 def _area(entry: Annotation, width: float, height: float) -> float:
-    """Return the object's area in pixels, or NaN if it is missing, invalid or equal to the box's area."""
+    """Return the area of an object in pixels, or NaN if it is missing, invalid or equal to the box area."""
     area = entry.area
     if type(area) not in (int, float) or not 0 <= area < 1e30:
         return NO_AREA
@@ -231,7 +231,7 @@ def _annotation_files(root: Path) -> dict[str, Path]:
 
 
 def _is_coco(file: Path) -> bool:
-    """Return whether a file looks like COCO JSON, by its name or by its beginning and end."""
+    """Return whether a file looks like COCO JSON, judging by its name or by its start and end."""
     if not file.is_file():
         return False
     if re.match(r"instances_|_annotations\.coco\.json$", file.name):
@@ -248,20 +248,20 @@ def _is_coco(file: Path) -> bool:
 
 
 def _stem(file: Path) -> str:
-    """Return a file name without COCO's affixes, such as ``train2017`` for ``instances_train2017.json``."""
+    """Return a file name without COCO affixes, such as ``train2017`` for ``instances_train2017.json``."""
     if file.name == _BESIDE[0]:
         return file.parent.name
     return _AFFIXES.sub("", file.stem.removesuffix(".coco")) or file.stem
 
 
 def _image_folders(root: Path, split: str, file: Path) -> list[Path]:
-    """Return the folders that image names in ``file`` may be relative to, the most likely first."""
+    """Return the folders that the image names in ``file`` may be relative to, the most likely first."""
     names = list(dict.fromkeys((_stem(file), split, file.stem)))
     if file.name in _BESIDE:
         names = [split]
     top = root if root.is_dir() else file.parent
     if file.parent == top and top.name in {"annotations", "labels", "json"}:
-        top = file.parent.parent  # the root is the folder of annotations
+        top = file.parent.parent  # the root is the annotation folder
     folders = [file.parent, file.parent / "images", file.parent / "data"] if file.name in _BESIDE else []
     for name in names:
         folders += [top / name, top / "images" / name, top / name / "images"]
@@ -269,18 +269,18 @@ def _image_folders(root: Path, split: str, file: Path) -> list[Path]:
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Write COCO JSON files, with ids that count from 1 across all splits.
+    """Write COCO JSON files and images. Ids count from 1 across all splits.
 
-    Coordinates keep all their digits. ``ignore`` marks difficult objects. If an object's area is unknown, the
+    Coordinates keep all digits. ``ignore`` marks difficult objects. If the area of an object is unknown, the
     area of its box is written.
     """
     (out / "annotations").mkdir(parents=True)
     image = box = 1
     for split, data in splits.items():
         if not data.has_boxes:
-            raise UserError(f"{split}: the images have one class each and no boxes; COCO JSON needs boxes")
+            raise UserError(f"{split}: COCO JSON requires boxes, but the images have none")
         split = as_file_name(split)
-        # A file's name may hold bytes that are not text, which JSON cannot hold.
+        # File names may contain bytes that are not valid UTF-8, which JSON cannot contain.
         names = [name.encode("utf-8", "backslashreplace").decode() for name in file_names(data)]
         for index, name in enumerate(names):
             files.put(data, index, out / "images" / split / name)

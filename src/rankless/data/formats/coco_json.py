@@ -1,7 +1,7 @@
-"""Decode and encode COCO JSON entry by entry, so that a file of 600 MB never becomes Python objects at once.
+"""Decode and encode COCO JSON entry by entry, so that large files never become Python objects at once.
 
 msgspec splits the lists into entries without decoding them. The slower standard library decodes content that
-msgspec refuses, such as NaN, which is not JSON but is written by many programs.
+msgspec rejects, such as NaN, which is not valid JSON but is written by many programs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Image(msgspec.Struct, gc=False):
-    """An entry of COCO's list ``images`` with unchecked fields."""
+    """An entry of the list ``images``; the fields are not validated."""
 
     id: Any = None
     file_name: Any = None
@@ -34,7 +34,7 @@ class Image(msgspec.Struct, gc=False):
 
 
 class Annotation(msgspec.Struct, gc=False):
-    """An entry of COCO's list ``annotations``. :func:`decoded` decodes its ``segmentation`` on demand."""
+    """An entry of the list ``annotations``; :func:`decoded` decodes the ``segmentation``."""
 
     id: Any = None
     image_id: Any = None
@@ -48,7 +48,7 @@ class Annotation(msgspec.Struct, gc=False):
 
 
 class Category(msgspec.Struct, gc=False):
-    """An entry of COCO's list ``categories``."""
+    """An entry of the list ``categories``."""
 
     id: Any = None
     name: Any = None
@@ -56,7 +56,7 @@ class Category(msgspec.Struct, gc=False):
 
 
 class Parts(msgspec.Struct):
-    """The lists of a COCO file, whose entries are not yet decoded. A missing list is None."""
+    """The lists of a COCO file with undecoded entries; None for a missing list."""
 
     images: list[msgspec.Raw] | None = None
     annotations: list[msgspec.Raw] | None = None
@@ -64,7 +64,7 @@ class Parts(msgspec.Struct):
 
 
 class Categories(msgspec.Struct):
-    """The list ``categories`` of a COCO file, whose entries are not yet decoded."""
+    """The list ``categories`` of a COCO file with undecoded entries."""
 
     categories: list[msgspec.Raw] | None = None
 
@@ -74,7 +74,7 @@ Lists = TypeVar("Lists", Parts, Categories)
 
 
 def load(file: Path, kind: type[Lists]) -> Lists:
-    """Load the lists in a file that correspond to the fields of the class ``kind``."""
+    """Load the lists that are fields of the class ``kind`` from a file."""
     try:
         content = reading.read_bytes(file).removeprefix(codecs.BOM_UTF8)
     except OSError as error:
@@ -86,7 +86,7 @@ def load(file: Path, kind: type[Lists]) -> Lists:
 
 
 def entries(part: Sequence[Any], kind: type[Entry]) -> Iterator[Entry | None]:
-    """Yield the decoded entries of a list, with None for an entry that is not a JSON object."""
+    """Yield the decoded entries of a list, or None for an entry that is not a JSON object."""
     decoder = msgspec.json.Decoder(kind)
     for each in part:
         try:
@@ -102,11 +102,11 @@ def _entry(value: Any, kind: type[Entry]) -> Entry | None:
 
 
 def decoded(value: Any) -> Any:
-    """Decode a JSON value that was left undecoded; return None if it is invalid."""
+    """Decode a JSON value; return None if it is invalid."""
     if not isinstance(value, msgspec.Raw):
         return value
     try:
-        return json.loads(bytes(value))  # it accepts numbers out of range, which msgspec refuses
+        return json.loads(bytes(value))  # accepts numbers out of range, unlike msgspec
     except (ValueError, RecursionError):
         return None
 
@@ -117,14 +117,17 @@ def _slowly(file: Path, content: bytes, kind: type[Lists]) -> Lists:
         whole = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         reason = printable(str(error) or type(error).__name__)
-        raise UserError(f"{file}: cannot be read as JSON: {reason}; {EXPECTED}; export it again") from None
+        raise UserError(
+            f"{file}: cannot be read as JSON: {reason}; {EXPECTED}; export the file again"
+        ) from None
     if isinstance(whole, list):
-        raise UserError(f"{file}: contains a list, as result files do; {EXPECTED}; give the annotation file")
+        raise UserError(f"{file}: contains a list, like a results file; {EXPECTED}; give the annotation file")
     if not isinstance(whole, dict):
         raise UserError(f"{file}: contains {printable(json.dumps(whole))}; {EXPECTED}")
     parts = {name: whole.get(name) for name in kind.__struct_fields__}
     problems = [
-        f"{file}: '{name}' is {_kind(part)}; expected a list"
+        f"{file}: '{name}' is {'an object' if isinstance(part, dict) else printable(json.dumps(part))}; "
+        "expected a list"
         for name, part in parts.items()
         if not isinstance(part, list | None)
     ]
@@ -133,13 +136,9 @@ def _slowly(file: Path, content: bytes, kind: type[Lists]) -> Lists:
     return kind(**parts)
 
 
-def _kind(value: Any) -> str:
-    return "an object" if isinstance(value, dict) else printable(json.dumps(value))
-
-
 @dataclass(frozen=True)
 class Classes:
-    """The classes of all splits, ordered by id: their names, their labels by id, and notes as sentences."""
+    """The classes of all splits: names sorted by id, the label of each id, and notes."""
 
     names: tuple[str, ...]
     labels: dict[int | str, int]
@@ -154,7 +153,9 @@ def read_classes(files: Mapping[str, Path]) -> Classes:
     for file in files.values():
         part = load(file, Categories).categories
         if not part:
-            problems.append(f"{file}: no 'categories'; expected a list of objects with an 'id' and a 'name'")
+            problems.append(
+                f"{file}: 'categories' is missing; expected a list of objects with an 'id' and a 'name'"
+            )
         for number, entry in enumerate(entries(part or [], Category)):
             problem = _problem(entry)
             if entry is None or problem:
@@ -164,8 +165,8 @@ def read_classes(files: Mapping[str, Path]) -> Classes:
             if categories.setdefault(key, entry).name != entry.name:
                 problems.append(
                     f"{file}: category {key} is called '{printable(str(entry.name))}', but "
-                    f"'{printable(str(categories[key].name))}' in {where[key]}; expected each "
-                    "id to have the same name in all files"
+                    f"'{printable(str(categories[key].name))}' in {where[key]}; expected the same name in "
+                    "all files"
                 )
             where.setdefault(key, file)
     if problems:
@@ -176,14 +177,14 @@ def read_classes(files: Mapping[str, Path]) -> Classes:
     notes = []
     if (group := _mere_group(categories, order)) is not None and not _is_used(group, files):
         name = printable(str(categories[group].name))
-        notes = [f"category {group} ('{name}') only groups the others and has no box: left out"]
+        notes = [f"category {group} ('{name}') is ignored, because it groups all other categories"]
         order.remove(group)
     names = tuple(str(categories[key].name) for key in order)
     return Classes(names, {key: label for label, key in enumerate(order)}, tuple(notes))
 
 
 def identity(value: object) -> int | str:
-    """Return an id in canonical form, in which 7, 7.0 and "7" are equal."""
+    """Return an id in canonical form, so that 7, 7.0 and "7" are the same id."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, float) and value.is_integer():
@@ -195,20 +196,20 @@ def identity(value: object) -> int | str:
 
 def _problem(entry: Category | None) -> str:
     if entry is None:
-        return "not an object; expected one with an 'id' and a 'name'"
+        return "not an object; expected an object with an 'id' and a 'name'"
     if not isinstance(entry.id, int | str | float):
-        return f"its 'id' is {printable(repr(entry.id))}; expected a number"
+        return f"the 'id' is {printable(repr(entry.id))}; expected a number"
     if not isinstance(entry.name, int | str) or not str(entry.name).strip():
-        return f"its 'name' is {printable(repr(entry.name))}; expected text"
+        return f"the 'name' is {printable(repr(entry.name))}; expected text"
     try:
         str(entry.name).encode()
     except UnicodeEncodeError:
-        return f"its 'name' is {entry.name!a}, which is not Unicode; expected text"
+        return f"the 'name' is {entry.name!a}, which is not valid Unicode; expected text"
     return ""
 
 
 def _mere_group(categories: Mapping[int | str, Category], order: list[int | str]) -> int | str | None:
-    """Return the category that is the supercategory of all others, as Roboflow writes it, or None."""
+    """Return the id of the category that groups all others, as written by Roboflow, or None."""
     if len(order) < 2:
         return None
     first, others = categories[order[0]], [categories[key] for key in order[1:]]
@@ -226,7 +227,14 @@ def _is_used(key: int | str, files: Mapping[str, Path]) -> bool:
 
 
 def save(path: Path, annotations: Annotations, names: Sequence[str], image: int, box: int) -> None:
-    """Write the file of one split, whose first image and box get the ids ``image`` and ``box``."""
+    """Write the COCO file of one split.
+
+    Args:
+        path: path of the new file.
+        annotations: annotations of the split.
+        names: file name of each image.
+        image, box: ids of the first image and of the first box.
+    """
     categories = [
         {"id": number, "name": name, "supercategory": ""}
         for number, name in enumerate(annotations.class_names, 1)
@@ -254,7 +262,7 @@ def _images(annotations: Annotations, names: Sequence[str], first: int) -> Itera
 def _boxes(annotations: Annotations, image: int, first: int) -> Iterator[dict[str, Any]]:
     for index, row in enumerate(annotations.offsets[:-1].tolist()):
         for number, ((x1, y1, x2, y2), label, flags, area) in enumerate(annotations.objects(index), row):
-            # The float64 sum of x and width rounds back to the same float32.
+            # The float64 sum of x and width rounds to the original float32.
             width, height = x2 - x1, y2 - y1
             entry = {
                 "id": first + number,

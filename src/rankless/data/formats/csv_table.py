@@ -1,8 +1,8 @@
 """Read and write CSV annotations: one row per box, or one row per image with its class.
 
 Columns are identified by the names in the first row, ignoring case and punctuation (``image_id``, ``ImageID``
-and ``Image Id`` are the same), or by RetinaNet's fixed order. Corners lie on the continuous plane, where the
-first pixel reaches from 0 to 1.
+and ``Image Id`` are the same), or by the fixed order used for RetinaNet. Coordinates are continuous: the
+first pixel extends from 0 to 1.
 """
 
 from __future__ import annotations
@@ -55,14 +55,17 @@ _UNITS = (
 
 @dataclass(frozen=True)
 class Columns:
-    """The delimiter of a CSV file, and the positions of its columns; None for a missing column.
+    """The layout of a CSV file. Columns are given by their positions; None for a missing column.
 
     Attributes:
-        box: the columns of a box's four numbers; None if images have one class and no boxes.
-        kind: the meaning of these numbers.
-        unit: ``pixels``, or ``normalized`` by the image's sides; empty if it must be inferred from the
-            values.
-        stated: the columns of the image's height and width.
+        delimiter: character between columns.
+        has_header: whether the first row contains the names of the columns.
+        path, label: columns of the image path and of the class.
+        box: columns of the four numbers of a box; None for classification.
+        kind: meaning of these numbers.
+        unit: ``pixels`` or ``normalized`` (by the image size); "" to infer the unit from the values.
+        stated: columns of the height and width of the image.
+        difficult, crowd, area: columns of flags and of the area of the object.
     """
 
     delimiter: str
@@ -93,7 +96,7 @@ def rows(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def columns_of(file: Path) -> Columns | None:
-    """Return the columns of a file, or None if it lists no images with classes or cannot be read."""
+    """Return the layout of a file, or None if it has no images and classes or cannot be read."""
     best: Columns | None = None
     widest = 1
     for delimiter in ",;\t|":
@@ -128,7 +131,7 @@ def _by_name(first: Sequence[str], delimiter: str) -> Columns | None:
     if path is None or label is None:
         return None
     corners = _four(positions, _LEFT, _TOP, _RIGHT, _BOTTOM)
-    # A width next to a single corner must be the box's.
+    # Next to a single corner, width and height belong to the box.
     beside = (*_W, "width"), (*_H, "height")
     size = _four(positions, _X, _Y, *beside)
     center = _four(positions, _CX, _CY, *beside)
@@ -174,20 +177,20 @@ def _is_number(cell: str) -> bool:
 
 
 def is_text(name: str) -> bool:
-    """Return whether a cell was valid UTF-8. Invalid bytes appear as surrogates."""
+    """Return whether a cell is valid UTF-8. Invalid bytes are decoded to surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 TITLE = "CSV"
-LAYOUT = "'train.csv', 'train_labels.csv' or 'train/_annotations.csv', or one such .csv file"
+LAYOUT = "'train.csv', 'train_labels.csv' or 'train/_annotations.csv', or a single .csv file"
 _WHOLE = 1.001
-"""If no box coordinate in a split is larger, the coordinates are fractions of the image's sides."""
+"""Maximum value of normalized coordinates."""
 _YES, _NO = {"1", "true", "yes"}, {"", "0", "-1", "false", "no"}  # -1 means "unknown" in Open Images
 _BESIDE = ("_annotations.csv", "annotations.csv", "labels.csv")
 _CLASSES = re.compile(r"(.*[_-])?class(es|[_-]list|[_-]descriptions.*)$", re.IGNORECASE)
 _AFFIXES = re.compile(r"^oidv\d+-|(?<=.)[_-](labels?|annotations?([_-]bbox)?|bbox|boxes)$", re.IGNORECASE)
 _MOST = 200
-"""Maximum number of CSV files to examine. A folder with more has one per image."""
+"""Maximum number of CSV files to examine. A folder with more files has one file per image."""
 _USUAL = re.compile(r"(train|val|test|dev)", re.IGNORECASE)
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -195,7 +198,7 @@ Tables = dict[str, tuple[Path, Columns]]
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized as CSV, by the columns and name of a file, or "" if it was not."""
+    """Return why ``root`` looks like CSV annotations, or "" if it does not."""
     files = _files(root)
     for file, columns in (files[name] for name in usual_order(files)):
         if columns.box is not None or file == root or _USUAL.match(_name(file)):
@@ -204,7 +207,7 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the splits that have a CSV file."""
+    """Return the names of the splits with a CSV file."""
     return usual_order(_files(root))
 
 
@@ -224,22 +227,22 @@ def read(root: Path, split: str) -> Raw:
     reader.read()
     depends = [top, *(each for each, _ in files.values())]
     boxed = columns.box is not None
-    raw = reader.raw(names, names_file, depends, "it has no row with an image", boxed=boxed)
+    raw = reader.raw(names, names_file, depends, "no row has an image", boxed=boxed)
     if columns.box is not None:
         raw.normalized = _is_normalized(columns, raw)
         unit = "normalized to 0–1" if raw.normalized else "in pixels"
-        raw.about.append(f"boxes are {columns.kind}, {unit}")
+        raw.about.append(f"boxes are given as {columns.kind}, {unit}")
     return raw
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write ``SPLIT.csv``, ``classes.csv`` and the images in ``images/SPLIT``.
 
-    Each box has a row, and an image without boxes has a row with an empty box. For classification, a row is
-    ``filename,class``. ``classes.csv`` lists all classes in order, because some may have no box. If no box of
-    a split reaches beyond the second pixel, the column names include the unit, as in ``xmin_px``.
+    Each box has a row, and an image without boxes has a row with an empty box. For classification, each row
+    is ``filename,class``. ``classes.csv`` lists all classes in order, because some may have no boxes. If all
+    coordinates of a split are at most 2, column names such as ``xmin_px`` show that they are not normalized.
     """
-    # Splits of class folders may have different classes.
+    # The splits of class folders may have different classes.
     known = list(dict.fromkeys(name for data in splits.values() for name in data.class_names))
     names, changed = fit_names(known, distinct=True)
     written = dict(zip(known, names, strict=True))
@@ -258,7 +261,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 
 def _files(root: Path) -> Tables:
-    """Return the file and columns of each split; other files are ignored."""
+    """Return the file of each split and its layout."""
     if root.is_file():
         columns = columns_of(root) if root.suffix.lower() in {".csv", ".tsv"} else None
         return {_name(root): (root, columns)} if columns else {}
@@ -281,9 +284,9 @@ def _name(file: Path) -> str:
 
 
 def _stated_classes(top: Path) -> tuple[tuple[str, ...], Path] | None:
-    """Return the class names ordered by number, and the file beside the data that lists them.
+    """Return the class names in order and the file that lists them, or None if there is no such file.
 
-    The file is RetinaNet's ``classes.csv`` with rows ``name,number``, or a ``classes.txt``.
+    The file is a ``classes.csv`` with rows ``name,number``, as used for RetinaNet, or a ``classes.txt``.
     """
     file = next((f for f in (top / "classes.csv", top / "class_list.csv") if f.is_file()), None)
     if file is None:
@@ -297,16 +300,16 @@ def _stated_classes(top: Path) -> tuple[tuple[str, ...], Path] | None:
             numbered.append((int(cells[0]), cells[1]))
         elif len(cells) == 1:
             numbered.append((len(numbered), cells[0]))
-        elif numbered:  # otherwise it is a header
+        elif numbered:  # the first row may be a header
             shown = printable(",".join(cells))
-            raise UserError(f"{file}:{line}: '{shown}'; expected a class name and its number")
+            raise UserError(f"{file}:{line}: '{shown}'; expected a class name and a number")
     names = tuple(name for _, name in sorted(numbered, key=lambda pair: pair[0]))
     if not all(map(is_text, names)):
-        raise UserError(f"{file}: not UTF-8; expected rows such as 'cat,0' in UTF-8")
+        raise UserError(f"{file}: not valid UTF-8; expected rows such as 'cat,0' in UTF-8")
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if not names or twice:
         problem = f"'{printable(twice[0])}' appears more than once" if twice else "no class names"
-        raise UserError(f"{file}: {problem}; expected rows such as 'cat,0', each class once")
+        raise UserError(f"{file}: {problem}; expected one row per class, such as 'cat,0'")
     return names, file
 
 
@@ -315,7 +318,7 @@ def _is_whole(cell: str) -> bool:
 
 
 def _names_in(files: Tables) -> tuple[str, ...]:
-    """Return the sorted class names in all splits. Names that are numbers are sorted by value."""
+    """Return the sorted class names of all splits. If all names are numbers, they are sorted by value."""
     names: set[str] = set()
     for file, columns in files.values():
         for number, (_, cells) in enumerate(rows(file, columns.delimiter)):
@@ -325,7 +328,7 @@ def _names_in(files: Tables) -> tuple[str, ...]:
                     names.add(cells[columns.label])
     if not names:
         first = next(file for file, _ in files.values())
-        raise UserError(f"{first}: no class name in it or in the files beside it; expected {EXPECTED}")
+        raise UserError(f"{first}: no class names found in any split; expected {EXPECTED}")
     if all(name.isascii() and name.isdigit() for name in names):
         return tuple(sorted(names, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name)))
     return tuple(sorted(names))
@@ -340,14 +343,14 @@ def _is_normalized(columns: Columns, raw: Raw) -> bool:
 
 @dataclass
 class _Reader(ListedImages):
-    """A reader for one annotation file."""
+    """A reader of one annotation file."""
 
     columns: Columns = field(kw_only=True)
     labels: dict[str, int] = field(kw_only=True)
-    by_name: dict[str, int | None] = field(default_factory=dict)  # an image's name to its number
+    by_name: dict[str, int | None] = field(default_factory=dict)  # index of each image by its name
 
     def read(self) -> None:
-        """Read every row. Images are added in the order of their first rows."""
+        """Read all rows. Images are added in the order of their first rows."""
         columns = self.columns
         width = 1 + max(columns.path, columns.label, *(columns.box or ()))
         for number, (line, cells) in enumerate(rows(self.file, columns.delimiter)):
@@ -358,7 +361,7 @@ class _Reader(ListedImages):
                 self.report(
                     "not understood",
                     f":{line}",
-                    f"'{shown}'; expected at least {width} columns, one with an image",
+                    f"'{shown}'; expected at least {width} columns, including the image",
                 )
                 continue
             before, name = len(self.made.paths), cells[columns.path]
@@ -375,13 +378,13 @@ class _Reader(ListedImages):
 
     def _add_class(self, cells: list[str], image: int, line: int, repeated: bool) -> None:
         label, columns = self._label(cells, line), self.columns
-        if not repeated:  # even with an unknown class, which prevents training anyway
+        if not repeated:  # an unknown class stops training in any case
             self.made.add_label(image, label or 0, line)
         elif label is not None and label == self.made.labels[image]:
             self.report("listed twice", f":{line}", printable(cells[columns.path]))
         else:
             second = printable(cells[columns.label])
-            self.report("not understood", f":{line}", f"a second class '{second}'; expected one")
+            self.report("not understood", f":{line}", f"a second class '{second}'; expected one per image")
 
     def _add_box(self, cells: list[str], image: int, line: int, columns: Sequence[int]) -> None:
         values = [cells[each] for each in columns]
@@ -431,7 +434,7 @@ class _Reader(ListedImages):
 
 
 def _box_rows(annotations: Annotations, names: Sequence[str]) -> Iterator[Any]:
-    """Yield the column names, and then the rows of one image after another."""
+    """Yield the column names, followed by the rows of each image."""
     flags: Any = annotations.flags
     tiny = len(annotations.boxes) > 0 and bool((annotations.boxes <= 2).all())
     crowds, areas = bool((flags & CROWD).any()), bool((~np.isnan(annotations.areas)).any())

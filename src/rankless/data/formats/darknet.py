@@ -1,8 +1,8 @@
-"""Read and write Darknet's text labels (YOLO): one ``.txt`` file of ``class x y w h`` lines per image.
+"""Read and write Darknet/YOLO labels: one ``.txt`` file per image with lines ``class x y w h``.
 
-Classes count from 0. A box is given by its center and size, normalized by the upright image's sides. A line
-with more numbers is a polygon, as written for segmentation, and its bounds are used as the box. The images of
-a split are found through the data set's description, lists or folders.
+Classes count from 0. A box is given by its center and size, normalized by the size of the upright image. A
+line with more numbers is a polygon, as used for segmentation, and its bounds become the box. A description
+file, lists or folders determine the images of each split.
 """
 
 from __future__ import annotations
@@ -51,40 +51,40 @@ LAYOUT = (
     "a 'data.yaml' or '.data' file, or folders 'images/train' and 'labels/train' (or 'train/images' and "
     "'train/labels') with a 'classes.txt'"
 )
-# Text files beside labels that are not labels: class names, lists of images, notes.
+# Text files that are not labels: class names, lists of images, notes.
 _OTHERS = {"classes", "labels", "license", "list", "readme", "test", "train", "trainval", "val", "valid"}
 _TRIED = 20
-"""The number of images of a list that are checked for labels."""
-_UNDIVIDED = "there are no splits: all images are 'train'; `rankless data split` creates a 'val'"
+"""Number of images in a list that are checked for label files."""
+_UNDIVIDED = "no splits found, so all images are 'train'; use `rankless data split` to create 'val'"
 
 
 @dataclass
 class Split(SplitFiles):
-    """The images of one split, in an order that does not depend on the file system."""
+    """The class names and images of one split, in an order that does not depend on the file system."""
 
     class_names: tuple[str, ...] = ()
     paths: list[str] = field(default_factory=list)
 
     def add_folder(self, folder: str) -> None:
-        """Add all images under ``folder``, sorted by path."""
+        """Add all images in ``folder`` and its subfolders, sorted by path."""
         images = []
         for entry in walk(folder, self.depends, self._unreadable):
             image = is_image(entry.name)
             if entry.name.startswith(".") and (image or reading.is_folder(entry)):
-                self.findings.add("left out", entry.path, "hidden: its name begins with a dot")
+                self.findings.add("left out", entry.path, "hidden (the name starts with a dot)")
             elif image:
                 images.append(entry.path)
         self.paths += sorted(images)
 
     def _unreadable(self, folder: str, error: OSError) -> None:
-        self.findings.add("unreadable file", folder, f"{error.strerror}; expected a folder")
+        self.findings.add("unreadable file", folder, f"{error.strerror}; expected a readable folder")
 
 
 def label_folders(folder: str) -> list[str]:
-    """Return the possible label folders of the images in ``folder``, the most likely first.
+    """Return the folders that may contain the labels of the images in ``folder``, the most likely first.
 
-    As in Darknet, the last folder ``images``, or else ``JPEGImages``, is replaced by ``labels``. Labels may
-    also be beside the images.
+    As in Darknet, the last ``images`` or ``JPEGImages`` in the path is replaced by ``labels``. Labels may
+    also be next to the images.
     """
     parts = folder.split("/")
     folders = []
@@ -96,9 +96,9 @@ def label_folders(folder: str) -> list[str]:
 
 
 def recognize(root: Path) -> str:
-    """Return how a Darknet layout was recognized in ``root``, or "" if it was not."""
+    """Return why ``root`` looks like Darknet data, or "" if it does not."""
     if root.is_file():
-        return f"'{root.name}' describes it" if description_in(root) else ""
+        return f"'{root.name}' is a description file" if description_in(root) else ""
     for name in YAML_NAMES:
         if (root / name).is_file():
             return f"it has '{name}'"
@@ -113,12 +113,12 @@ def recognize(root: Path) -> str:
                     f"it has the folders '{folder.relative_to(root)}' and '{Path(labels).relative_to(root)}'"
                 )
     if names_files([root]) and _beside(root):
-        return "it has images with labels beside them, and class names"
+        return "it has labels next to the images, and class names"
     return ""
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the splits in the description, the lists or the folders."""
+    """Return the names of the splits from the description file, the lists or the folders."""
     file = description_in(root)
     described = read_description(file) if file else None
     if described and described.splits:
@@ -127,13 +127,13 @@ def splits(root: Path) -> list[str]:
 
 
 def _without_tests(described: Description) -> list[str]:
-    """Return the test splits that are declared but do not exist; Roboflow always declares one."""
+    """Return the test splits that are described but do not exist. Roboflow always describes one."""
     given = described.splits.items()
     return [name for name, paths in given if is_for_tests(name) and not any(map(described.resolve, paths))]
 
 
 def find_split(root: Path, split: str, class_names: Sequence[str] | None = None) -> Split:
-    """Find the class names and image files of ``split``; ``root`` is a folder or a description file."""
+    """Find the class names and images of a split; ``root`` is a folder or a description file."""
     file = description_in(root)
     described = read_description(file) if file else None
     if described and described.splits:
@@ -152,7 +152,7 @@ def find_split(root: Path, split: str, class_names: Sequence[str] | None = None)
     elif described and described.unnamed:
         result.notes.append(
             f"'{described.file.name}' has 'nc' but no 'names', so the classes are called 0, 1, 2 …; "
-            "to name them, add 'names: [cat, dog]' to it"
+            "to name the classes, add 'names: [cat, dog]'"
         )
     if described:
         result.depends += [os.fspath(described.file), *described.depends]
@@ -160,7 +160,7 @@ def find_split(root: Path, split: str, class_names: Sequence[str] | None = None)
         raise UserError(
             [
                 f"{root}: the split '{split}' has no images; looked in {', '.join(looked[:4])}"
-                f"{' …' * (len(looked) > 4)} for files that end in {', '.join(sorted(EXTENSIONS))}",
+                f"{' …' * (len(looked) > 4)} for files with the extensions {', '.join(sorted(EXTENSIONS))}",
                 *(str(finding) for _, _, first in result.findings for finding in first[:3]),
             ]
         )
@@ -171,7 +171,7 @@ def _described(described: Description, wanted: str) -> Split:
     name = chosen(described.file, wanted, described.splits, f"'{wanted}: FOLDER' in {described.file}")
     result, problems = Split(class_names=described.class_names), list(described.problems)
     result.notes += [
-        f"'{missing}: {described.splits[missing][0]}' does not exist, so there is no such split"
+        f"'{missing}: {described.splits[missing][0]}' does not exist, so this split is ignored"
         for missing in _without_tests(described)
         if missing != name
     ]
@@ -179,7 +179,7 @@ def _described(described: Description, wanted: str) -> Split:
         path = described.resolve(entry)
         if not path:
             looked = " and ".join(dict.fromkeys(str(base) for base in described.bases[:2]))
-            lost = f", because {described.lost}; correct 'path', or remove it" if described.lost else ""
+            lost = f", because {described.lost}; correct or remove 'path'" if described.lost else ""
             problems.append(
                 f"{described.file}: '{name}: {printable(entry)}' does not exist; looked in {looked}{lost}"
             )
@@ -197,7 +197,7 @@ def _described(described: Description, wanted: str) -> Split:
 
 
 def _add_list(file: Path, bases: Iterable[Path], result: Split) -> None:
-    """Add the images of a ``.txt`` list in order. Their paths may be relative to ``bases``."""
+    """Add the images in a list; their paths may be relative to the list's folder or to ``bases``."""
     lines = read_text(file, "one image path per line").splitlines()
     search = ImageSearch([file.parent, *bases])
     for number, line in enumerate(lines, 1):
@@ -206,7 +206,7 @@ def _add_list(file: Path, bases: Iterable[Path], result: Split) -> None:
             continue
         path = search.find(name)
         if not is_image(path or name):
-            expected = f"its ending should be {', '.join(sorted(EXTENSIONS))}"
+            expected = f"expected one of the extensions {', '.join(sorted(EXTENSIONS))}"
             result.findings.add(
                 "not understood", f"{file}:{number}", f"'{printable(name)}' is not an image; {expected}"
             )
@@ -230,17 +230,17 @@ def _from_folders(
         names, file = numbered_names(
             [root, root / "labels"],
             class_names,
-            f"{root}: no class names; expected a 'classes.txt' (one name per line, the first is "
-            "class 0), a '*.names' file or a 'data.yaml' with 'names'",
+            f"{root}: no class names found; expected a 'classes.txt' (one name per line, starting with class "
+            "0), a '*.names' file or a 'data.yaml' with 'names'",
         )
         result = Split(class_names=names, depends=[os.fspath(file)] if file else [])
     if splits[name] in (root, root / "images"):
         result.notes.append(_UNDIVIDED)
     elif loose := len(FolderNames(os.fspath(root / "images"), EXTENSIONS).files):
         result.findings.add(
-            "left out", os.fspath(root / "images"), f"{counted(loose, 'image')} outside its folders"
+            "left out", os.fspath(root / "images"), f"{counted(loose, 'image')} outside the split folders"
         )
-    # A folder added later becomes a split or divides one.
+    # A new folder in these folders is a new split.
     result.depends += [os.fspath(folder) for folder in (root, root / "images") if folder.is_dir()]
     if splits[name].is_dir():
         result.add_folder(os.fspath(splits[name]))
@@ -250,14 +250,14 @@ def _from_folders(
 
 
 def _folders(root: Path) -> Mapping[str, Path]:
-    """Return the image folder, or the file that lists the images, of each split."""
+    """Return the image folder or the list of images of each split."""
     return _lists(root) or folder_splits(root) or ({"train": root} if _beside(root) else {})
 
 
 def _lists(root: Path) -> dict[str, Path]:
-    """Return each split's list of images, such as ``train.txt`` or ``2007_val.txt``, if labels exist.
+    """Return the list of each split, such as ``train.txt``, if the listed images have label files.
 
-    Separate folders for the splits take precedence over lists.
+    Split folders take precedence over lists.
     """
     if any(folder != root / "images" for folder in folder_splits(root).values()):
         return {}
@@ -268,7 +268,7 @@ def _lists(root: Path) -> dict[str, Path]:
 
 
 def _has_labels(file: Path) -> bool:
-    """Return whether any of the first images in a list has a label file."""
+    """Return whether one of the first images in a list has a label file."""
     search = ImageSearch([file.parent, *_bases(file.parent)])
     for _, line in itertools.islice(lines_of(file), _TRIED):
         image = search.find(line)
@@ -279,12 +279,12 @@ def _has_labels(file: Path) -> bool:
 
 
 def _bases(root: Path) -> list[Path]:
-    """Return the folders, besides a list's own, that Darknet's image paths may be relative to."""
+    """Return folders that the image paths in lists may be relative to."""
     return [root / "images", root.parent, root.parent.parent]
 
 
 def folder_splits(root: Path) -> dict[str, Path]:
-    """Return the folders ``images/NAME`` or ``NAME/images`` by split, or else ``images`` as ``train``."""
+    """Return the folders ``images/SPLIT`` and ``SPLIT/images`` by split, or else ``images`` as ``train``."""
     images = root / "images"
     beside = {each.name: each / "images" for each in subfolders(root) if (each / "images").is_dir()}
     inside = {each.name: each for each in subfolders(images)}
@@ -292,7 +292,7 @@ def folder_splits(root: Path) -> dict[str, Path]:
 
 
 def _beside(folder: Path) -> bool:
-    """Return whether any image in ``folder`` has a label file beside it."""
+    """Return whether an image in ``folder`` has a label file in the same folder."""
     images, labels = (FolderNames(os.fspath(folder), endings) for endings in (EXTENSIONS, {".txt"}))
     return not images.files.keys().isdisjoint(labels.files)
 
@@ -305,9 +305,9 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
         first = Path(files.paths[0])
         expected = Path(label_folders(os.fspath(first.parent))[0], f"{first.stem}.txt")
         raise UserError(
-            f"{root}: none of the {len(items)} images of the split '{split}' has a label file; expected "
-            f"{expected} for the first; put labels into a folder 'labels' that mirrors 'images', or beside "
-            "the images if no folder is called 'images'"
+            f"{root}: none of the {len(items)} images of the split '{split}' has a label file; expected, for "
+            f"example, {expected}; put the labels in a folder 'labels' that mirrors 'images', or next to the "
+            "images if there is no folder 'images'"
         )
     raw = files.with_raw(scan(read_labels, items, "images"))
     raw.names, raw.normalized = files.class_names, True
@@ -315,7 +315,7 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
 
 
 def _with_labels(files: Split) -> Iterator[tuple[str, str]]:
-    """Yield every image with its label file from one of the :func:`label_folders` (empty if it has none)."""
+    """Yield pairs of an image and its label file, which is "" if there is none."""
     listings: dict[str, list[FolderNames]] = {}
     for image in files.paths:
         folder, name = image.rsplit("/", 1)
@@ -326,7 +326,7 @@ def _with_labels(files: Split) -> Iterator[tuple[str, str]]:
 
 
 def _listings(folder: str, files: Split) -> list[FolderNames]:
-    """List the label folders of one image folder, and report labels without an image."""
+    """List the label folders of an image folder, and report label files without an image."""
     listings = [FolderNames(each, {".txt"}) for each in label_folders(folder)]
     files.depends += [folder, *(each.folder for each in listings)]
     known = {composed(stem) for stem in FolderNames(folder, EXTENSIONS).files}
@@ -338,7 +338,7 @@ def _listings(folder: str, files: Split) -> list[FolderNames]:
 
 
 def read_labels(items: list[tuple[str, ...]]) -> Raw:
-    """Parse label files and read image headers. Each item is an (image, label file or "") pair."""
+    """Parse label files and read image headers, given pairs of an image and its label file (or "")."""
     made = RawBuilder()
     for image, label in items:
         number = made.add_image(image, label)
@@ -358,7 +358,7 @@ def read_labels(items: list[tuple[str, ...]]) -> Raw:
 
 
 def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
-    """Add the boxes in the content of one label file."""
+    """Parse the content of a label file and add its boxes and findings to ``made``."""
     text = content.removeprefix(b"\xef\xbb\xbf")
     if not _is_text(text):
         made.findings.add("unreadable file", file, "not UTF-8 text; expected lines of numbers")
@@ -369,11 +369,11 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
             continue
         polygon = len(columns) > 6 and len(columns) % 2 == 1
         if len(columns) != 5 and not polygon:
-            problem = f"{counted(len(columns), 'column')}; expected 5: class x y width height"
+            problem = f"found {counted(len(columns), 'column')}; expected 5: class x y width height"
             made.findings.add("not understood", f"{file}:{number}", problem)
             continue
         try:
-            if b"_" in line:  # Python would read 1_0 as 10
+            if b"_" in line:  # Python accepts 1_0 as 10
                 raise ValueError
             label, *row = map(float, columns)
             if not label.is_integer():
@@ -405,9 +405,9 @@ def _is_text(content: bytes) -> bool:
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Write ``data.yaml``, ``images/SPLIT`` and ``labels/SPLIT``; return sentences about lost information.
+    """Write ``data.yaml``, ``images/SPLIT`` and ``labels/SPLIT``.
 
-    Difficult objects and crowds are left out, since they would be trained on as ordinary objects.
+    Difficult objects and crowds are dropped, because the format cannot mark them.
     """
     lost: list[str] = []
     content: dict[str, str | list[str]] = {}
@@ -419,7 +419,9 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
         for index, name in enumerate(names):
             files.put(data, index, out / "images" / folder / name)
         content[folder] = f"images/{folder}"
-        if names != sorted(names):  # folders are read in name order, but the order determines the batches
+        if names != sorted(
+            names
+        ):  # images in folders are sorted by name, but the order determines the batches
             content[folder] = f"{folder}.txt"
             listed = "".join(f"./images/{folder}/{name}\n" for name in names)
             (out / f"{folder}.txt").write_text(listed, encoding="utf-8", errors="surrogateescape")
@@ -430,7 +432,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 
 def _write_split(out: Path, folder: str, data: Annotations, names: Sequence[str]) -> int:
-    """Write a label file for every image; return the number of boxes that cannot be restored exactly."""
+    """Write a label file for every image, and return the number of boxes that had to be rounded."""
     labels_folder, inexact = out / "labels" / folder, 0
     labels_folder.mkdir(parents=True)
     for index, name in enumerate(names):
@@ -451,9 +453,9 @@ def _write_split(out: Path, folder: str, data: Annotations, names: Sequence[str]
 def _normalized(
     boxes: NDArray[np.float64], width: int, height: int
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return normalized centers and sizes, (N, 4), and a mask, (N,), of the boxes that they restore exactly.
+    """Return normalized centers and sizes, (N, 4), and a mask of the boxes that they restore exactly, (N,).
 
-    At the left and upper edges, the center is exactly half the size, which restores 0.
+    At the left and top edges, the center is exactly half of the size, which restores 0.
     """
     sides = np.array([width, height], np.float64)
     low, high = boxes[:, :2], boxes[:, 2:]

@@ -1,6 +1,6 @@
 """Read the files that describe a Darknet/YOLO data set: ``data.yaml`` and Darknet's ``.data``.
 
-Both list the classes and, for every split, its folders or lists of images.
+Both contain the classes and the folders or lists of images of each split.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankless.files.yaml12 import not_yaml
 _FACTS = {"path", "names", "nc", "download", "kpt_shape", "flip_idx", "colors", "skeleton"}
 _REMARKS = {"author", "date", "description", "license", "version", "task", "url", "roboflow"}
 YAML_NAMES = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
-"""The usual names of a description in a data set's folder. FiftyOne writes ``dataset.yaml``."""
+"""Usual names of description files. FiftyOne writes ``dataset.yaml``."""
 _DATA_SPLITS = ("train", "valid", "val", "test")
 
 
@@ -29,12 +29,14 @@ class Description:
     """The content of a description file.
 
     Attributes:
-        splits: each split's folders and lists of images, as written in the file.
-        bases: the folders that these paths may be relative to, the most likely first.
-        depends: further files that were read.
-        problems: problems with the class names, reported by callers that need the names.
-        lost: a sentence about the folder in the file's ``path``, if it does not exist.
-        unnamed: whether ``nc`` is given without ``names``, so that the classes are called 0, 1, 2 …
+        file: path of the description file.
+        class_names: names of the classes.
+        splits: folders and lists of images of each split, as written in the file.
+        bases: folders that these paths may be relative to, the most likely first.
+        depends: other files that were read.
+        problems: problems with the class names, which matter only if the names are needed.
+        lost: a note on the folder in ``path`` if it does not exist, otherwise "".
+        unnamed: whether the file has ``nc`` but no ``names``, so that the classes are called 0, 1, 2 …
     """
 
     file: Path
@@ -49,8 +51,8 @@ class Description:
     def resolve(self, name: str) -> str:
         """Return the path of the file or folder that an entry refers to, or "" if there is none.
 
-        An entry may refer to a folder on another machine, or be like Roboflow's ``../train/images``. Then the
-        longest trailing part of its path that exists below a base folder is used.
+        An entry may be a path on another machine, or have the form ``../train/images`` as from Roboflow. In
+        these cases, the longest end of the path that exists in a base folder is used.
         """
         parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
         last = max((number for number, part in enumerate(parts, 1) if part == ".."), default=0)
@@ -64,7 +66,7 @@ class Description:
 
 
 def description_in(root: Path) -> Path | None:
-    """Return the description file, such as ``data.yaml``, that ``root`` is or contains, or None."""
+    """Return the description file at ``root`` or in the folder ``root``, or None if there is none."""
     if root.is_file():
         return root if root.suffix.lower() in {".yaml", ".yml", ".data"} else None
     for name in YAML_NAMES:
@@ -74,29 +76,29 @@ def description_in(root: Path) -> Path | None:
     if len(files) > 1:
         listed = ", ".join(f"'{file.name}'" for file in files)
         raise UserError(
-            f"{root}: several .data files ({listed}); expected only one; give one of them as data.root"
+            f"{root}: several .data files ({listed}); expected only one; use one of them as data.root"
         )
     return files[0] if files else None
 
 
 def read_description(file: Path) -> Description:
-    """Read a description file that :func:`description_in` found."""
+    """Read a description file."""
     return _from_data(file) if file.suffix.lower() == ".data" else _from_yaml(file)
 
 
 def _from_yaml(file: Path) -> Description:
     try:
-        # BaseLoader keeps every scalar as text: a class called 'no' or '007' keeps its name.
+        # BaseLoader does not convert scalars, so classes can be called 'no' or '007'.
         content = yaml.load(read_text(file, "text", reading.YAML), Loader=yaml.BaseLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise not_yaml(error, str(file)) from None
     if not isinstance(content, dict):
         given = "a list" if isinstance(content, list) else f"'{printable(str(content or ''))}'"
-        raise UserError(f"{file}: holds {given}; expected keys such as train, val and names")
+        raise UserError(f"{file}: contains {given}; expected keys such as train, val and names")
     if content.get("kpt_shape"):
         raise UserError(
-            f"{file}: 'kpt_shape' says that the labels are key points; expected boxes; to train on the "
-            "boxes, remove this key, and the columns after the fifth from the label files"
+            f"{file}: the labels are key points, because 'kpt_shape' is set; expected boxes; to train on the "
+            "boxes, remove 'kpt_shape', and all columns after the fifth in the label files"
         )
     splits: dict[str, list[str]] = {}
     problems = []
@@ -106,7 +108,7 @@ def _from_yaml(file: Path) -> Description:
         entries = entry if isinstance(entry, list) else [entry]
         if not all(isinstance(each, str) for each in entries):
             problems.append(
-                f"{file}: '{printable(name)}' holds lists or keys; expected a folder, or a list of folders"
+                f"{file}: '{printable(name)}' contains nested values; expected a folder or a list of folders"
             )
             continue
         splits[name] = [each.strip() for each in entries if each.strip()]
@@ -122,13 +124,13 @@ def _from_yaml(file: Path) -> Description:
 
 
 def _with_path(file: Path, content: dict[Any, Any], splits: dict[str, list[str]]) -> Description:
-    """Return the description without class names. Its folders may be relative to the ``path`` in the file."""
+    """Return the description without class names, and resolve the key ``path``."""
     beside = file.absolute().parent
     stated = content.get("path")
     name = stated.strip() if isinstance(stated, str) else ""
     if path := Description(file, (), {}, (beside,)).resolve(name):
         return Description(file, (), splits, (Path(path), file.parent))
-    # If ``path`` does not exist, the file was written for another machine: folders beside the file are tried.
+    # If the folder does not exist, the file was written for another machine.
     wanted = os.path.normpath(beside / name)
     lost = f"'path: {printable(name)}' does not exist ({printable(wanted)})" if name else ""
     return Description(file, (), splits, (file.parent,), lost=lost)
@@ -143,19 +145,19 @@ def _yaml_names(file: Path, content: dict[Any, Any]) -> tuple[str, ...]:
         names = [str(each) for each in range(number)]
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         if "names" not in content:
-            what = "there are no class names"
+            what = "no class names"
         elif isinstance(names, str) and names:
             what = f"'names' is '{printable(names)}'"
         else:
             what = "'names' is nested" if names else "'names' is empty"
         raise UserError(
-            f"{file}: {what}; expected the name of each class, class 0 first; write, for example, "
+            f"{file}: {what}; expected a list of class names, starting with class 0; add, for example, "
             "'names: [cat, dog]'"
         )
     if count and number != len(names):
         raise UserError(
             f"{file}: 'nc' is {printable(count) if isinstance(count, str) else 'nested'}; expected "
-            f"{len(names)}, the number of 'names'; correct one of the two"
+            f"{len(names)}, the number of 'names'; correct 'nc' or 'names'"
         )
     return tuple(names)
 
@@ -164,13 +166,12 @@ def _numbered(file: Path, names: dict[Any, Any]) -> list[Any]:
     by_id = {int(key): name for key, name in names.items() if isinstance(key, str) and key.isdecimal()}
     if sorted(by_id) != list(range(len(names))):
         listed = ", ".join(f"'{printable(str(key), 20)}'" for key in list(names)[:20])
-        expected = f"0 to {len(names) - 1}, each once"
-        raise UserError(f"{file}: the keys of 'names' are {listed}; expected {expected}")
+        raise UserError(f"{file}: the keys of 'names' are {listed}; expected 0 to {len(names) - 1}")
     return [by_id[number] for number in range(len(by_id))]
 
 
 def _from_data(file: Path) -> Description:
-    """Read a Darknet ``.data`` file, which consists of lines ``key = value``."""
+    """Read a Darknet ``.data`` file with lines ``key = value``."""
     options: dict[str, str] = {}
     problems = []
     for number, line in enumerate(read_text(file, "text", reading.YAML).splitlines(), 1):
@@ -186,7 +187,7 @@ def _from_data(file: Path) -> Description:
     if problems:
         raise UserError(problems[:20])
     beside = file.absolute().parent
-    # Paths are relative to the folder that Darknet was started in: this one or one above.
+    # Paths are relative to the folder in which Darknet was started: this folder or one above.
     above = [beside, *list(beside.parents)[:3]]
     bases = (file.parent, *above, *(base / "data" for base in above))
     splits = {name: [options[name]] for name in _DATA_SPLITS if options.get(name)}
@@ -205,8 +206,8 @@ def _listed_names(described: Description, options: dict[str, str]) -> tuple[tupl
     names = described.resolve(options["names"]) if options.get("names") else ""
     if options.get("names") and not names:
         raise UserError(
-            f"{file}: 'names = {printable(options['names'])}' does not exist; looked in "
-            f"{file.parent} and above"
+            f"{file}: 'names = {printable(options['names'])}' does not exist in {file.parent} or above; "
+            "correct the path"
         )
     listed = Path(names) if names else names_file([file.parent])
     if listed is None:
@@ -215,6 +216,6 @@ def _listed_names(described: Description, options: dict[str, str]) -> tuple[tupl
     if "classes" in options and options["classes"] != str(len(class_names)):
         raise UserError(
             f"{file}: 'classes' is {printable(options['classes'])}; expected {len(class_names)}, the number "
-            f"of lines in {listed}; correct one of the two"
+            f"of lines in {listed}; correct one of these files"
         )
     return class_names, listed

@@ -1,6 +1,6 @@
-"""Read FiftyOne's own format: ``samples.json`` and ``metadata.json``, with the images in ``data``.
+"""Read FiftyOneDataset exports: ``samples.json``, ``metadata.json`` and images in ``data``.
 
-A box is x, y, width, height as fractions of the image's sides. The tags of the samples serve as splits.
+A box consists of x, y, width and height, normalized by the image size. The tags of samples serve as splits.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Sample = Mapping[str, Any]
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized as a FiftyOne data set, or "" if it was not."""
+    """Return why ``root`` looks like a FiftyOne data set, or "" if it does not."""
     there = all((root / name).is_file() for name in (_FILE, "metadata.json"))
     return f"it has '{_FILE}' and 'metadata.json'" if there else ""
 
 
 def splits(root: Path) -> list[str]:
-    """Return the tags that are common names of splits, or ``train`` if there are none."""
+    """Return the tags that are usual names of splits, and ``train`` for samples without such a tag."""
     return usual_order(_by_split(_samples(root)))
 
 
@@ -50,12 +50,12 @@ def read(root: Path, split: str) -> Raw:
         for each in by_split
     }
     raw = read_tables(root, [tables.pop(name)], list(tables.values()))
-    raw.about.insert(0, f"labels come from the field '{label_field}'")
+    raw.about.insert(0, f"labels are read from the field '{label_field}'")
     return raw
 
 
 class _Samples(Table):
-    """The samples of one split, presented as a table of rows."""
+    """The samples of one split as a table."""
 
     def __init__(self, file: Path, samples: list[Sample], label_field: str, *, boxed: bool) -> None:
         super().__init__(file)
@@ -96,7 +96,7 @@ def _by_split(samples: list[Sample]) -> dict[str, list[Sample]]:
 
 
 def _label_field(file: Path, samples: list[Sample]) -> tuple[str, str]:
-    """Return the kind and the name of the label field. Boxes are preferred to classes."""
+    """Return the kind and the name of the label field, which has boxes if possible, otherwise classes."""
     fields: dict[str, set[str]] = {}
     for sample in samples:
         for name, value in sample.items():
@@ -106,10 +106,10 @@ def _label_field(file: Path, samples: list[Sample]) -> tuple[str, str]:
     names = sorted(fields.get(kind, ()))
     if not names:
         have = ", ".join(sorted(fields.keys() - {"ImageMetadata"})) or "no labels"
-        raise UserError(f"{file}: its samples have {have}; expected a field of Detections or Classification")
+        raise UserError(f"{file}: the samples have {have}; expected a field of Detections or Classification")
     if len(names) > 1 and _USUAL not in names:
         raise UserError(
-            f"{file}: several fields of {kind} ({', '.join(names)}); expected one, or '{_USUAL}'; export one "
-            "with: dataset.select_fields(NAME).export(…)"
+            f"{file}: several fields of {kind} ({', '.join(names)}); expected one field, or '{_USUAL}'; "
+            "export a single field with dataset.select_fields(NAME).export(…)"
         )
     return kind, _USUAL if _USUAL in names else names[0]

@@ -1,7 +1,7 @@
-"""Search folders for files by name and for the images that an annotation file lists.
+"""Find files in folders, and the images listed in annotation files.
 
-Each folder is listed only once. Results depend neither on the order in which a file system lists names nor on
-their Unicode form (NFC, NFD).
+Each folder is listed only once. The results do not depend on the order in which the file system lists names
+or on their Unicode form (NFC, NFD).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class SplitFiles:
     """The base class for the files of a split.
 
     Attributes:
-        depends: the folders that were listed and the files that were read.
-        findings: the missing files and the files that were left out.
-        notes: sentences about how the split was read.
+        depends: folders that were listed and files that were read.
+        findings: missing and ignored files.
+        notes: notes on how the split was read.
     """
 
     depends: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class SplitFiles:
     notes: list[str] = field(default_factory=list)
 
     def with_raw(self, raw: Raw) -> Raw:
-        """Add the dependencies, findings and notes of this object to ``raw`` and return it."""
+        """Add the dependencies, findings and notes to ``raw`` and return it."""
         self.findings.update(raw.findings)
         raw.findings = self.findings
         raw.depends = [*dict.fromkeys(self.depends), *raw.depends]
@@ -53,12 +53,12 @@ class SplitFiles:
 
 
 def composed(name: str) -> str:
-    """Return a name in Unicode's composed form (NFC), in which letters and accents are one character."""
+    """Return a name in Unicode's composed form (NFC)."""
     return unicodedata.normalize("NFC", name)
 
 
 def subfolders(root: Path) -> list[Path]:
-    """Return the visible folders in ``root``, sorted by name, or an empty list if it is not a folder."""
+    """Return the visible folders in ``root``, sorted by name; empty if ``root`` is not a folder."""
     try:
         with os.scandir(root) as listed:
             return sorted(root / e.name for e in listed if e.name[0] != "." and reading.is_folder(e))
@@ -68,17 +68,22 @@ def subfolders(root: Path) -> list[Path]:
 
 
 def walk(top: str, listed: list[str], fail: Callable[[str, OSError], None]) -> Iterator[os.DirEntry[str]]:
-    """Yield every file below ``top``, and hidden folders without entering them.
+    """Yield all files in ``top`` and its subfolders, and hidden folders, which are not entered.
 
-    Links to folders are followed. A folder that can be reached by several paths is entered only once, through
-    its real path if that is below ``top``, so cycles of links end.
+    Links to folders are followed. A folder that can be reached by several paths is entered only once,
+    preferably by its real path.
+
+    Args:
+        top: folder to search.
+        listed: folders that were listed are added to this list.
+        fail: called with the path and the error of a folder that cannot be listed.
     """
     real, links = [top], list[str]()
     entered: set[tuple[int, int]] = set()
     while real or links:
         folder = real.pop() if real else links.pop(0)
         try:
-            status = os.stat(folder)  # noqa: PTH116 - strings are much faster than Path over a million
+            status = os.stat(folder)  # noqa: PTH116 - faster than Path
             if (status.st_dev, status.st_ino) in entered:
                 continue
             entered.add((status.st_dev, status.st_ino))
@@ -96,18 +101,19 @@ def walk(top: str, listed: list[str], fail: Callable[[str, OSError], None]) -> I
 
 
 def _raise_unless_absent(folder: str, error: OSError) -> None:
-    """Raise an error if a folder exists but cannot be read, so that it does not count as missing."""
+    """Raise an error if a folder exists but cannot be read."""
     if error.errno not in _ABSENT:
         raise UserError(
-            f"{folder}: cannot be listed ({error.strerror}); expected a readable folder; change its "
-            "permissions, or check the disk"
+            f"{folder}: cannot be listed ({error.strerror}); change its permissions, or check the disk"
         ) from error
 
 
 class FolderNames:
-    """The names in a folder, which need not exist.
+    """The names in a folder, which may be missing.
 
-    ``endings`` selects files by their lowercase extensions. None selects every name, including folders.
+    Args:
+        folder: path of the folder.
+        endings: lowercase extensions of the files to list. Default: all names, including folders.
     """
 
     def __init__(self, folder: str, endings: Collection[str] | None = None) -> None:
@@ -122,7 +128,7 @@ class FolderNames:
             names, self.exists = [], False
         self.exactly = frozenset(names if endings is None else ())
         self.files: dict[str, str] = {}
-        """The names of files that are not hidden, by their stems."""
+        """Names of visible files by their stems."""
         self._composed: dict[str, str] | None = None
         self._loosely: dict[str, str] | None = None
         if endings is not None:
@@ -132,7 +138,7 @@ class FolderNames:
                     self.files.setdefault(stem, f"{stem}{ending}")
 
     def with_stem(self, stem: str) -> str:
-        """Return the path of the file with the given stem in any Unicode form, or "" if there is none."""
+        """Return the path of the file with the given stem, in any Unicode form, or "" if there is none."""
         name = self.files.get(stem)
         if name is None and not stem.isascii():
             if self._composed is None:
@@ -141,7 +147,7 @@ class FolderNames:
         return f"{self.folder}/{name}" if name else ""
 
     def like(self, name: str) -> str:
-        """Return the first name that equals ``name``, ignoring case, Unicode form and a missing extension."""
+        """Return a name that equals ``name`` except for case, Unicode form or a missing extension, or ""."""
         if name in self.exactly:
             return name
         if self._loosely is None:
@@ -156,12 +162,12 @@ class FolderNames:
 
 
 class ImageSearch:
-    """A search for the image files that annotations name.
+    """A search for image files by the names in annotations.
 
     Attributes:
-        bases: the folders that a name may be relative to, the most likely first.
-        listed: all folders that were searched, including folders that do not exist.
-        shortened: the number of names that were found only after removing leading folders.
+        bases: folders that names may be relative to, the most likely first.
+        listed: all folders that were searched, including missing folders.
+        shortened: number of images that were found under a different name or in a different folder.
     """
 
     def __init__(self, bases: Iterable[Path]) -> None:
@@ -171,12 +177,11 @@ class ImageSearch:
         self._resolved: dict[str, list[FolderNames]] = {}
 
     def find(self, name: str) -> str:
-        r"""Return the file that ``name`` refers to, or "" if there is none.
+        r"""Return the path of the file that ``name`` refers to, or "" if there is none.
 
-        The name is tried as it is, then with ``\`` replaced by ``/``, then with another case, Unicode form or
-        a missing extension, then without the prefix that Label Studio adds to uploads. All of this is
-        repeated without the first folder, the first two, and so on, because lists may contain folders of
-        another machine.
+        The name may differ in ``\`` instead of ``/``, case, Unicode form, a missing extension, and the prefix
+        that Label Studio adds to uploads. Leading folders, which may be from another machine, are removed one
+        by one until a file is found.
         """
         if not name.strip():
             return ""
@@ -185,7 +190,7 @@ class ImageSearch:
             for names in self._folders(folder):
                 if last in names.exactly:
                     return f"{names.folder}/{last}"
-        if name.startswith(("/data/", "data/")):  # an address from Label Studio
+        if name.startswith(("/data/", "data/")):  # a URL from Label Studio
             name = unquote(name.rpartition("?d=")[2])
         parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
         for cut in range(len(parts)):
@@ -200,14 +205,14 @@ class ImageSearch:
         return ""
 
     def notes(self) -> list[str]:
-        """Return sentences about how file names were matched."""
+        """Return a list with a note on images that are not at their listed paths, if there are any."""
         if not self.shortened:
             return []
         one, many = "image is not at its listed path", "images are not at their listed paths"
-        return [f"{counted(self.shortened, one, many)}; found by the end of the path"]
+        return [f"{counted(self.shortened, one, many)} but could be found by name"]
 
     def _folders(self, folder: str) -> list[FolderNames]:
-        """List the subfolder ``folder`` of every base folder."""
+        """Return the names in the subfolder ``folder`` of each base folder in which it exists."""
         if folder not in self._resolved:
             paths = dict.fromkeys(os.path.normpath(os.path.join(base, folder)) for base in self.bases)  # noqa: PTH118
             for path in paths:
@@ -219,14 +224,14 @@ class ImageSearch:
 
 @dataclass
 class ListedImages:
-    """The base class of readers for one annotation file.
+    """The base class of readers for an annotation file that lists images.
 
     Attributes:
-        file: the annotation file.
-        search: the search that finds the images.
-        made: the images and boxes read so far.
-        numbers: a mapping from the path of each image to its number.
-        missing: the name of the first missing image.
+        file: path of the annotation file.
+        search: search for the images.
+        made: images and boxes read so far.
+        numbers: index of each image by its path.
+        missing: name of the first missing image, or "".
     """
 
     file: Path
@@ -236,11 +241,11 @@ class ListedImages:
     missing: str = ""
 
     def report(self, kind: str, where: str, problem: str = "") -> None:
-        """Add a finding. ``where`` is appended to the file's name, as in ``:3`` or ``: annotation 7``."""
+        """Add a finding; ``where`` follows the file name, such as ``:3`` or ``: annotation 7``."""
         self.made.findings.add(kind, f"{self.file}{where}", problem)
 
     def locate(self, name: str, where: str) -> str:
-        """Return the path of the image listed as ``name``. Report a missing image and return ""."""
+        """Return the path of the image with the listed name; if it is missing, report this and return ""."""
         path = self.search.find(name)
         if not path:
             self.missing = self.missing or name
@@ -248,7 +253,7 @@ class ListedImages:
         return path
 
     def image(self, path: str, stated: tuple[int, int] = (0, 0)) -> int:
-        """Return the number of the image at ``path``; add the image if it is new."""
+        """Return the index of the image at ``path``, which is added if it is new."""
         if path not in self.numbers:
             self.numbers[path] = self.made.add_image(path, str(self.file), stated)
         return self.numbers[path]
@@ -262,19 +267,22 @@ class ListedImages:
         about: Sequence[str] = (),
         **rest: Any,
     ) -> Raw:
-        """Return the annotations of the split, with image sizes read from the headers of the files.
+        """Return the annotations with image sizes from the image headers.
 
         Args:
-            names: the class names.
-            names_file: the file that lists them, if any.
-            depends: further files and folders that were read, besides the folders of ``search``.
-            nothing: the error message if the file lists no image.
-            about: sentences about how the split was read.
+            names: class names.
+            names_file: file that lists the class names, if any.
+            depends: files and folders that were read, except for the searched folders.
+            nothing: error message if the annotation file lists no images.
+            about: notes on how the split was read.
             rest: see :meth:`RawBuilder.raw`.
         """
         if not self.made.paths:
             looked = ", ".join(self.search.bases[:4])
-            what = f"none of its images exists; the first: '{printable(self.missing)}'; looked in {looked}"
+            what = (
+                f"none of the listed images was found, such as '{printable(self.missing)}'; looked in "
+                f"{looked}"
+            )
             raise UserError(f"{self.file}: {what if self.missing else nothing}")
         read = map(str, depends if names_file is None else (*depends, names_file))
         raw = self.made.raw(names=names, depends=list(dict.fromkeys([*read, *self.search.listed])), **rest)
@@ -284,9 +292,9 @@ class ListedImages:
 
 
 def names_files(folders: Iterable[Path]) -> list[Path]:
-    """Return the first ``classes.txt``, ``*_classes.txt`` or ``*.names`` file in the folders.
+    """Return the first ``classes.txt``, ``*_classes.txt`` or ``*.names`` file in the given folders.
 
-    If a folder has several different files that match the same pattern, all of them are returned.
+    If several files in a folder match the same pattern and have different contents, all of them are returned.
     """
     folders = [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
     for name, folder in itertools.product(NAMES_PATTERNS, folders):
@@ -299,13 +307,13 @@ def names_files(folders: Iterable[Path]) -> list[Path]:
 
 
 def names_file(folders: Iterable[Path]) -> Path | None:
-    """Return the only file that :func:`names_files` finds, or None. Raise an error if there are several."""
+    """Return the file found by :func:`names_files`, or None; raise an error if there are several."""
     files = names_files(folders)
     if len(files) > 1:
         both = " and ".join(f"'{file.name}' ({len(read_names(file))})" for file in files[:2])
         raise UserError(
-            f"{files[0].parent}: {both} name different classes; expected one such file; choose it with "
-            f"data.classes={files[0]} (`rankless data`: --classes {files[0]}), or move the other away"
+            f"{files[0].parent}: {both} contain different classes; expected only one such file; choose one "
+            f"with data.classes={files[0]} (`rankless data`: --classes {files[0]}), or move the other away"
         )
     return files[0] if files else None
 
@@ -313,22 +321,30 @@ def names_file(folders: Iterable[Path]) -> Path | None:
 def numbered_names(
     folders: Iterable[Path], given: Sequence[str] | None, missing: str
 ) -> tuple[tuple[str, ...], Path | None]:
-    """Return names for classes that are only numbers in the data, and the file that lists them.
+    """Return the names of classes that are numbers in the data, and the file that lists them, if any.
 
-    The names ``given`` by ``data.classes`` are used if no file in ``folders`` lists class names or if several
-    files differ. Without any names, an error with the message ``missing`` is raised.
+    Args:
+        folders: folders to search for a file with class names.
+        given: class names from ``data.classes``, used if there is no such file or if there are several.
+        missing: error message if there are no class names.
     """
     folders = list(folders)
     if given and len(names_files(folders)) != 1:
         return tuple(given), None
     file = names_file(folders)
     if file is None:
-        raise UserError(f"{missing}; or name them with data.classes (`rankless data`: --classes)")
+        raise UserError(f"{missing}; or set data.classes (`rankless data`: --classes)")
     return read_names(file), file
 
 
 def read_text(file: Path, expected: str, most: int | None = None) -> str:
-    """Return the text of a file of at most ``most`` bytes. Errors describe its content as ``expected``."""
+    """Return the text of a file.
+
+    Args:
+        file: path of the file.
+        expected: description of the expected content, for error messages.
+        most: maximum size in bytes.
+    """
     try:
         return reading.read_text(file, most)
     except (OSError, UnicodeDecodeError) as error:
@@ -337,7 +353,7 @@ def read_text(file: Path, expected: str, most: int | None = None) -> str:
 
 
 def read_names(file: Path) -> tuple[str, ...]:
-    """Read a file with one class name per line, skipping empty lines."""
+    """Return the class names in a file with one name per line, ignoring empty lines."""
     lines = read_text(file, "one class name per line", reading.NAMES).splitlines()
     names = tuple(line.strip() for line in lines if line.strip())
     if not names:

@@ -1,7 +1,8 @@
-"""Read data sets in the layouts of Hugging Face's ``datasets``: ``metadata.jsonl`` or Parquet.
+"""Read data sets in the layouts of Hugging Face ``datasets``: ``metadata.jsonl`` or Parquet.
 
-In ``metadata.jsonl``, ``metadata.csv`` and ``metadata.parquet``, the column ``file_name`` gives the path of
-each row's image, relative to the file. In other Parquet files, the rows contain the images. See :mod:`.rows`.
+In ``metadata.jsonl``, ``metadata.csv`` and ``metadata.parquet``, the column ``file_name`` contains the path
+of each row's image, relative to the file. In other Parquet files, the rows contain the images. See
+:mod:`.rows`.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ LAYOUT = (
 )
 _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _NUMBER = re.compile(r"(^|-)\d{4,}(-of-\d+)?(-[0-9a-f]{8,})?$")
-"""The end of a shard's name, after the split, as in ``train-00000-of-00001`` or ``0000``."""
-_MOST = 50  # maximum number of folders of splits; more are folders of classes
+"""End of a file name after the split, as in ``train-00000-of-00001`` or ``0000``."""
+_MOST = 50  # maximum number of folders that may be splits; more are classes
 _HEAD = 1 << 16  # characters
-_ENOUGH = 1000  # maximum number of folders that are searched for an image
+_ENOUGH = 1000  # maximum number of folders to search for an image
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized as a data set for ``datasets``, or "" if it was not."""
+    """Return why ``root`` looks like a Hugging Face data set, or "" if it does not."""
     if root.is_file():
         return "it is a Parquet file" if root.suffix == ".parquet" else ""
     try:
         first = next((files[0] for files in _files(root).values()), None)
-    except UserError:  # the error is raised again when the data is read
+    except UserError:  # raised again when the data is read
         return "it has Parquet files"
     return f"it has '{first.relative_to(root)}'" if first else ""
 
@@ -63,7 +64,7 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
         for each in files
     }
     raw = read_tables(root, tables.pop(name), [one for each in tables.values() for one in each], class_names)
-    # A new folder or file there may be another split.
+    # New files or folders in these folders may be new splits.
     raw.depends += [str(each) for each in (root / "data", *subfolders(root)) if each.is_dir()]
     return raw
 
@@ -81,18 +82,18 @@ def _files(root: Path) -> dict[str, list[Path]]:
             return found
     tops = [root, root / "data", *(folders if len(folders) <= _MOST else ())]
     shards = {top: found for top in dict.fromkeys(tops) if (found := _shards(top))}
-    if any("" in found for found in shards.values()):  # a folder per split
+    if any("" in found for found in shards.values()):  # each split has a folder
         return {top.name if top in tops[2:] else "train": found[""] for top, found in shards.items()}
     if len(shards) > 1:
         names = ", ".join(map(str, shards))
         raise UserError(
-            f"{root}: several folders have Parquet files ({names}); give one of them as data.root"
+            f"{root}: several folders contain Parquet files ({names}); use one of them as data.root"
         )
     return next(iter(shards.values()), {})
 
 
 def _shards(folder: Path) -> dict[str, list[Path]]:
-    """Return the Parquet files in a folder by split. The split is "" if a file name is only a number."""
+    """Return the Parquet files in a folder by split, which is "" for a file name that is only a number."""
     shards: dict[str, list[Path]] = {}
     for file in sorted(folder.glob("*.parquet")):
         shards.setdefault(_NUMBER.sub("", file.stem), []).append(file)
@@ -100,9 +101,9 @@ def _shards(folder: Path) -> dict[str, list[Path]]:
 
 
 def _has_images(file: Path) -> bool:
-    """Return whether the rows of a file refer to or contain images, judging by its schema or its beginning.
+    """Return whether the rows of a file probably refer to images or contain them.
 
-    An unreadable file is assumed to have images, except a Parquet file beside images if pyarrow is missing.
+    An unreadable file counts as true. If pyarrow is missing, a Parquet file next to images counts as false.
     """
     if not reading.is_file(file):
         return False
@@ -122,7 +123,7 @@ def _has_images(file: Path) -> bool:
 
 
 class _Lines(Table):
-    """A table in a ``metadata.jsonl`` or ``metadata.csv`` file."""
+    """The table in a ``metadata.jsonl`` or ``metadata.csv`` file."""
 
     def rows(self, findings: Findings) -> Iterator[Row]:
         try:
@@ -143,8 +144,8 @@ class _Lines(Table):
 
     def _of_table(self, table: csv.DictReader[str], findings: Findings) -> Iterator[Row]:
         for row in table:
-            if None in row:  # the key under which DictReader stores surplus fields
-                problem = f"more fields than the {len(table.fieldnames or ())} in the first line"
+            if None in row:  # DictReader stores additional fields under this key
+                problem = f"found more fields than in the first line ({len(table.fieldnames or ())})"
                 findings.add("not understood", f"{self.file}:{table.line_num}", problem)
             else:
                 yield table.line_num, row

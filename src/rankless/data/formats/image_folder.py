@@ -1,11 +1,11 @@
-"""Read and write class folders: images in a folder named after their class.
+"""Read and write class folders, in which each image is in a folder with the name of its class.
 
-Either every split is a folder of class folders (``ROOT/train/CAT/1.jpg``, ``ROOT/val/CAT/2.jpg``), or the
-root holds the class folders (``ROOT/CAT/1.jpg``). In the latter case, a fifth of each class is set aside for
-validation, chosen only by the file names, and the split ``all`` has every image.
+Either each split has class folders (``ROOT/train/CAT/1.jpg``, ``ROOT/val/CAT/2.jpg``), or the root contains
+the class folders (``ROOT/CAT/1.jpg``). In the second case, a fifth of each class is set aside for validation,
+based only on the file names, and the split ``all`` contains every image.
 
-Names are compared and sorted in Unicode's composed form (NFC), so that a copy on another file system is the
-same data. Symbolic links are followed. A folder is entered only once, even if several links lead to it.
+Names are compared and sorted in Unicode's composed form (NFC), so that copies on other file systems are the
+same data. Symbolic links are followed. A folder is entered only once, even if several links point to it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from rankless.files import reading
 from rankless.recipe.schema import IN_RECIPE
 
 TITLE = "class folders"
-LAYOUT = "a folder per class, or a folder per split ('train', 'val') that holds a folder per class"
+LAYOUT = "one folder per class, or one folder per split ('train', 'val') that contains one folder per class"
 
 _USUAL = ("train", "val")
 _ALL = "all"
 _OF_DETECTION = frozenset({"images", "labels", "annotations", "jpegimages", "imagesets"})
-_ENOUGH = 1000  # maximum number of folders searched for an image
+_ENOUGH = 1000  # maximum number of folders to search for an image
 
 
 def recognize(root: Path) -> str:
-    """Return how class folders were recognized in ``root``, or "" if they were not.
+    """Return why ``root`` looks like class folders, or "" if it does not.
 
     Folders with names from detection formats, such as ``images`` and ``labels``, are not class folders.
     """
@@ -54,49 +54,49 @@ def recognize(root: Path) -> str:
     ):
         return ""
     if splits:
-        return f"its folders {listed(splits)} hold folders with images"
-    return f"its folders hold images: {listed([each.name for each in subfolders(root)])}"
+        return f"the folders {listed(splits)} contain folders with images"
+    return f"its folders contain images: {listed([each.name for each in subfolders(root)])}"
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the splits, which are ``train`` and ``val`` if the root holds the class folders."""
+    """Return the names of the splits; ``train`` and ``val`` if the root contains the class folders."""
     if not any(subfolders(root / name) for name in WORDS):
         return list(_USUAL)
     return usual_order(_split_folders(root))
 
 
 def undivided(root: Path, split: str) -> str:
-    """Return the split with all images if Rankless divides it to make ``split``; otherwise, ``split``."""
+    """Return ``all`` if the reader divides the images to create ``split``, otherwise ``split``."""
     return _ALL if split in _USUAL and root.is_dir() and _is_divided(root, split) else split
 
 
 def read(root: Path, split: str) -> Raw:
     """Read one split class by class, in the order of file names.
 
-    The class names are the sorted names of the folders that hold images. They may differ between splits.
+    The class names are the sorted names of the folders that contain images. They may differ between splits.
 
     Args:
-        root: the folder that holds the splits or the class folders.
-        split: the name of a folder in ``root`` or a synonym. If ``root`` holds the class folders, it is
-            ``train``, ``val`` or ``all``.
+        root: folder that contains the splits or the class folders.
+        split: name of a folder in ``root`` or a synonym; ``train``, ``val`` or ``all`` if ``root`` contains
+            the class folders.
     """
     if not root.is_dir():
-        raise UserError(f"{root}: a file; expected {LAYOUT}")
+        raise UserError(f"{root}: this is a file; expected {LAYOUT}")
     divided = _is_divided(root, split)
     if divided and split not in (*_USUAL, _ALL):
         raise UserError(
-            f"{root}: no split '{split}': its folders are used as classes and divided into 'train' "
-            f"and 'val'; expected one of these, or 'all'; give one{IN_RECIPE}, or make a folder "
-            f"'{split}' that holds a folder per class"
+            f"{root}: no split '{split}', because the folders are classes; expected 'train', 'val' or 'all'; "
+            f"choose one of these{IN_RECIPE}, or create a folder '{split}' that contains one folder per class"
         )
     if not divided:
-        split = chosen(root, split, _split_folders(root), f"a folder '{split}' that holds a folder per class")
+        expected = f"a folder '{split}' that contains one folder per class"
+        split = chosen(root, split, _split_folders(root), expected)
     top = root if divided else root / split
     contents = _class_folders(top)
     names = _class_names(contents, top)
     about = _left_out(contents)
     if divided and split == _ALL:
-        about.append(f"{root} has no folders 'train' and 'val': none of its images is set aside")
+        about.append(f"{root} has no folders 'train' and 'val'; the split 'all' contains every image")
     elif divided:
         aside = {name: set_aside(files, "image folder") for name, files in contents.classes.items()}
         part = {
@@ -106,9 +106,9 @@ def read(root: Path, split: str) -> Raw:
         count, total = (sum(map(len, each.values())) for each in (part, contents.classes))
         train, val = (total - count, count) if split == "val" else (count, total - count)
         about.append(  # the same for both splits, so that it is printed once
-            f"{root} has no folders 'train' and 'val': of its {total} images {train} are 'train' and {val} "
-            "'val', divided class by class by a hash of the file's name; data.val=none trains on all of "
-            "them, without evaluations"
+            f"{root} has no folders 'train' and 'val', so its {total} images are divided by a hash of the "
+            f"file names: {train} 'train', {val} 'val'; use data.val=none to train on all images without "
+            "evaluations"
         )
         contents.classes = part
     made = RawBuilder()
@@ -124,7 +124,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     """Write each split as a folder of class folders."""
     names = {name for each in splits.values() for name in each.class_names}
     odd = {name for name in names if not name or name.startswith(".") or set(name) & {"/", "\0"}}
-    problems = [f"class '{name}': cannot be the name of a folder; rename it" for name in sorted(odd)]
+    problems = [f"class '{name}': not a valid folder name; rename the class" for name in sorted(odd)]
     if any(each.has_boxes for each in splits.values()):
         problems.append("images with boxes cannot be written as class folders; choose a detection format")
     if problems:
@@ -137,7 +137,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 
 def _is_divided(root: Path, split: str) -> bool:
-    """Return whether the root itself holds the class folders, so that the reader divides the images."""
+    """Return whether ``root`` contains the class folders, so that the reader divides the images."""
     return not any(subfolders(root / name) for name in (*WORDS, split))
 
 
@@ -147,13 +147,12 @@ def _split_folders(root: Path) -> list[str]:
 
 @dataclass
 class _Contents:
-    """The contents of a folder of class folders.
+    """The contents of a folder that contains class folders.
 
     Attributes:
-        classes: a mapping from each class to its images, which map names inside the class folder to paths;
-            both are sorted.
-        odd: a mapping from a reason such as "empty file" to the paths that were left out.
-        listed: the folders and files on which these contents depend.
+        classes: images of each class, as a sorted mapping from names inside the class folder to paths.
+        odd: ignored paths by reason, such as "empty file".
+        listed: folders and files that these contents depend on.
     """
 
     classes: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -164,7 +163,7 @@ class _Contents:
         self.odd.setdefault(reason, []).append(path)
 
     def add(self, folder: str, files: dict[str, str]) -> None:
-        """Add the images below a class folder, entering each real folder only once."""
+        """Add all images in a class folder and its subfolders to ``files``."""
 
         def fail(path: str, _: OSError) -> None:
             self.listed.append(path)
@@ -183,7 +182,7 @@ class _Contents:
 
 
 def _class_folders(top: Path) -> _Contents:
-    """Find every class folder in ``top`` and its images."""
+    """Find all class folders in ``top`` and their images."""
     contents = _Contents(listed=[os.fspath(top)])
     for entry in sorted(top.iterdir()):
         if reading.is_folder(entry) and not entry.name.startswith("."):
@@ -199,7 +198,7 @@ def _class_folders(top: Path) -> _Contents:
 
 
 def _unusable(entry: os.DirEntry[str]) -> str:
-    """Return why a file with an image extension cannot be an image, or "" if it can; do not read it."""
+    """Return why a file cannot be an image, or "" if it can, without reading the file."""
     try:
         status = entry.stat()
     except OSError:
@@ -210,28 +209,27 @@ def _unusable(entry: os.DirEntry[str]) -> str:
 
 
 def _class_names(contents: _Contents, top: Path) -> list[str]:
-    """Return the class names, leaving out folders without images."""
+    """Return the names of the classes with images."""
     names = [name for name, files in contents.classes.items() if files]
     if not names:
         endings = ", ".join(sorted(image_file.EXTENSIONS))
         raise UserError(
-            f"{top}: no images; looked in {len(contents.classes)} class folders for files that end in "
-            f"{endings}"
+            f"{top}: no images found in {len(contents.classes)} class folders; expected files with one of "
+            f"the extensions {endings}"
         )
     if odd := [name for name in names if name.encode(errors="replace").decode() != name]:
         raise UserError(
-            f"{top}: the name of the class folder {os.fsencode(name)!r} is not UTF-8; rename it"
+            f"{top}: the name of the class folder {os.fsencode(name)!r} is not valid UTF-8; rename the folder"
             for name in odd
         )
     return names
 
 
 def _left_out(contents: _Contents) -> list[str]:
-    """Return sentences that count the ignored files and give the reasons."""
+    """Return notes on ignored folders and files."""
     sentences = []
     if empty := [name for name, files in contents.classes.items() if not files]:
-        holds = counted(len(empty), "folder holds no images and is", "folders hold no images and are")
-        sentences.append(f"{holds} left out: {listed(empty)}")
+        sentences.append(f"ignored: {counted(len(empty), 'folder')} without images: {listed(empty)}")
     for reason, paths in sorted(contents.odd.items()):
-        sentences.append(f"left out: {len(paths):,} ({reason}); the first: {min(paths)}")
+        sentences.append(f"ignored: {len(paths):,} ({reason}); the first: {min(paths)}")
     return sentences

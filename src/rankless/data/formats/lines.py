@@ -1,7 +1,7 @@
 """Read and write annotation lines, one per image: ``path x1,y1,x2,y2,class x1,y1,x2,y2,class …``.
 
-Corners are in pixels on the continuous plane, where the image's corner is (0, 0). Classes count from 0. Many
-Keras trainers use this format; see https://github.com/qqwweee/keras-yolo3#training.
+Coordinates are in pixels, where (0, 0) is the corner of the image. Classes count from 0. Many Keras trainers
+use this format; see https://github.com/qqwweee/keras-yolo3#training.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from rankless.files import reading
 TITLE = "annotation lines"
 LAYOUT = "'train.txt' with lines 'path x1,y1,x2,y2,class …' and a 'classes.txt', or one such .txt file"
 _DIVIDED = ("train", "val")
-"""The splits into which a single list is divided."""
+"""Splits into which a single list is divided."""
 _SNIFFED = 1000
-"""The number of lines that are read to determine the kind of a file."""
+"""Number of lines to read to determine the kind of a file."""
 _MOST = 200
-"""Maximum number of .txt files to examine. A folder with more has one per image."""
+"""Maximum number of .txt files to examine. A folder with more files has one file per image."""
 _ENDINGS = "|".join(re.escape(ending) for ending in sorted(EXTENSIONS))
 # The path ends at the last image extension before a space or the end of the line.
 _LINE = re.compile(rf"(?P<path>.*(?:{_ENDINGS}))(?:\s+(?P<boxes>.*))?", re.IGNORECASE)
@@ -53,19 +53,19 @@ _SUFFIX = re.compile(r"(?<=.)[_-](annotations?|boxes|labels?|lines)$", re.IGNORE
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized, by a ``.txt`` file with a box after a path, or "" if it was not."""
+    """Return why ``root`` looks like annotation lines, or "" if it does not."""
     first = next((file for file in _splits(root).values() if list_kind(file) == "boxes"), None)
     return f"'{first.name}' has lines 'path x1,y1,x2,y2,class'" if first else ""
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the ``.txt`` lists, or ``train`` and ``val`` if a single list is divided."""
+    """Return the names of the lists, or ``train`` and ``val`` if a single list is divided."""
     files = _splits(root)
     return list(_DIVIDED) if _lone(files) else usual_order(files)
 
 
 def undivided(root: Path, split: str) -> str:
-    """Return the name of the list that is divided to make ``split``, or ``split`` if no list is divided."""
+    """Return the list that is divided to create ``split``, or ``split`` if no list is divided."""
     return (split in _DIVIDED and _lone(_splits(root))) or split
 
 
@@ -79,14 +79,15 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
     names, classes = numbered_names(
         folders,
         class_names,
-        f"{root}: no class names beside {file.name}; expected a 'classes.txt' (one name per line, "
-        f"the first is class 0) or one of {', '.join(NAMES_PATTERNS[1:])}, here or in 'model_data'",
+        f"{root}: no class names found next to {file.name}; expected 'classes.txt' (one name per line, "
+        f"starting with class 0) or one of {', '.join(NAMES_PATTERNS[1:])} in the same folder or in "
+        "'model_data'",
     )
     search = ImageSearch([file.parent, top, top / name, top / "images", top / "images" / name, top.parent])
     reader = _Reader(file, search, classes=len(names))
     reader.read()
     about = [] if classes else ["class names from data.classes"]
-    raw = reader.raw(names, classes, [file, *folders], f"it has no line; expected {LAYOUT}", about)
+    raw = reader.raw(names, classes, [file, *folders], f"no lines found; expected {LAYOUT}", about)
     if divided:
         _divide(raw, split, file, top)
     return raw
@@ -95,12 +96,12 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write ``SPLIT.txt`` for every split, ``classes.txt`` and the images in ``images/SPLIT``.
 
-    Difficult objects and crowds are left out, since they would be trained on as ordinary objects.
+    Difficult objects and crowds are dropped, because the format cannot mark them.
     """
     lost: list[str] = []
     for split, data in splits.items():
         if not data.has_boxes:
-            raise UserError(f"{split}: the images have one class each and no boxes; this format needs boxes")
+            raise UserError(f"{split}: annotation lines require boxes, but the images have none")
         name = as_file_name(split)
         lost += lost_flags(data, split)
         with (out / f"{name}.txt").open("w", encoding="utf-8", errors="surrogateescape") as file:
@@ -119,12 +120,12 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 @dataclass
 class _Reader(ListedImages):
-    """A reader for one annotation file."""
+    """A reader of one annotation file."""
 
     classes: int = field(kw_only=True)
 
     def read(self) -> None:
-        """Read every line. An image on several lines gets the boxes of all of them."""
+        """Read all lines. An image on several lines gets the boxes of all these lines."""
         for line, text in lines_of(self.file):
             name, boxes = _parsed(text)
             if path := self.locate(name, f":{line}"):
@@ -149,16 +150,16 @@ class _Reader(ListedImages):
 
 
 def _parsed(line: str) -> tuple[str, list[str]]:
-    """Return the path and the boxes on a line; each box is a text ``x1,y1,x2,y2,class``."""
+    """Return the path and the boxes (``x1,y1,x2,y2,class``) in a line."""
     if match := _LINE.fullmatch(line):
         return match["path"], _COMMA.sub(",", match["boxes"] or "").split()
-    parts = line.split()  # without an image extension, the path ends at the last part without a comma
+    parts = line.split()  # without an image extension, the path ends with the last word without a comma
     boxes = len(list(takewhile(lambda part: "," in part, parts[:0:-1])))
     return line.rsplit(None, boxes)[0], parts[len(parts) - boxes :]
 
 
 def lines_of(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield the number and text of every nonempty line."""
+    """Yield the number and the text of every nonempty line of a file."""
     try:
         with reading.opened_text(file, errors="surrogateescape") as opened:
             for count, line in enumerate(opened, 1):
@@ -169,7 +170,7 @@ def lines_of(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def list_kind(file: Path) -> str:
-    """Guess the kind of a ``.txt`` list from its first lines: ``boxes``, ``images``, or "" for neither."""
+    """Guess from its first lines whether a ``.txt`` file lists ``boxes``, ``images``, or neither ("")."""
     if file.suffix.lower() != ".txt":
         return ""
     kind = ""
@@ -187,25 +188,25 @@ def list_kind(file: Path) -> str:
 
 
 def _lone(files: Mapping[str, Path]) -> str:
-    """Return the name of the only list if it may be trained on and is not ``train``; otherwise, ""."""
+    """Return the name of the only list, which is to be divided, or "" if its name implies a split."""
     (name, *more) = files or [""]
     return name if name != "train" and not more and is_for_training(name) else ""
 
 
 def _divide(raw: Raw, split: str, file: Path, top: Path) -> None:
-    """Keep only the images of ``split`` from a divided list, and add a note about it."""
+    """Keep only the images of ``split``, ``train`` or ``val``, and add a note about the division."""
     count = len(raw.paths)
     names = [os.path.relpath(path, top) for path in raw.paths]
     aside = set_aside(names, "annotation lines")
     raw.only([index for index, name in enumerate(names) if (name in aside) == (split == "val")])
     raw.about.append(
-        f"{file.name} is the only list: {len(raw.paths)} of its {count} images are '{split}', divided by a "
-        f"hash of the image's path; data.val=none trains on all of them, without evaluations"
+        f"{file.name} is the only list, so it is divided by a hash of the image paths: {len(raw.paths)} of "
+        f"its {count} images are '{split}'; use data.val=none to train on all images without evaluations"
     )
 
 
 def _splits(root: Path) -> dict[str, Path]:
-    """Return the list file of every split; ``root`` is a folder or a list file."""
+    """Return the list file of each split; ``root`` is a folder or a list file."""
     files = [root] if root.is_file() else sorted(file for file in root.glob("*.txt") if file.is_file())
     lists = [file for file in files if file == root or (len(files) <= _MOST and list_kind(file))]
     return {_SUFFIX.sub("", file.stem): file for file in lists}

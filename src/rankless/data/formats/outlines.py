@@ -1,4 +1,4 @@
-"""Compute the bounding boxes of outlines, which are polygons or COCO masks."""
+"""Compute bounding boxes of polygons, COCO masks and rotated boxes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Box = tuple[float, float, float, float]
 
 
 def around(xs: Sequence[float], ys: Sequence[float]) -> Box:
-    """Return the xyxy bounds of points, or NaN if any coordinate is not finite."""
+    """Return the xyxy bounds of points, or four NaNs if any coordinate is not finite."""
     if not all(map(math.isfinite, chain(xs, ys))):
         return (math.nan,) * 4
     return min(xs), min(ys), max(xs), max(ys)
 
 
 def turned(box: Box, degrees: float) -> Box:
-    """Return the xyxy bounds of an xyxy box after it is rotated about its center."""
+    """Return the xyxy bounds of an xyxy box that is rotated about its center."""
     x1, y1, x2, y2 = box
     cos, sin = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
     width, height = (x2 - x1) * cos + (y2 - y1) * sin, (x2 - x1) * sin + (y2 - y1) * cos
@@ -27,14 +27,14 @@ def turned(box: Box, degrees: float) -> Box:
 
 
 def of_segmentation(segmentation: Any) -> Box | None:
-    """Return the xyxy bounds, in pixels, of a COCO segmentation, or None if it is invalid or empty.
+    """Return the xyxy bounds of a COCO segmentation in pixels, or None if it is invalid or empty.
 
-    cocoapi is not used because some of its versions crash on a mask of size 0 or on truncated text.
+    This does not use cocoapi, because some versions crash on masks of size 0 or on truncated text.
 
     Args:
         segmentation: a list of polygons ``[x, y, x, y, …]``, or ``{"size": [h, w], "counts": …}`` with run
-            lengths as a list of numbers or as cocoapi's text. Pixel n of a mask covers n to n + 1, as in
-            cocoapi's ``toBbox``.
+            lengths as numbers or as compressed text. Pixel n of a mask covers n to n + 1, as in cocoapi's
+            ``toBbox``.
     """
     try:
         if isinstance(segmentation, list):
@@ -53,11 +53,11 @@ def of_segmentation(segmentation: Any) -> Box | None:
 
 
 def _runs(text: str) -> list[int]:
-    """Decode run lengths from cocoapi's text.
+    """Decode run lengths from cocoapi's compressed text.
 
-    Each character minus '0' holds 5 bits of a number, lowest first. Bit 32 means that more characters follow.
-    Bit 16 of the last character is the sign. The fourth and later numbers are differences from the number two
-    places before.
+    Each character minus '0' contains five bits of a number, lowest bits first. Bit 32 means that more
+    characters follow, and bit 16 of the last character is the sign. From the fourth number on, each number is
+    the difference from the number two places before.
     """
     runs: list[int] = []
     at = 0
@@ -77,7 +77,7 @@ def _runs(text: str) -> list[int]:
 
 
 def _mask_box(runs: Sequence[int], height: int, width: int) -> Box | None:
-    """Return the bounds of a mask given as alternating runs of 0 and 1, column by column."""
+    """Return the xyxy bounds of a mask, given as alternating runs of 0 and 1 in column order."""
     if height <= 0 or width <= 0 or min(runs, default=0) < 0 or sum(runs) > height * width:
         return None
     columns, rows, at = [], [], 0
@@ -85,7 +85,7 @@ def _mask_box(runs: Sequence[int], height: int, width: int) -> Box | None:
         if number % 2 and run:
             first, last = at, at + run - 1
             columns += [first // height, last // height]
-            whole = first // height != last // height  # it continues at the top of the next column
+            whole = first // height != last // height  # continues at the top of the next column
             rows += [0, height - 1] if whole else [first % height, last % height]
         at += run
     if not columns:

@@ -1,7 +1,8 @@
-"""Read Oxford-IIIT Pet as torchvision stores it: images of 37 breeds, and two lists.
+"""Read the Oxford-IIIT Pet data set (images of 37 breeds and two lists) as stored by torchvision.
 
-See Parkhi et al., "Cats and Dogs", 2012. A line such as ``Abyssinian_100 1 1 1`` gives the image's name
-without its extension, the breed's number from 1, the species, and the breed's number within its species.
+See Parkhi et al., "Cats and Dogs", 2012. A line such as ``Abyssinian_100 1 1 1`` contains the image name
+without extension, the number of the breed from 1, the species, and the number of the breed within the
+species.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ TITLE = "Oxford-IIIT pets"
 LAYOUT = "'oxford-iiit-pet' with 'images' and 'annotations/trainval.txt', as torchvision stores it"
 _FOLDER = "oxford-iiit-pet"
 _MEANT = {"train": "trainval", "val": "test"}
-"""There is no validation list, so the two lists are used as train and val."""
+"""The two lists serve as ``train`` and ``val``, because there is no validation list."""
 
 
 def recognize(root: Path) -> str:
-    """Return how Oxford-IIIT Pet was recognized in ``root``, or "" if it was not."""
+    """Return why ``root`` looks like Oxford-IIIT Pet, or "" if it does not."""
     top = _top(root)
     return f"it has '{top.name}/annotations/trainval.txt'" if top else ""
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the two lists, which serve as the splits."""
+    """Return the names of the splits, which are the two lists."""
     return ["trainval", "test"]
 
 
@@ -39,13 +40,13 @@ def read(root: Path, split: str) -> Raw:
     """Read one split in the order of its list."""
     top = _top(root)
     if top is None:
-        raise UserError(f"{root}: no pets; expected {LAYOUT}")
+        raise UserError(f"{root}: no Oxford-IIIT Pet data set found; expected {LAYOUT}")
     wanted = _MEANT.get(split, split)
     lists = {name: top / "annotations" / f"{name}.txt" for name in splits(root)}
     if wanted not in lists:
         raise UserError(
-            f"{root}: no split '{split}'; expected one of 'trainval', 'test' ('train' and 'val' mean these); "
-            f"give one of these{IN_RECIPE}"
+            f"{root}: no split '{split}'; expected 'trainval', 'train', 'test' or 'val'; choose one "
+            f"of these{IN_RECIPE}"
         )
     names = _breeds(lists)
     labels = {name: label for label, name in enumerate(names)}
@@ -58,7 +59,7 @@ def read(root: Path, split: str) -> Raw:
         else:
             made.findings.add("no image", f"{file}:{line}", f"'{printable(image)}' has no file in 'images'")
     if not made.paths:
-        raise UserError(f"{file}: none of its images is in {top / 'images'}; expected them there")
+        raise UserError(f"{file}: none of the listed images exists in {top / 'images'}; add the images")
     about = [f"'{split}' is the list '{wanted}'"] if wanted != split else []
     folders = [top, top / "annotations", top / "images"]
     depends = [*map(str, folders), *map(str, lists.values())]
@@ -77,15 +78,15 @@ def _breeds(lists: Mapping[str, Path]) -> list[str]:
         for line, image, breed, number in _rows(file) if file.is_file() else ():
             if numbers.setdefault(breed, number) != number:
                 raise UserError(
-                    f"{file}:{line}: '{printable(image)}' gives the breed '{printable(breed)}' the number "
-                    f"{number}, but an earlier line gives it {numbers[breed]}; expected one number per "
+                    f"{file}:{line}: '{printable(image)}' has the breed '{printable(breed)}' with the number "
+                    f"{number}, but an earlier line has the number {numbers[breed]}; expected one number per "
                     "breed; correct the lists"
                 )
     return sorted(numbers, key=lambda breed: (numbers[breed], breed))
 
 
 def _rows(file: Path) -> list[tuple[int, str, str, int]]:
-    """Return the line number, image name, breed and breed number of every line that is not a comment."""
+    """Return the line number, image name, breed and breed number of each line, without comments."""
     found = []
     for line, text in enumerate(read_text(file, "lines such as 'Abyssinian_100 1 1 1'").splitlines(), 1):
         words = text.split()

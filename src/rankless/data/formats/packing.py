@@ -1,7 +1,6 @@
-"""Pack a data set into tar shards: a few large files that can be read sequentially or at random.
+"""Pack a data set into tar shards: a few large files for sequential or random access.
 
-Neither the images' bytes nor their order change: image i of a split is image i of its shards, so training on
-the shards gives the same weights.
+The images keep their bytes and their order, so training on the shards gives the same weights.
 """
 
 from __future__ import annotations
@@ -21,28 +20,26 @@ from rankless.files.work_folder import new_folder
 from rankless.printing import ProgressBar
 
 SHARD_BYTES = 512 * 1024**2
-"""The maximum size of a shard, unless a single image is larger."""
-_JPEG = {"jpeg": "jpg", "jfif": "jpg"}  # the extensions that webdataset's decoders know
+"""Maximum size of a shard, unless a single image is larger."""
+_JPEG = {"jpeg": "jpg", "jfif": "jpg"}  # webdataset's decoders know only jpg
 
 
 def pack(splits: Mapping[str, Annotations], out: Path, shard_bytes: int = SHARD_BYTES) -> list[str]:
-    """Write ``out/SPLIT-000000.tar`` and so on, and the class names beside them.
+    """Write shards such as ``SPLIT-000000.tar`` and a file with the class names to the folder ``out``.
 
-    The same data gives the same bytes. The files are first written to a temporary folder beside ``out``, so
-    an incomplete result cannot be mistaken for a complete one.
+    The same data always gives the same bytes. The files are first written to a temporary folder, so an
+    incomplete result cannot be mistaken for a complete one.
 
     Args:
-        splits: the annotations by split, either all with boxes or all without.
-        out: a folder that does not exist or is empty.
-        shard_bytes: the maximum size of a shard.
+        splits: annotations of each split, either all with boxes or all without.
+        out: folder that does not exist or is empty.
+        shard_bytes: maximum size of a shard.
 
     Returns:
         The names of the shards.
     """
     if len({annotations.has_boxes for annotations in splits.values()}) > 1:
-        raise UserError(
-            "some splits have boxes, and others have one class for each image; pack them separately"
-        )
+        raise UserError("some splits have boxes, but others have one class per image; pack them separately")
     with new_folder(out) as made:
         names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))
         if all(name and name == name.strip() and len(name.splitlines()) == 1 for name in names):
@@ -89,7 +86,7 @@ def _write_split(
 
 
 def _finish(file: io.BufferedWriter) -> None:
-    """Write the end of an archive and flush it to disk, because its folder is renamed next."""
+    """Write the end of an archive and flush it to disk before its folder is renamed."""
     file.write(bytes(2 * tarfile.BLOCKSIZE))
     file.flush()
     os.fsync(file.fileno())
@@ -97,14 +94,14 @@ def _finish(file: io.BufferedWriter) -> None:
 
 
 def _blocks(name: str, body: bytes) -> bytes:
-    """Return the tar header and content of a member, without owner and time."""
+    """Return the tar header and the padded content of a member, without owner and time."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = len(body), 0o644
     return info.tobuf(tarfile.PAX_FORMAT) + body + bytes(-len(body) % tarfile.BLOCKSIZE)
 
 
 def _keys(annotations: Annotations) -> Iterator[str]:
-    """Yield a name for each image that has no dots and is unique in the split."""
+    """Yield a unique name without dots for each image."""
     taken: set[str] = set()
     for name in file_names(annotations):
         stem = PurePosixPath(name).stem.replace(".", "_").strip("_") or "image"
@@ -128,7 +125,7 @@ def _sample(annotations: Annotations, index: int, numbers: Sequence[int]) -> lis
     label = {
         "width": width,
         "height": height,
-        "boxes": annotations.boxes[rows].tolist(),  # a float32 written as a float64 reads back unchanged
+        "boxes": annotations.boxes[rows].tolist(),  # float64 values that convert back to the same float32
         "labels": [numbers[label] for label in annotations.labels[rows].tolist()],
     }
     if annotations.flags[rows].any():

@@ -1,7 +1,7 @@
-"""Read Parquet files as the package ``datasets`` writes them: rows, class names and embedded images.
+"""Read Parquet files written by Hugging Face ``datasets``: rows, class names and embedded images.
 
-An image is a struct of its encoded ``bytes`` and a ``path``. If the column is not compressed, the image is
-read as a byte range of the Parquet file. Otherwise, it is copied once, beside the cached annotations.
+An image is a struct of encoded ``bytes`` and a ``path``. In an uncompressed column, images are byte ranges of
+the Parquet file. Compressed images are copied once and stored next to the cached annotations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rankless.files.writing import beside
 _AT_ONCE = 64  # rows
 _BYTES, _NAME = {"binary", "large_binary", "binary_view"}, {"string", "large_string", "string_view", "null"}
 _ENDINGS = {b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp", b"II*": ".tif"}
-"""The extensions of images without a name, by their first bytes. All other images are JPEGs."""
+"""Extensions for images without a name, by their first bytes. All other images are JPEGs."""
 
 
 class ParquetTable(Table):
@@ -60,7 +60,7 @@ class ParquetTable(Table):
 
     def _damaged(self, error: Exception) -> UserError:
         reason = printable(str(error), 200)
-        return UserError(f"{self.file}: cannot be read as Parquet: {reason}; copy or download it again")
+        return UserError(f"{self.file}: cannot be read as Parquet: {reason}; copy or download the file again")
 
     def rows(self, findings: Findings) -> Iterator[Row]:
         yield from enumerate(self._rows(columns=self.columns), 1)
@@ -107,7 +107,7 @@ class ParquetTable(Table):
                         endings = (ending for start, ending in _ENDINGS.items() if content.startswith(start))
                         name = f"{group}-{number:06}{name and '-'}{name or next(endings, '.jpg')}"
                     names.add(name)
-                    if len(content) > MOST_BYTES:  # reported; its bytes are never read
+                    if len(content) > MOST_BYTES:  # reported, and its bytes are never read
                         yield Stored(path_in(os.fspath(self.file), name), 0, content)
                         continue
                     offset = whole.find(content, at, end) if in_place else -1
@@ -125,28 +125,27 @@ class ParquetTable(Table):
                         copy.write(content)
                     except OSError as error:
                         raise UserError(
-                            f"{self.file}: its images are compressed, and no uncompressed copy can be made "
-                            f"in {target.parent} ({reading.reason(error)}); set RANKLESS_CACHE to a folder "
-                            "that has room"
+                            f"{self.file}: the images are compressed and cannot be copied to {target.parent} "
+                            f"({reading.reason(error)}); set RANKLESS_CACHE to a folder with enough space"
                         ) from error
-                    # The file name is unique, so splitting the images does not depend on the cache's path.
+                    # The file name is unique, so dividing the images does not depend on the cache folder.
                     yield Stored(path_in(os.fspath(target), f"{self.file.stem}-{name}"), offset, content)
 
     def _copy(self) -> Path:
-        """Return the path of the file with copies of the images, which changes with the Parquet file."""
+        """Return the path for copies of the images, which changes if the Parquet file changes."""
         state = self.file.stat()
         key = f"{self.file.absolute()} {state.st_mtime_ns} {state.st_size}".encode(errors="surrogateescape")
         return storage() / f"{COPY}{hashlib.sha256(key).hexdigest()[:16]}"
 
 
 def _fields(kind: Any) -> dict[str, str]:
-    """Return the names and types of the fields of a type; empty if it has no fields."""
+    """Return the type of each field of a struct; empty for other types."""
     fields = [kind.field(at) for at in range(kind.num_fields)]
     return {field.name: str(field.type) for field in fields}
 
 
 def _names_below(feature: Any, key: str) -> list[str] | None:
-    """Return the class names of the first feature called ``key``, at any depth."""
+    """Return the class names of the first feature with the name ``key``, at any depth."""
     if isinstance(feature, list):
         feature = feature[0] if feature else None
     if not isinstance(feature, dict):

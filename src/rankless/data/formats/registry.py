@@ -1,4 +1,4 @@
-"""Register the data formats. A new format is a module in this package and a line in ``_PAGES``."""
+"""The registry of data formats. Each format is a module in this package and an entry in ``_PAGES``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rankless.files import range_cache, reading
 from rankless.files.remote import Location, RemotePath, forget_states, is_remote, refuse_secrets
 
 _PAGES = {
-    # Formats are tried in this order: the one with the strictest requirements comes first.
+    # Formats are tried in this order, the most specific first.
     "webdataset": "webdataset",
     "coco": "coco",
     "voc": "voc",
@@ -39,35 +39,35 @@ _PAGES = {
 NAMES = tuple(_PAGES)
 _READ_ONLY = ("cifar", "fiftyone", "hugging-face", "oxford-pets")
 _AS_OTHERS = ("fiftyone", "hugging-face")
-"""Formats whose divided or repaired copies are written as COCO JSON or class folders."""
+"""Read-only formats whose copies are written as COCO JSON or class folders instead."""
 WRITABLE = tuple(name for name in NAMES if name not in _READ_ONLY)
 NUMBERED = ("darknet", "hugging-face", "lines", "webdataset")
-"""Formats in which a class may be a number without a name. Their ``read`` accepts ``class_names``."""
+"""Formats whose classes may be numbers without names. Their ``read`` accepts ``class_names``."""
 _OUTER = ("coco", "voc", "darknet")
 """Formats with boxes whose files are in several folders."""
 REMOTE = "webdataset"
-"""The only format that can be read from other machines."""
+"""The only format that can be read from a URL."""
 _WITH_BOXES = (*_OUTER, "csv", "lines")
 _PARTS = (
     *("images", "labels", "jpegimages", "annotations", "imagesets"),
     *("train", "training", "val", "valid", "validation", "dev", "test", "testing"),
 )
-"""The usual names of folders inside a data set."""
+"""Usual names of folders inside a data set."""
 _ARCHIVES = (".zip", ".gz", ".tgz", ".7z", ".rar")
 _LOOKED_AT = 10_000
-"""The maximum number of files that are counted in a folder of unknown format."""
+"""Maximum number of files to count in a folder of unknown format."""
 
 
 class Format(Protocol):
-    """The interface that the module of a format implements."""
+    """The interface of a format's module."""
 
     TITLE: str
-    """The format's name, as in "read as Pascal VOC"."""
+    """Name of the format for messages, such as "Pascal VOC"."""
     LAYOUT: str
-    """A description of the expected files, as the end of "expected …"."""
+    """Description of the expected files for messages, which follows "expected"."""
 
     def recognize(self, root: Location) -> str:
-        """Return how ``root`` was recognized, as in "it has 'data.yaml'", or "" if it was not."""
+        """Return why ``root`` looks like this format, such as "it has 'data.yaml'", or "" if it does not."""
         ...
 
     def splits(self, root: Location) -> list[str]:
@@ -78,85 +78,83 @@ class Format(Protocol):
         """Read one split.
 
         Args:
-            root: the data's folder or file; for shards, it may also be a URL.
-            split: the split's name.
-            class_names: the names of the classes 0, 1, …, used if the data has none; only accepted by the
-                formats in :data:`NUMBERED`.
+            root: folder or file of the data, or, for shards, a URL.
+            split: name of the split.
+            class_names: names of the classes 0, 1, … for data without class names. Only the formats in
+                :data:`NUMBERED` accept this argument.
         """
         ...
 
     def undivided(self, root: Path, split: str) -> str:
-        """Return the split with all images if the reader divides it to make ``split``; otherwise, ``split``.
+        """Return the name of the data that the reader divides to create ``split``, or ``split`` itself.
 
-        Formats whose splits always exist on disk lack this method.
+        Formats that never divide data lack this method.
         """
         ...
 
     def write(self, out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-        """Write a data set into the empty folder ``out``. Read-only formats lack this method.
+        """Write a data set to the empty folder ``out``. Read-only formats lack this method.
 
         Returns:
-            Sentences that count the information that the format cannot hold.
+            Notes on information that the format cannot store.
         """
         ...
 
 
 def format_named(name: str) -> Format:
-    """Return the module of the format ``name``, one of :data:`NAMES`."""
+    """Return the module of a format; ``name`` is one of :data:`NAMES`."""
     return cast(Format, importlib.import_module(f"rankless.data.formats.{_PAGES[name]}"))
 
 
 def write(name: str, out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Write a data set in a format; see :meth:`Format.write`."""
+    """Write a data set in the format ``name``; see :meth:`Format.write`."""
     if name in _AS_OTHERS:
         name = "coco" if any(data.has_boxes for data in splits.values()) else "image-folder"
     page = format_named(name)
     if not hasattr(page, "write"):
         raise UserError(
-            f"{page.TITLE} cannot be written, only read; expected another format; convert the data first: "
-            "rankless data convert FOLDER --to image-folder --out NEW"
+            f"{page.TITLE}: this format is read-only; convert the data first with `rankless data convert "
+            "FOLDER --to image-folder --out NEW`"
         )
     return page.write(out, splits, files)
 
 
 def recognize(root: str, format: str = "auto") -> tuple[str, str]:
-    """Return the name of the format of the data at ``root``, and how it was recognized."""
+    """Return the name of the format of a data set, and the reason for recognizing it."""
     path = Path(root).expanduser()
     if problems := missing_data(root):
         raise UserError(problems)
     if is_remote(root):
         return REMOTE, _recognized_remote(root, format)
     if format != "auto":
-        return format, "data.format says so"
+        return format, "data.format is set"
     name, why = _recognized(path, NAMES)
     if outer := _data_set_around(path, name):
-        raise UserError(
-            f"{root}: this is only part of a data set; expected the complete data set: give {outer}"
-        )
+        raise UserError(f"{root}: this is only part of a data set; give the complete data set {outer}")
     home = os.path.expanduser("~")  # noqa: PTH111 - there may be none
     if name == "image-folder" and path.resolve() in (Path("/"), Path(home).resolve()):
         raise UserError(
             f"{root}: this is the {'home folder' if path.resolve().name else 'root of the file system'}, "
-            "and each folder in it would be a class; expected a data set; give the folder of one, or, if "
-            "this is one, add data.format=image-folder (`rankless data`: --format)"
+            "where each folder would count as a class; give the folder of a data set; if the classes are "
+            "here, add data.format=image-folder (`rankless data`: --format)"
         )
     if name:
         return name, why
     raise UserError(
         [
-            f"{root}: no known data set: {_what_is_there(path)}; expected one of:",
+            f"{root}: no known data format ({_what_is_there(path)}); expected one of:",
             *(f"  {format_named(name).TITLE}: {format_named(name).LAYOUT}" for name in NAMES),
         ]
     )
 
 
 def _recognized_remote(root: str, format: str) -> str:
-    """Return how shards were recognized at a URL."""
+    """Return why the data at a URL looks like shards; raise an error if it does not."""
     refuse_secrets(root)
     if format not in ("auto", REMOTE):
         raise UserError(
-            f"{root}: only tar shards can be read from other machines, but data.format is '{format}'; "
-            "pack it with: rankless data pack FOLDER --out shards"
+            f"{root}: data.format is '{format}', but only tar shards can be read from a URL; pack the data "
+            "with `rankless data pack FOLDER --out shards`"
         )
     page = format_named(REMOTE)
     forget_states()
@@ -167,33 +165,32 @@ def _recognized_remote(root: str, format: str) -> str:
         raise UserError(f"{root}: {error.strerror or error}; expected {page.LAYOUT}") from error
     if not why:
         raise UserError(
-            f"{root}: its server lists no tar shards there; expected {page.LAYOUT}; see: "
-            "rankless data pack --help"
+            f"{root}: the server lists no tar shards; expected {page.LAYOUT}; see `rankless data pack --help`"
         )
     return why
 
 
 def also(root: str, taken: str) -> Iterator[str]:
-    """Yield sentences about other formats in which the data can be read, and how to choose them."""
+    """Yield notes on formats other than ``taken`` that match the data."""
     path = Path(root).expanduser()
     for name in _WITH_BOXES if taken in _WITH_BOXES and path.is_dir() else ():
         page = format_named(name)
         with suppress(UserError):
             why = page.recognize(path) if name != taken else ""
             if why:
-                yield f"it can also be read as {page.TITLE} ({why}), with data.format={name}"
+                yield f"it can also be read as {page.TITLE} with data.format={name} ({why})"
 
 
 def _recognized(path: Path, names: Sequence[str]) -> tuple[str, str]:
-    """Return the first of the formats ``names`` that matches ``path``, and why, or two empty strings."""
+    """Return the first of the given formats that matches, and the reason, or two empty strings."""
     return next(((name, why) for name in names if (why := format_named(name).recognize(path))), ("", ""))
 
 
 def _data_set_around(path: Path, name: str) -> Path | None:
-    """Return the data set around ``path`` if this is only its folder of images, of labels or of one split.
+    """Return the data set that contains ``path`` if ``path`` is only a folder of images, labels or a split.
 
-    ``name`` is the format that the folder seems to have by itself, if any: a folder of images looks like
-    class folders, and a Darknet split looks like a data set without class names.
+    ``name`` is the recognized format, if any. A folder of images looks like class folders, and a Darknet
+    split looks like a data set without class names.
     """
     full = path.resolve()
     stands = name not in ("", "image-folder", "darknet") or (
@@ -210,7 +207,7 @@ def _data_set_around(path: Path, name: str) -> Path | None:
 
 
 def _what_is_there(path: Path) -> str:
-    """Describe a file or folder of unknown format, as the end of a sentence."""
+    """Describe a file or folder of unknown format for an error message."""
     if path.is_file():
         kind = "an image" if path.suffix.lower() in EXTENSIONS else f"a '{path.suffix}' file"
         kind = "an archive; unpack it" if path.suffix.lower() in _ARCHIVES else kind

@@ -1,7 +1,7 @@
-"""Read tables as used by data hubs and FiftyOne, in which each row is an image with its objects or its class.
+"""Read tables of images, in which each row is an image with its objects or its class.
 
 A row has a ``label`` or ``objects``, which are a dict of lists or a list of dicts with ``bbox`` (x, y, width,
-height) and ``category``. The image is a separate file or is stored in the same file.
+height) and ``category``. The images are separate files or are stored in the table.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from rankless.data.index.scan import size
 from rankless.errors import UserError, counted, printable
 
 Row = tuple[int, dict[str, Any]]
-"""The number of a row in its file, and the row itself."""
+"""The number of a row in its file, and the row."""
 
 _FILE = re.compile(r"(.*_)?file_name")
 _BOXES, _CROWD = ("bbox", "bboxes", "boxes", "box", "bounding_box"), ("iscrowd", "is_crowd")
 _CLASSES = ("category", "categories", "category_id", "label", "labels", "class", "classes", "class_id")
 _LABELS = ("label", "labels", "class", "category", "fine_label")
 _READ = {*_BOXES, *_CROWD, *_CLASSES, *_LABELS, "area"}
-_LOOKED_AT = 1000  # rows
-_WHOLE = 1.001  # boxes without a larger number are fractions of the image's sides
-_SLACK = 1.0  # pixels by which a box may extend beyond its image
+_LOOKED_AT = 1000  # number of rows to examine to find the columns
+_WHOLE = 1.001  # maximum value of normalized coordinates
+_SLACK = 1.0  # number of pixels by which a box may extend beyond its image
 
 
 class Stored(NamedTuple):
     """An encoded image and its position in a file.
 
     Attributes:
-        path: the image's path; see :func:`rankless.data.index.byte_ranges.path_in`.
-        offset: the position of the image's first byte in the file that ``path`` refers to.
-        content: the image's bytes.
+        path: path of the image; see :func:`rankless.data.index.byte_ranges.path_in`.
+        offset: position of the first byte in the file that ``path`` refers to.
+        content: encoded bytes of the image.
     """
 
     path: str
@@ -52,11 +52,11 @@ class Stored(NamedTuple):
 
 
 class Table:
-    """A file of rows that refer to separate image files.
+    """The base class of tables. By default, rows refer to separate image files.
 
     Attributes:
-        images: the column of the images, if the file contains them.
-        normalized: whether boxes are fractions of the image's sides; None to infer this from the values.
+        images: name of the column of images if the file contains them, otherwise "".
+        normalized: whether boxes are normalized by the image size; None to infer this from the values.
     """
 
     images = ""
@@ -66,11 +66,11 @@ class Table:
         self.file = file
 
     def rows(self, findings: Findings) -> Iterator[Row]:
-        """Yield the rows without their images, and add a finding for each invalid row."""
+        """Yield the rows without images, and add a finding for each invalid row."""
         raise NotImplementedError
 
     def class_names(self, outer: str, key: str) -> list[str] | None:
-        """Return the class names for the values of ``key`` in the column ``outer``, or None."""
+        """Return the class names for the field ``key`` in the column ``outer``, or None if unknown."""
         return None
 
     def stored(self) -> Iterator[Stored | None]:
@@ -79,22 +79,23 @@ class Table:
 
 
 def is_read(column: str, inner: Collection[str]) -> bool:
-    """Return whether a column whose objects have the keys ``inner`` may contain annotations."""
+    """Return whether a column is needed; ``inner`` are the names of its fields."""
     return bool(names_image(column) or column in _READ or not set(_BOXES).isdisjoint(inner))
 
 
 def names_image(column: str) -> bool:
-    """Return whether a column contains the names of image files."""
+    """Return whether a column has the name of a column of image files."""
     return _FILE.fullmatch(column) is not None
 
 
 class _Columns(NamedTuple):
-    """The names of the relevant columns and keys of a row.
+    """The names of the columns and fields that contain annotations.
 
     Attributes:
-        image: the column of the image's file name; empty if the table contains the images.
-        outer: the column of the objects; empty if ``box`` and ``label`` are columns themselves.
-        box, label: the keys of an object; ``box`` is empty if images have one class each.
+        image: column of the file names; empty if the table contains the images.
+        outer: column of the objects; empty if ``box`` and ``label`` are columns.
+        box: field of an object's box; empty for classification.
+        label: field of an object's class.
     """
 
     image: str
@@ -106,13 +107,13 @@ class _Columns(NamedTuple):
 def read_tables(
     root: Path, tables: Sequence[Table], others: Sequence[Table], given: Sequence[str] | None = None
 ) -> Raw:
-    """Read the split that consists of ``tables``.
+    """Read a split from its tables.
 
     Args:
-        root: the data's folder or file.
-        tables: the files of the split.
-        others: the files of the other splits, whose classes are included.
-        given: the names of classes that are stored as numbers.
+        root: folder or file of the data.
+        tables: tables of the split.
+        others: tables of other splits, whose classes are included.
+        given: class names for data in which classes are only numbers.
     """
     columns = _columns(tables)
     names, names_file = _names(root, [*tables, *others], columns, given)
@@ -122,7 +123,7 @@ def read_tables(
         reader.add(table)
     depends = [root, *(table.file.parent for table in tables), *(table.file for table in (*tables, *others))]
     boxed = bool(columns.box)
-    raw = reader.raw(names, names_file, depends, "it has no row with an image", boxed=boxed)
+    raw = reader.raw(names, names_file, depends, "no row has an image", boxed=boxed)
     if tables[0].normalized is None:
         return _with_corners(raw)
     raw.normalized = tables[0].normalized
@@ -130,7 +131,7 @@ def read_tables(
 
 
 def _columns(tables: Sequence[Table]) -> _Columns:
-    """Determine the relevant columns from the first rows."""
+    """Determine from the first rows which columns contain annotations."""
     where, image, label = tables[0].file, "", ""
     for _, row in islice(chain.from_iterable(table.rows(Findings()) for table in tables), _LOOKED_AT):
         if not tables[0].images:
@@ -143,19 +144,19 @@ def _columns(tables: Sequence[Table]) -> _Columns:
         raise UserError(f"{where}: no images; expected a column 'file_name', or encoded images")
     if not label:
         raise UserError(
-            f"{where}: neither boxes nor classes; expected 'objects' with 'bbox' and 'category', or a 'label'"
+            f"{where}: no boxes and no classes; expected 'objects' with 'bbox' and 'category', or 'label'"
         )
     return _Columns(image, "", "", label)
 
 
 def _first(value: Any) -> Mapping[str, Any]:
-    """Return the objects in a cell as a mapping, which is a dict of lists or the first dict in a list."""
+    """Return a dict of lists, or the first dict of a list, or an empty dict for other values."""
     value = value[0] if isinstance(value, list) and value else value
     return value if isinstance(value, dict) else {}
 
 
 def _objects(row: Mapping[str, Any], columns: _Columns) -> list[Mapping[str, Any]]:
-    """Return a row's objects as dicts; raise ValueError if its lists differ in length."""
+    """Return the objects of a row as dicts; raise ValueError if lists have different lengths."""
     value = row.get(columns.outer) if columns.outer else row
     if not columns.box:
         return [row]
@@ -171,17 +172,20 @@ def _objects(row: Mapping[str, Any], columns: _Columns) -> list[Mapping[str, Any
     count = len(lists.get(columns.box, ()))
     if len(lists.get(columns.label, ())) != count:
         classes = len(lists.get(columns.label, ()))
-        raise ValueError(f"{counted(count, 'box', 'boxes')}, but {counted(classes, 'class', 'classes')}")
+        boxes = counted(count, "box", "boxes")
+        raise ValueError(f"found {boxes}, but {counted(classes, 'class', 'classes')}; expected equal numbers")
     return [{key: each[at] for key, each in lists.items() if len(each) == count} for at in range(count)]
 
 
 def _names(
     root: Path, tables: Sequence[Table], columns: _Columns, given: Sequence[str] | None
 ) -> tuple[tuple[str, ...], Path | None]:
-    """Return the class names, and the file that lists them, if any."""
+    """Return the class names and the file that lists them, if any."""
     if not columns.label:
         where = tables[0].file
-        raise UserError(f"{where}: the boxes have no class; expected 'category' beside '{columns.box}'")
+        raise UserError(
+            f"{where}: the boxes have no class; expected 'category' in addition to '{columns.box}'"
+        )
     found: set[int | str | None] = set()
     for table in tables:
         if named := table.class_names(columns.outer, columns.label):
@@ -195,8 +199,8 @@ def _names(
     numbers = sorted(each for each in found if isinstance(each, int))
     if texts and numbers:
         raise UserError(
-            f"{tables[0].file}: '{columns.label}' is a name ('{printable(min(texts))}') in some places and "
-            f"a number ({numbers[0]}) in others; expected only names or only numbers"
+            f"{tables[0].file}: '{columns.label}' is sometimes a name ('{printable(min(texts))}') and "
+            f"sometimes a number ({numbers[0]}); expected only names or only numbers"
         )
     if not numbers:
         in_order = all(each.isascii() and each.isdigit() and len(each) < 10 for each in texts)
@@ -204,13 +208,13 @@ def _names(
     return numbered_names(
         [root if root.is_dir() else root.parent],
         given,
-        f"{root}: the classes are numbers without names; expected a 'classes.txt' there (one name per line, "
-        "the first is class 0)",
+        f"{root}: the classes are numbers without names; add a file 'classes.txt' (one name per line, "
+        "starting with class 0)",
     )
 
 
 def _class(value: Any) -> int | str | None:
-    """Return a class as a number or a name, or None if it is neither."""
+    """Return the number or name of a class, or None for an invalid value."""
     if isinstance(value, str):
         return value or None
     return value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -218,7 +222,7 @@ def _class(value: Any) -> int | str | None:
 
 @dataclass
 class _Reader(ListedImages):
-    """A reader for the rows of one split."""
+    """A reader of the tables of one split."""
 
     columns: _Columns = field(kw_only=True)
     names: Sequence[str] = field(kw_only=True)
@@ -228,7 +232,7 @@ class _Reader(ListedImages):
         self.labels |= {label: label for label in range(len(self.names))}
 
     def add(self, table: Table) -> None:
-        """Add the rows of one table file."""
+        """Add the rows of a table."""
         self.file = table.file
         if not table.images:
             for number, row in table.rows(self.made.findings):
@@ -243,7 +247,7 @@ class _Reader(ListedImages):
             return
         for (number, row), stored in zip(table.rows(self.made.findings), table.stored(), strict=True):
             if stored is None:
-                self.report("no image", f":{number}", "no bytes")
+                self.report("no image", f":{number}", "the image is empty")
                 continue
             where = {"size": self._size(stored), "byte_range": (stored.offset, len(stored.content))}
             self._add(row, self.made.add_image(stored.path, str(table.file), **where), number)
@@ -291,7 +295,7 @@ class _Reader(ListedImages):
 
 
 def _with_corners(raw: Raw) -> Raw:
-    """Infer from the values whether boxes are fractions or corners, and report the result as a finding."""
+    """Infer from the values whether boxes are normalized and whether they are corners, and add notes."""
     if raw.boxes is None or not len(raw.boxes) or not np.isfinite(raw.boxes).all():
         return raw
     boxes, written = raw.boxes, raw.boxes.copy()
@@ -304,8 +308,8 @@ def _with_corners(raw: Raw) -> Raw:
     if beyond and (written[known] <= most[known] + slack).all() and (written[:, 2:] > written[:, :2]).all():
         raw.boxes = written
         raw.about.append(
-            "boxes are read as corners x1, y1, x2, y2, because as x, y, width, height "
-            f"{counted(beyond, 'box', 'boxes')} would extend beyond the image"
+            "boxes are interpreted as corners x1, y1, x2, y2, because "
+            f"{counted(beyond, 'box', 'boxes')} would extend beyond the image as x, y, width, height"
         )
     if raw.normalized:
         raw.about.append("boxes are normalized to 0–1")

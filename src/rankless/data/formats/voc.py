@@ -1,12 +1,12 @@
 """Read and write Pascal VOC: one XML file per image, with a class name and a box for each object.
 
-``xmin`` … ``xmax`` are pixel numbers that count from 1, both included (Everingham et al., "The PASCAL VOC
-2012 Development Kit"): the box ``(1, 1, width, height)`` covers the full image. On the continuous plane,
-where pixel 1 reaches from 0 to 1, a box is ``xyxy = (xmin - 1, ymin - 1, xmax, ymax)``.
+``xmin`` to ``xmax`` are pixel numbers that count from 1, both inclusive (Everingham et al., "The PASCAL VOC
+2012 Development Kit"), so the box ``(1, 1, width, height)`` covers the whole image. In continuous
+coordinates, where pixel 1 extends from 0 to 1, a box is ``xyxy = (xmin - 1, ymin - 1, xmax, ymax)``.
 
-Four layouts are read: a folder with ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``, as in VOC2012; a
-folder of one or several such years, with or without ``VOCdevkit``; the same without lists; and annotations
-beside their images, in one folder or in one per split.
+Supported layouts: a folder with ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``, as in VOC2012; a
+folder of several such years, with or without ``VOCdevkit``; the same without lists; and annotations next to
+the images, in one folder or in one folder per split.
 """
 
 from __future__ import annotations
@@ -39,19 +39,21 @@ from rankless.data.index.scan import scan, with_headers
 from rankless.errors import UserError, counted, printable
 from rankless.files import reading
 
-LAYOUT = "'Annotations' (XML) and 'JPEGImages' with lists in 'ImageSets/Main', or XML files beside the images"
+LAYOUT = (
+    "'Annotations' (XML) and 'JPEGImages' with lists in 'ImageSets/Main', or XML files next to the images"
+)
 _ANNOTATIONS, _IMAGES = ("Annotations", "annotations"), ("JPEGImages", "images", "Images")
-_FLAGS = {"-1", "0", "1"}  # in the list of a class: whether each image shows the class
+_FLAGS = {"-1", "0", "1"}  # in the list of a class, whether an image shows the class
 
 
 @dataclass(frozen=True)
 class Part:
-    """One year of VOC, or one folder with images and their annotations.
+    """One year of VOC, or one folder with images and annotations.
 
     Attributes:
-        name: the folder's name.
-        annotations, images: the folders of annotations and images.
-        lists: a mapping from each split to its list of images, or to None if the split has all images.
+        name: name of the folder.
+        annotations, images: folders with annotations and with images.
+        lists: list of images of each split, or None if the split has all images.
     """
 
     name: str
@@ -65,8 +67,8 @@ class VocSplit(SplitFiles):
     """The files of one split, in the order of its lists.
 
     Attributes:
-        items: pairs of an image file and its XML file, which is "" if there is none.
-        others: the XML files of all other splits.
+        items: pairs of an image and its XML file, which is "" if there is none.
+        others: XML files of all other splits.
     """
 
     items: list[tuple[str, str]] = field(default_factory=list)
@@ -74,24 +76,24 @@ class VocSplit(SplitFiles):
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized as Pascal VOC, which a ``data.yaml`` or ``labels`` rules out."""
+    """Return why ``root`` looks like Pascal VOC, or "" if it does not. Darknet data does not count."""
     others = (*YAML_NAMES, "labels")
     if not root.is_dir() or any((root / name).exists() for name in others):
         return ""
     if years := _years(root):
         return f"it has '{years[0].annotations.relative_to(root)}' with XML files"
     if folders := _beside(root):
-        return f"it has XML files beside the images in {', '.join(repr(part.name) for part in folders)}"
+        return f"it has XML files next to the images in {', '.join(repr(part.name) for part in folders)}"
     return ""
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the splits, leaving out lists of single classes and a redundant ``trainval``."""
+    """Return the names of the splits, without lists of single classes and a redundant ``trainval``."""
     return usual_order(_plain_splits(_parts(root)))
 
 
 def find_split(root: Path, split: str) -> VocSplit:
-    """Find the files of ``split`` in every year that has it. ``VOC2012/train`` selects a single year."""
+    """Find the files of a split in all years, or in a single year for a name such as ``VOC2012/train``."""
     parts = _parts(root)
     by_split: dict[str, list[Part]] = {}
     for part in parts:
@@ -108,7 +110,7 @@ def find_split(root: Path, split: str) -> VocSplit:
     result, wanted = VocSplit(depends=_listed(root, parts)), by_split[name]
     short = name.rsplit("/", 1)[-1] if name not in wanted[0].lists else name
     if len(parts) > 1 and any(part.lists[short] for part in wanted):
-        result.notes.append(f"the split '{split}' comes from {', '.join(part.name for part in wanted)}")
+        result.notes.append(f"the split '{split}' combines {', '.join(part.name for part in wanted)}")
     for part in parts:
         _gather(part, short if part in wanted else None, result)
     if not result.items:
@@ -120,7 +122,7 @@ def find_split(root: Path, split: str) -> VocSplit:
 
 
 def _listed(root: Path, parts: list[Part]) -> list[str]:
-    """Return the folders in which a new year, list or split of the data would appear."""
+    """Return the folders that change if a year, a list or a split is added."""
     sets = [part.annotations.parent / "ImageSets" for part in parts]
     folders = [root, root / "VOCdevkit", *sets, *(folder / "Main" for folder in sets)]
     return [os.fspath(folder) for folder in dict.fromkeys(folders) if folder.is_dir()]
@@ -131,7 +133,7 @@ def _parts(root: Path) -> list[Part]:
 
 
 def _years(root: Path) -> list[Part]:
-    """Return ``root`` if it has VOC's layout; otherwise, the folders below it that have this layout."""
+    """Return ``root`` if it has the layout of a VOC year, otherwise all subfolders with this layout."""
     for folders in ([root], subfolders(root / "VOCdevkit"), subfolders(root)):
         if years := [year for folder in folders if (year := _year(folder)) is not None]:
             return years
@@ -144,7 +146,7 @@ def _year(folder: Path) -> Part | None:
     sets = folder / "ImageSets"
     if annotations is None or (images is None and not sets.is_dir()):
         return None
-    if not sets.is_dir() and not _has_xml(annotations):  # COCO's folders may have the same names
+    if not sets.is_dir() and not _has_xml(annotations):  # folders of COCO may have the same names
         return None
     lists: dict[str, Path | None] = {}
     for listing in (sets / "Main", sets):
@@ -154,7 +156,7 @@ def _year(folder: Path) -> Part | None:
 
 
 def _beside(root: Path) -> list[Part]:
-    """Return the folders in ``root`` with annotations beside images; if there are none, ``root`` itself."""
+    """Return the subfolders (otherwise ``root`` itself) that contain both annotations and images."""
     parts = [
         Part(folder.name, folder, folder, {folder.name: None})
         for folder in subfolders(root)
@@ -179,7 +181,7 @@ def _has_both(folder: Path) -> bool:
 
 
 def _plain_splits(parts: list[Part]) -> list[str]:
-    """Return the splits without lists of single classes and, if its halves exist, without ``trainval``."""
+    """Return the splits without lists of single classes, and without ``trainval`` if its parts exist."""
     names = dict.fromkeys(name for part in parts for name in part.lists)
     joint = {"trainval"} if {"train", "val"} <= names.keys() else set()
     return [
@@ -188,7 +190,7 @@ def _plain_splits(parts: list[Part]) -> list[str]:
 
 
 def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
-    """Add the images of the split ``wanted`` in one part, and the annotations in its other lists."""
+    """Add the images of the split ``wanted`` from one part, and the annotations of its other splits."""
     annotated = FolderNames(os.fspath(part.annotations), {".xml"})
     images = FolderNames(os.fspath(part.images), EXTENSIONS)
     result.depends += dict.fromkeys(
@@ -199,7 +201,7 @@ def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
     if wanted is not None:
         file = part.lists[wanted]
         if file is None and wanted == "train" and len(part.lists) == 1:
-            result.notes.append(f"{part.images}: there are no lists, so all images are 'train'")
+            result.notes.append(f"{part.images}: no lists found, so all images are 'train'")
         for number, name in _names(file, known) if file else enumerate(sorted(images.files), 1):
             _add(name, f"{file}:{number}", used, (images, annotated), result)
     others = {
@@ -218,7 +220,7 @@ def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
 def _add(
     name: str, where: str, used: dict[str, None], files: tuple[FolderNames, FolderNames], result: VocSplit
 ) -> None:
-    """Add one image of a list unless it has already been added."""
+    """Add an image of a list, or report that it is missing or listed twice."""
     images, annotated = files
     if composed(name) in used:
         result.findings.add("listed twice", where, f"'{printable(name)}'")
@@ -229,12 +231,12 @@ def _add(
         return
     folder = Path(images.folder).name
     endings = ", ".join(sorted(EXTENSIONS))
-    problem = f"'{printable(name)}' has no file in '{folder}'; expected one that ends in {endings}"
+    problem = f"'{printable(name)}' has no file in '{folder}'; expected one of the extensions {endings}"
     result.findings.add("no image", where, problem)
 
 
 def _names(file: Path, known: set[str]) -> Iterator[tuple[int, str]]:
-    """Yield the line numbers and image names of one list, without flags and extensions."""
+    """Yield the line number and the image name, without flag and extension, of each line of a list."""
     for number, line in enumerate(read_text(file, "one image name per line").splitlines(), 1):
         name = line.strip()
         words = name.rsplit(None, 1)
@@ -255,25 +257,24 @@ def read(root: Path, split: str) -> Raw:
     """Read one split of Pascal VOC.
 
     The class names are collected from all splits and sorted, so that classes have the same numbers in every
-    split. Unreadable files of other splits are therefore reported as well. Boxes are checked only in this
-    split.
+    split. Unreadable files of other splits are therefore reported, but their boxes are not checked.
     """
     files = find_split(root, split)
     if not any(annotation for _, annotation in files.items):
         raise UserError(
-            f"{root}: none of the {len(files.items)} images of the split '{split}' has an annotation; the "
-            f"first is {files.items[0][0]}; put their XML files into 'Annotations', or name another split"
+            f"{root}: none of the {len(files.items)} images of the split '{split}' has an annotation, such "
+            f"as {files.items[0][0]}; add XML files to 'Annotations', or choose another split"
         )
     raw = scan(read_annotations, files.items, "images")
     if files.others:
         raw = joined([raw, scan(read_class_names, files.others, "annotations of other splits")])
     if not raw.names and not any(KINDS[kind].outcome == "stops" for kind in raw.findings.counts):
-        raise UserError(f"{root}: no annotation of any split has an object; expected boxes with class names")
+        raise UserError(f"{root}: no objects found in any split; expected boxes with class names")
     return files.with_raw(raw)
 
 
 def read_annotations(items: list[tuple[str, ...]]) -> Raw:
-    """Parse XML files and read image headers. Each item is an (image, XML file or "") pair."""
+    """Parse XML files and read image headers, given pairs of an image and its XML file (or "")."""
     made, labels, from_zero = RawBuilder(), dict[str, int](), False
     for file, annotation in items:
         parsed = Annotation([], (0, 0), [])
@@ -298,7 +299,7 @@ def read_annotations(items: list[tuple[str, ...]]) -> Raw:
 
 
 def read_class_names(items: list[tuple[str, ...]]) -> Raw:
-    """Return raw annotations with only the class names in XML files. Each item is an (XML file,) tuple."""
+    """Read only the class names from XML files, given as tuples of one file."""
     made, labels = RawBuilder(), dict[str, int]()
     for (annotation,) in items:
         labels.update((each.name, 0) for each in _read(annotation, made.findings).objects)
@@ -313,7 +314,7 @@ def _raw(made: RawBuilder, labels: Mapping[str, int], items: Sequence[tuple[str,
 
 
 def _read(file: str, findings: Findings) -> Annotation:
-    """Parse an XML file. If it is not an annotation, add a finding and return no objects."""
+    """Parse an XML file; if it is not an annotation file, add a finding and return no objects."""
     try:
         parsed = parse(reading.read_bytes(file, reading.LABELS))
     except OSError as error:
@@ -326,9 +327,9 @@ def _read(file: str, findings: Findings) -> Annotation:
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Write ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``; return sentences about lost information.
+    """Write ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``.
 
-    An image that is in several splits with the same boxes is written only once.
+    An image that several splits contain with the same boxes is written only once.
     """
     names, changed = fit_names(names_of(splits), distinct=False)
     _check(names)
@@ -352,8 +353,8 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 def _check(names: Sequence[str]) -> None:
     problems = [
-        f"class '{printable(name)}': cannot be written as Pascal VOC; expected a name that XML can hold and "
-        "that differs from all others; rename it"
+        f"class '{printable(name)}': empty, repeated or not representable in XML, so it cannot be written as "
+        "Pascal VOC; rename the class"
         for label, name in enumerate(names)
         if not name or NOT_XML.search(name) or name in names[:label]
     ]
@@ -362,7 +363,7 @@ def _check(names: Sequence[str]) -> None:
 
 
 def _keys(annotations: Annotations) -> Iterator[tuple[object, ...]]:
-    """Yield a key for each image, made of its file, byte range, boxes, classes and flags."""
+    """Yield a key for each image that consists of its file, byte range, boxes, classes and flags."""
     for index, path in enumerate(annotations.paths()):
         objects = tuple((*box, label, flags) for box, label, flags, _ in annotations.objects(index))
         yield path, annotations.byte_ranges[index : index + 1].tobytes(), objects
@@ -381,15 +382,16 @@ def _lost(splits: Mapping[str, Annotations], names: Sequence[str]) -> list[str]:
     lost = []
     for split, data in splits.items():
         crowds = int(((data.flags & CROWD) > 0).sum())
-        lost += lost_of(split, crowds, "crowd,", "crowds,", "which the format lacks: written as difficult")
+        marked = "marked a crowd: written as difficult, because the format has no such flag"
+        lost += lost_of(split, crowds, "box", "boxes", marked)
         lost += lost_areas(split, int((~np.isnan(data.areas)).sum()))
         begins = data.boxes[:, :2].astype(np.float64)
         lost += rounded(split, int(((begins + 1 - 1).astype(np.float32) != begins).any(1).sum()))
     used = {label for data in splits.values() for label in np.unique(data.labels).tolist()}
     if unused := [name for label, name in enumerate(names) if label not in used]:
         shown = ", ".join(f"'{name}'" for name in unused[:8])
-        have = counted(len(unused), "class has no box, and is", "classes have no box, and are")
-        lost.append(f"{have} lost without one: {shown}")
+        are = counted(len(unused), "class is", "classes are")
+        lost.append(f"{are} lost, because the format stores only classes with boxes: {shown}")
     if list(names) != sorted(names):
-        lost.append("the order of the classes is lost: they are numbered by their sorted names")
+        lost.append("the order of the classes is lost, because the format sorts classes by name")
     return lost

@@ -14,18 +14,18 @@ from rankless.errors import printable
 
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 NOT_XML = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
-"""Characters that XML cannot hold."""
+"""Characters that XML cannot contain."""
 _TRUE, _FALSE = {"1", "true"}, {"", "0", "false", "unspecified"}
 
 
 class VocObject(NamedTuple):
-    """One object as it is written in the file.
+    """One object as written in an annotation file.
 
     Attributes:
-        name: the name of its class.
-        box: xmin, ymin, xmax, ymax as written, which may be NaN or infinite.
-        difficult: whether scores ignore the object because it is too hard to detect.
-        number: its position in the file, from 1.
+        name: name of the class.
+        box: xmin, ymin, xmax and ymax, which may be NaN or infinite.
+        difficult: whether the object is marked difficult.
+        number: position of the object in the file, from 1.
     """
 
     name: str
@@ -38,12 +38,12 @@ class Annotation(NamedTuple):
     """The content of an annotation file.
 
     Attributes:
-        objects: the valid objects, in the order of the file.
-        size: the image's size; see :func:`rankless.data.index.raw.stated_size`.
-        problems: pairs of a kind from :data:`rankless.data.index.findings.KINDS` and a sentence.
-        readable: False if the file is not an annotation, so that its objects are unknown.
-        first_pixel: the number of the first pixel. It is 1 in Pascal VOC, and 0 in the files of CVAT and
-            Label Studio, whose ``xmax`` and ``ymax`` are the right and the lower edge.
+        objects: valid objects, in the order of the file.
+        size: size of the image; see :func:`rankless.data.index.raw.stated_size`.
+        problems: problems as pairs of a kind from :data:`rankless.data.index.findings.KINDS` and a sentence.
+        readable: whether the file is an annotation file.
+        first_pixel: number of the first pixel: 1 in Pascal VOC; 0 in files of CVAT and Label Studio, where
+            ``xmax`` and ``ymax`` are the right and lower edges.
     """
 
     objects: list[VocObject]
@@ -54,20 +54,20 @@ class Annotation(NamedTuple):
 
 
 def parse(content: bytes) -> Annotation:
-    """Parse one annotation.
+    """Parse the content of an annotation file.
 
-    A document type is refused before parsing, because no annotation needs one, and its entities could fill
-    the memory or refer to other files.
+    Document types are rejected before parsing, because their entities could exhaust the memory or refer to
+    other files.
     """
-    if b"<!DOCTYPE" in content or b"\0" in content:  # zeros: UTF-16, which hides a document type
-        problem = "a document type (<!DOCTYPE) or UTF-16 text; expected plain XML in UTF-8 without one"
+    if b"<!DOCTYPE" in content or b"\0" in content:  # NUL indicates UTF-16, which could hide a document type
+        problem = "found a document type (<!DOCTYPE) or UTF-16 text; expected UTF-8 without a document type"
         return unreadable("unreadable file", problem)
     try:
         root = ElementTree.fromstring(content)
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: unknown encoding
         return unreadable("unreadable file", f"not XML: {error}; expected a Pascal VOC annotation")
     if root.tag != "annotation":
-        problem = f"the outermost element is <{printable(str(root.tag))}>; expected <annotation>"
+        problem = f"the root element is <{printable(str(root.tag))}>; expected <annotation>"
         return unreadable("not understood", problem)
     problems: list[tuple[str, str]] = []
     elements = enumerate(root.findall("object"), 1)
@@ -82,12 +82,12 @@ def _first_pixel(root: ElementTree.Element) -> int:
 
 
 def written(name: str, size: tuple[int, int], objects: Iterable[VocObject]) -> bytes:
-    """Return one annotation as XML.
+    """Return the content of an annotation file.
 
     Args:
-        name: the image's file name.
-        size: (height, width) in pixels; if both are 0, the size is omitted.
-        objects: objects with xyxy boxes that count pixels from 0; the file counts them from 1.
+        name: file name of the image.
+        size: (height, width) in pixels; omitted from the file if it is (0, 0).
+        objects: objects with xyxy boxes that count pixels from 0. The file counts pixels from 1.
     """
     root = ElementTree.Element("annotation")
     _add(root, "filename", name)
@@ -112,12 +112,12 @@ def _add(parent: ElementTree.Element, tag: str, text: str) -> None:
 
 
 def unreadable(kind: str, problem: str) -> Annotation:
-    """Return an annotation for an unreadable file, which contains only the problem."""
+    """Return the annotation for an unreadable file, which contains only the problem."""
     return Annotation([], (0, 0), [(kind, problem)], readable=False)
 
 
 def _object(element: ElementTree.Element, number: int, problems: list[tuple[str, str]]) -> VocObject | None:
-    """Return one object. If it is invalid, report the problems and return None."""
+    """Parse an object; if it is invalid, add the problems and return None."""
     name = _text(element, "name")
     which = f"object {number} ('{printable(name)}')" if name else f"object {number}"
     before = len(problems)
@@ -153,18 +153,18 @@ def _object(element: ElementTree.Element, number: int, problems: list[tuple[str,
 
 
 def _degrees(element: ElementTree.Element, report: Callable[[str, str], None]) -> float:
-    """Return the angle that CVAT writes as the attribute ``rotation``, or 0 if there is none."""
+    """Return the angle in CVAT's attribute ``rotation``, or 0 if there is none."""
     for attribute in element.iterfind("attributes/attribute"):
         if _text(attribute, "name") == "rotation":
             text = _text(attribute, "value")
             if (degrees := _float(text)) is None:
-                report("not a number", f": its rotation is '{printable(text, 40)}'; expected degrees")
+                report("not a number", f": the rotation is '{printable(text, 40)}'; expected degrees")
             return degrees or 0.0
     return 0.0
 
 
 def _sides(box: ElementTree.Element, report: Callable[[str, str], None]) -> list[float]:
-    """Return xmin, ymin, xmax and ymax, which may be in any order in the file."""
+    """Return xmin, ymin, xmax and ymax, and report missing and invalid values."""
     sides = []
     for side in SIDES:
         text = _text(box, side)
@@ -179,16 +179,14 @@ def _sides(box: ElementTree.Element, report: Callable[[str, str], None]) -> list
 
 
 def _bounds(polygon: ElementTree.Element, report: Callable[[str, str], None]) -> Sequence[float]:
-    """Return the box around a polygon given as ``<x1>``, ``<y1>``, … or ``<pt>`` with ``<x>`` and ``<y>``."""
+    """Return the bounds of a polygon of ``<x1>``, ``<y1>``, … or of ``<pt>`` with ``<x>`` and ``<y>``."""
     numbers: dict[str, list[float | None]] = {"x": [], "y": []}
     for point in polygon.iter():
         if point.tag[:1] in numbers and (not point.tag[1:] or point.tag[1:].isdecimal()):
             numbers[point.tag[0]].append(_float((point.text or "").strip()))
     x, y = ([value for value in values if value is not None] for values in numbers.values())
     if len(x) != len(y) or len(x) < 3 or None in numbers["x"] + numbers["y"]:
-        report(
-            "not understood", " has a <polygon> that does not consist of three or more points with x and y"
-        )
+        report("not understood", " has an invalid <polygon>; expected at least three points with x and y")
         return ()
     return outlines.around(x, y)
 
@@ -204,7 +202,7 @@ def _text(element: ElementTree.Element | None, name: str) -> str:
 
 
 def _float(text: str) -> float | None:
-    """Parse a number; return None for other text, such as ``1_0``, which Python would read as 10."""
+    """Parse a number; return None for other text, including ``1_0``, which Python accepts as 10."""
     try:
         return None if "_" in text else float(text)
     except ValueError:

@@ -1,8 +1,8 @@
 """Read and write tar shards that follow the conventions of the package webdataset.
 
-``train-000000.tar`` holds each image with its label: ``0001.jpg`` with ``0001.cls`` (the number or name of
-its class), ``0001.json`` (its boxes as JSON) or ``0001.txt`` (its boxes as Darknet's lines). Shards are
-indexed once. Each image is then read by its byte range, so the training order is drawn as for any other data.
+``train-000000.tar`` contains each image with its label: ``0001.jpg`` with ``0001.cls`` (number or name of the
+class), ``0001.json`` (boxes as JSON) or ``0001.txt`` (boxes as Darknet lines). Shards are indexed once.
+Images are then read by their byte ranges, so the order of training is the same as for other formats.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from rankless.files.remote import Location, RemotePath, name_of, size_of
 
 
 class LabelError(ValueError):
-    """Raised for an invalid label. The message gives the value and the expected form."""
+    """Raised for an invalid label; the message has the value found and the value expected."""
 
 
 class Row(NamedTuple):
     """One box of an image.
 
     Attributes:
-        box: xyxy in pixels, or normalized by the image's sides for Darknet's lines.
-        label: a class number or name, as text.
+        box: xyxy in pixels, or normalized by the image size for Darknet lines.
+        label: number or name of the class, as text.
         flags, area: as in :class:`rankless.data.index.annotations.Annotations`.
     """
 
@@ -49,14 +49,14 @@ class Row(NamedTuple):
 
 
 Rows = tuple[list[Row], tuple[int, int]]
-"""The boxes of an image, and its height and width, which are 0, 0 if they are unknown."""
+"""The boxes of an image, and its height and width; 0, 0 if unknown."""
 
 
 def class_of(content: bytes) -> str:
     """Return the number or name of the class in a ``.cls`` member."""
     text = _text(content).strip()
     if not text or "\n" in text:
-        raise LabelError(f"'{printable(text)}'; expected the number or the name of a class")
+        raise LabelError(f"'{printable(text)}'; expected the number or name of a class")
     return _number_or_name(text)
 
 
@@ -67,7 +67,7 @@ def rows_of(content: bytes, kind: str) -> Rows:
     except LabelError:
         raise
     except (ValueError, OverflowError, RecursionError) as error:
-        raise LabelError(f"{printable(str(error))}; expected JSON or Darknet's lines") from error
+        raise LabelError(f"{printable(str(error))}; expected JSON or Darknet lines") from error
 
 
 def _text(content: bytes) -> str:
@@ -98,7 +98,7 @@ def _of_json(value: Any) -> Rows:
     if isinstance(value, list):
         value = {"annotations": value}
     if not isinstance(value, dict) or not ({"boxes", "annotations"} & set(value)):
-        raise LabelError("no 'boxes' with 'labels', and no 'annotations' in it")
+        raise LabelError("expected 'boxes' and 'labels', or 'annotations'")
     stated = _side(value.get("height") or 0), _side(value.get("width") or 0)
     made: list[Row] = []
     if "boxes" in value:
@@ -141,7 +141,7 @@ def _label(label: Any) -> str:
 
 def _flag(flag: Any) -> int:
     if flag is not None and (isinstance(flag, bool) or flag not in (0, 1, 2, 3)):
-        raise LabelError(f"a flag is {printable(repr(flag))}; expected 1 difficult, 2 a crowd, or both")
+        raise LabelError(f"a flag is {printable(repr(flag))}; expected 1 (difficult), 2 (crowd) or 3 (both)")
     return int(flag or 0)
 
 
@@ -158,42 +158,44 @@ def _side(side: Any) -> int:
 
 
 def _number_or_name(text: str) -> str:
-    """Return a number in canonical form, so that ``007`` and ``7`` are one class, or a name unchanged."""
+    """Normalize class numbers, so that ``007`` and ``7`` are the same class; return names unchanged."""
     return str(int(text)) if is_number(text) else text
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text is a class number instead of a class name."""
+    """Return whether a text is the number of a class, not its name."""
     digits = text.removeprefix("-")
     return digits.isascii() and digits.isdigit() and len(digits) < 19
 
 
 TITLE = "tar shards (WebDataset)"
-LAYOUT = "'train-000000.tar' and so on, or a folder of tar files per split, with images and '.cls' or '.json'"
+LAYOUT = (
+    "'train-000000.tar' and so on, or one folder of tar files per split, with images and '.cls' or '.json'"
+)
 MOST_CLASSES = 1_000_000
-"""The limit on the numbers of unnamed classes. A larger number indicates a misread file."""
-_MUCH = 1024**3  # bytes; for less data, starting processes takes longer than reading
+"""Limit on the numbers of classes without names. A larger number indicates a misread file."""
+_MUCH = 1024**3  # number of bytes that justify starting processes
 
 
 def recognize(root: Location) -> str:
-    """Return how shards were recognized in ``root``, or "" if they were not."""
+    """Return why ``root`` looks like tar shards, or "" if it does not."""
     first = shards.looks_like_shards(root)
     return f"it has tar shards such as '{str(first).removeprefix(f'{root}/')}'" if first else ""
 
 
 def splits(root: Location) -> list[str]:
-    """Return the names of the splits, which come from the shards or the folders of shards."""
+    """Return the names of the splits, which are the names of the shards or of their folders."""
     return list(shards.shards_of(root))
 
 
 def read(root: Location, split: str, class_names: Sequence[str] | None = None) -> Raw:
-    """Read one split in the order of its shard names and their members; see :class:`.registry.Format`."""
+    """Read one split in the order of shard names and members; see :class:`.registry.Format`."""
     by_split = shards.shards_of(root)
     split = shards.known_as(split, list(by_split))
     if split not in by_split:
         expected = f"{'one of ' * (len(by_split) > 1)}{listed(list(by_split))}" if by_split else LAYOUT
         divide = how_to_divide(root, split) if by_split and isinstance(root, Path) else ""
-        raise UserError(f"{root}: no shards of a split '{split}'; expected {expected}{divide}")
+        raise UserError(f"{root}: no shards of the split '{split}'; expected {expected}{divide}")
     chosen = by_split[split]
     _refuse(root, split, chosen)
     names, names_file = shards.class_names(root, chosen)
@@ -207,13 +209,13 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
             others = [each for name, each in by_split.items() if name != split]
             others = [each for each in others if not any(map(shards.is_compressed, each))]
         named = {name for each in others for name in _scanned(each, kind, None).names} | {*raw.names}
-        if all(map(is_number, named)):  # they have no names, and a number may be unused
+        if all(map(is_number, named)):  # numbers without names, some of which may be unused
             raw.rename([str(number) for number in range(max(map(int, named), default=-1) + 1)])
         else:
             raw.rename(sorted(named))
         if class_names and all(map(is_number, raw.names)) and not all(map(is_number, class_names)):
             raw.names = _given(root, class_names, len(raw.names))
-    if isinstance(root, RemotePath):  # its fingerprint reveals changes
+    if isinstance(root, RemotePath):  # the fingerprint detects changes
         return raw
     scanned = [shard for each in (chosen, *others) for shard in each]
     folders = dict.fromkeys(str(folder) for shard in scanned for folder in (root, shard.parent))
@@ -222,11 +224,11 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
 
 
 def _given(root: Location, names: Sequence[str], count: int) -> list[str]:
-    """Return the given class names; raise an error if there are fewer than ``count``."""
+    """Return the class names from ``data.classes``; raise an error if there are fewer than ``count``."""
     if len(names) < count:
         raise UserError(
-            f"{root}: it has the class {count - 1}, but data.classes names {len(names)} classes; expected "
-            f"at least {count} names, beginning with that of class 0"
+            f"{root}: the data has a class {count - 1}, but data.classes has only {len(names)} names; "
+            f"expected at least {count} names, starting with class 0"
         )
     return list(names)
 
@@ -242,17 +244,17 @@ def _refuse(root: Location, split: str, chosen: list[Location]) -> None:
     if packed:
         raise UserError(
             f"{root}: {counted(len(packed), 'shard is', 'shards are')} compressed ({listed(packed)}), so "
-            "single images cannot be read; decompress them (images are compressed already)"
+            "single images cannot be read; decompress the shards"
         )
     if len({shard.parent for shard in chosen}) > 1:
         raise UserError(
-            f"{root}: the split '{split}' exists twice, as a folder of shards and as shards with its name; "
-            "expected only one of the two; move the other away"
+            f"{root}: the split '{split}' exists twice, as a folder of shards and as shards with this name; "
+            "move the folder or the shards away"
         )
 
 
 def _kind(chosen: list[Location]) -> str:
-    """Return the kind of labels in a split's shards, determined from the first labeled sample."""
+    """Return the kind of labels in the shards of a split, based on the first labeled sample."""
     findings = Findings()
     for shard in chosen:
         for sample in samples(name_of(shard), findings):
@@ -261,8 +263,8 @@ def _kind(chosen: list[Location]) -> str:
     raise UserError(
         [
             *map(str, _first(findings)),
-            f"{chosen[0]}: no image with a label; expected consecutive members with the same name, such as "
-            "'0001.jpg' and '0001.cls' (a class), or '0001.json' or '0001.txt' (boxes)",
+            f"{chosen[0]}: no image has a label; expected consecutive members with the same base name, such "
+            "as '0001.jpg' and '0001.cls' (a class), '0001.json' or '0001.txt' (boxes)",
         ]
     )
 
@@ -274,16 +276,16 @@ def _first(findings: Findings) -> list[object]:
 def _scanned(chosen: list[Location], kind: str, names: list[str] | None) -> Raw:
     much = sum(map(size_of, chosen)) > _MUCH
     items = [(name_of(shard), kind, json.dumps(names)) for shard in chosen]
-    # `chunk` is only an upper limit, so little data also needs processes=1.
+    # `chunk` is approximate, so small data also needs processes=1.
     return scan(index, items, "shards", chunk=1 if much else len(items), processes=None if much else 1)
 
 
 def index(items: list[tuple[str, ...]]) -> Raw:
-    """Index the samples of shards by the byte range, size and label of every image.
+    """Read the byte range, the size and the labels of every image in some shards.
 
     Args:
-        items: tuples of a shard, the kind of its labels, and the class names or None as JSON. Without names,
-            the result has the classes found in the shards as its names, with numbers as text.
+        items: tuples of a shard, the kind of its labels, and the class names (or null) as JSON. Without class
+            names, the result has the class names, or numbers as text, that were found in the shards.
     """
     names = json.loads(items[0][2])
     part = _Part(kind=items[0][1], names=names, labels={name: at for at, name in enumerate(names or ())})
@@ -294,15 +296,15 @@ def index(items: list[tuple[str, ...]]) -> Raw:
 
 @dataclass
 class _Part:
-    """A builder for the raw annotations of some of a split's shards."""
+    """A builder for the annotations of some shards."""
 
     kind: str
     names: Sequence[str] | None
-    labels: dict[str, int]  # numbers by class, which grow if no names are given
+    labels: dict[str, int]  # the index of each class; extended if no class names are given
     made: RawBuilder = field(default_factory=RawBuilder)
 
     def add_shard(self, shard: str) -> None:
-        """Add the samples of one shard to the index."""
+        """Add the samples of a shard."""
         with ExitStack() as stack:
             try:
                 ranges = stack.enter_context(opened(shard))
@@ -316,7 +318,7 @@ class _Part:
         label, findings = sample.members.get(self.kind), self.made.findings
         if sample.image is None:
             kind = "label without image" if label else "left out"
-            findings.add(kind, path_in(shard, sample.key), "" if label else "neither image nor label")
+            findings.add(kind, path_in(shard, sample.key), "" if label else "no image and no label")
             return
         path = path_in(shard, sample.image.name)
         rows, stated = list[Row](), (0, 0)
@@ -341,7 +343,7 @@ class _Part:
                 self.made.add_box(image, row.box, number, line, row.flags, row.area)
 
     def _label(self, label: str, path: str) -> int | None:
-        """Return the number of a class. Report an unknown class and return None."""
+        """Return the index of a class; if it is unknown, report this and return None."""
         findings = self.made.findings
         most = MOST_CLASSES if self.names is None else len(self.names)
         if is_number(label):
@@ -358,7 +360,7 @@ class _Part:
         return self.labels.get(label)
 
     def raw(self) -> Raw:
-        """Return the raw annotations. If no class names were given, classes are sorted by name."""
+        """Return the annotations. Classes that were found in the shards are sorted by name."""
         raw = self.made.raw(
             boxed=self.kind != "cls",
             counted="box",
@@ -372,7 +374,5 @@ class _Part:
 
 def _content(file: Ranged, label: Member) -> bytes:
     if label.length > reading.LABELS:
-        raise LabelError(
-            f"it has {label.length:,} bytes, more than the {reading.LABELS:,} that a label may have"
-        )
+        raise LabelError(f"the label has {label.length:,} bytes; expected at most {reading.LABELS:,}")
     return file.pread(label.length, label.offset)

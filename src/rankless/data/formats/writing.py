@@ -1,4 +1,4 @@
-"""Helpers shared by all writers for images, names, numbers and notes about lost information."""
+"""Functions for the writers of all formats: images, names, numbers and notes about lost information."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from rankless.errors import UserError, counted
 from rankless.files.writing import copy
 
 _BREAKS = re.compile("[\0\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
-"""Characters that some programs read as a line break, and NUL, which file names cannot contain."""
+"""Characters that some programs interpret as line breaks, and NUL, which file names cannot contain."""
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """A writer that copies or links images into a new data set.
+    """Copy or link images into a new data set.
 
     Attributes:
-        how: ``copy`` or ``link``. Links are hard if the file system allows it, otherwise symbolic. A program
-            that changes a linked image in one data set changes it in the other as well.
+        how: ``copy`` or ``link``. Hard links are used if possible, otherwise symbolic links. Changing a
+            linked image changes it in both data sets.
     """
 
     how: Literal["copy", "link"] = "copy"
 
     def put(self, annotations: Annotations, index: int, target: Path) -> None:
-        """Copy or link image ``index`` to ``target`` without changing its bytes."""
+        """Copy or link an image to the path ``target`` without changing its bytes."""
         target.parent.mkdir(parents=True, exist_ok=True)
         source = annotations.path(index)
         if len(annotations.byte_ranges):
@@ -51,16 +51,16 @@ class ImageFiles:
 def file_names(
     annotations: Annotations, taken: set[str] | None = None, only: Sequence[int] | None = None
 ) -> Iterator[str]:
-    """Yield a file name for every image, such as ``IMG_1.jpg``.
+    """Yield a unique file name for every image, such as ``IMG_1.jpg``.
 
-    Names are unique even without extensions, because annotations refer to images that way. Images with the
-    same name in different folders get their folder's name as a prefix. Characters that a list of files cannot
-    hold become ``_``, and so does a leading dot, which would hide the file.
+    Names are unique even without extensions, because annotations refer to images without extensions. Images
+    with the same name are prefixed with the names of their folders. Characters that are not printable and
+    leading dots, which would hide the file, are replaced by ``_``.
 
     Args:
-        annotations: the annotations of one split.
-        taken: the names already in use, without extensions; new names are added.
-        only: the indices of the images to name; None means all images.
+        annotations: annotations of one split.
+        taken: keys of names that are already used; new names are added.
+        only: indices of the images to name. Default: all images.
     """
     taken = set() if taken is None else taken
     for index in range(len(annotations)) if only is None else only:
@@ -75,7 +75,7 @@ def file_names(
 
 
 def _key(name: str) -> str:
-    """Return the key that must be unique, because some file systems ignore case and Unicode form."""
+    """Return the part of a name that must be unique. Some file systems ignore case and Unicode form."""
     return unicodedata.normalize("NFC", PurePosixPath(name).stem).casefold()
 
 
@@ -86,47 +86,47 @@ def _plain(name: str) -> str:
 
 
 def names_of(splits: Mapping[str, Annotations]) -> tuple[str, ...]:
-    """Return the class names of a data set; raise an error if they differ between its splits."""
+    """Return the class names of a data set; raise an error if they differ between splits."""
     names = {data.class_names: split for split, data in splits.items()}
     if len(names) > 1:
         first, second = list(names.values())[:2]
         raise UserError(
             f"'{first}' and '{second}' have different class names; expected the same names in the same "
-            "order; write each split into a separate data set"
+            "order; convert each split separately"
         )
     return next(iter(names), ())
 
 
 def shortest(value: float) -> str:
-    """Format a number with the fewest digits that restore the same float64."""
+    """Format a number with the fewest digits that give the same float64 when read back."""
     return str(int(value)) if value.is_integer() else repr(value)
 
 
 def lost_of(split: str, count: int, one: str, many: str, what: str) -> list[str]:
-    """Return a list with a sentence such as "train: 2 boxes marked difficult …"; empty if ``count`` is 0."""
+    """Return a list with a sentence such as "train: 2 boxes marked difficult: …"; empty if ``count`` is 0."""
     return [f"{split}: {counted(count, one, many)} {what}"] if count else []
 
 
 def lost_flags(annotations: Annotations, split: str) -> list[str]:
-    """Return sentences about the flags and areas that a format cannot hold."""
+    """Return notes on flags and areas that a format cannot store."""
     flags: Any = annotations.flags
     sentences = []
     for flag, what in ((DIFFICULT, "difficult"), (CROWD, "a crowd")):
-        marked = f"marked {what}, which the format lacks: left out"
+        marked = f"marked {what}: dropped, because the format has no such flag"
         sentences += lost_of(split, int(((flags & flag) > 0).sum()), "box", "boxes", marked)
     return sentences + lost_areas(split, int((~np.isnan(annotations.areas) & (flags == 0)).sum()))
 
 
 def lost_areas(split: str, count: int) -> list[str]:
-    """Return a list with a sentence that counts the lost areas; empty if no area is lost."""
-    what = f"the areas of {counted(count, 'object')} are lost; the box's area is used instead"
+    """Return a list with a note on lost areas of objects; empty if ``count`` is 0."""
+    what = f"the areas of {counted(count, 'object')} are lost; the area of the box is used instead"
     return [f"{split}: {what}"] if count else []
 
 
 def rounded(split: str, count: int) -> list[str]:
-    """Return a list with a sentence that counts the boxes that are not restored exactly; empty if all are."""
+    """Return a list with a note on boxes that must be rounded; empty if ``count`` is 0."""
     where = "within a millionth of a pixel of the edge: rounded"
-    return lost_of(split, count, "box begins", "boxes begin", where)
+    return lost_of(split, count, "box starts", "boxes start", where)
 
 
 def on_one_line(names: Iterable[str]) -> Iterator[str]:
@@ -135,9 +135,9 @@ def on_one_line(names: Iterable[str]) -> Iterator[str]:
 
 
 def fit_names(names: Iterable[str], *, distinct: bool) -> tuple[list[str], list[str]]:
-    """Return class names that each fit on one line, and a sentence if any name was changed.
+    """Return class names that fit on one line each, and a list with a sentence if any name was changed.
 
-    If ``distinct`` is true, the class number is added to a repeated name.
+    With ``distinct``, the class number is appended to repeated names.
     """
     names, made, seen = list(names), [], set[str]()
     for label, name in enumerate(names):
@@ -150,5 +150,5 @@ def fit_names(names: Iterable[str], *, distinct: bool) -> tuple[list[str], list[
     if not changed:
         return made, []
     old, new = changed[0]
-    changes = counted(len(changed), "class name does not fit and was", "class names do not fit and were")
-    return made, [f"{changes} changed; the first: {old!r} to {new!r}"]
+    changes = counted(len(changed), "class name was", "class names were")
+    return made, [f"{changes} changed to fit on one line; the first: {old!r} to {new!r}"]

@@ -1,4 +1,4 @@
-"""Draw labeled boxes that are legible on light and dark images of any size."""
+"""Draw labeled boxes on images."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Color = tuple[int, int, int]
 Floats = NDArray[np.float64]
 Rectangle = tuple[float, float, float, float]
 
-_REACH = 6  # a label's largest distance from its box, in label heights
-_MOST_PLACES = 10_000
+_REACH = 6  # maximum distance of a label from its box, in label heights
+_MOST_PLACES = 10_000  # maximum number of candidate positions
 
-# Each color is as far as possible from all earlier ones, so the first few are the most distinct. They were
-# chosen from points of OKLCH (Ottosson, A perceptual color space, 2020) with lightness 0.5 to 0.92 and chroma
-# 0.07 to 0.24, neither too dark nor too pale for a line; differences in hue counted 1.6 times as much.
+# Each color is as different as possible from all earlier colors, so the first few are the most distinct. They
+# were chosen from points of OKLCH (Ottosson, A perceptual color space, 2020) with lightness 0.5 to 0.92 and
+# chroma 0.07 to 0.24, neither too dark nor too pale for a line, with a weight of 1.6 for differences in hue.
 _COLORS = bytes.fromhex("""
     e14b39 6bf548 3646e8 afd5fe 2b7440 d657f1 cfa508 87678e f89fbb 66c093 7591f4 fde0b0 ab1d72 905211
     8437b2 edee31 0e6a9b fb40ad 32a8c7 8afde7 bc8c71 38a017 c88ef1 adfd9c 8a8c34 5554b6 974555 7a47f3
@@ -32,7 +32,7 @@ _COLORS = bytes.fromhex("""
     f964f1 db2fb2 7d24d3 a053fd 45b164 bc70ee ad85cb afb15b 4d74b5 6bcbf7 8e710f 04896a
 """)
 COUNT = len(_COLORS) // 3
-"""The number of distinct colors. Further classes repeat them."""
+"""Number of distinct colors. Further classes repeat them."""
 
 
 class Mark(NamedTuple):
@@ -40,10 +40,10 @@ class Mark(NamedTuple):
 
     Attributes:
         box: xyxy in pixels of the image.
-        text: the label text; "" draws no label.
-        label: the class id, which determines the color.
-        short: a shorter text for sheets with little room.
-        dashed: whether the outline is dashed, which distinguishes annotations from predictions.
+        text: text of the label; "" for no label.
+        label: class id, which determines the color.
+        short: a shorter text, for contact sheets with little space.
+        dashed: whether the outline is dashed, as for annotations in contrast to predictions.
     """
 
     box: Rectangle
@@ -54,21 +54,22 @@ class Mark(NamedTuple):
 
 
 def color(label: int) -> Color:
-    """Return the color in which boxes of a class are drawn."""
+    """Return the RGB color for boxes of a class."""
     red, green, blue = _COLORS[label % COUNT * 3 :][:3]
     return red, green, blue
 
 
 def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
-    """Return a copy of ``image`` (RGB) with every mark drawn on it, the first mark on top.
+    """Return a copy of an RGB image with all marks drawn on it, the first mark on top.
 
-    Line width and font size depend on the image's size. If there is room, labels do not overlap: each is
-    placed at its box, or as near as possible with a line to the box. Text that no available font can draw
-    (:mod:`rankless.data.images.fonts`) is replaced by the class id, as in ``#3: 90%``.
+    The line width and the font size depend on the size of the image. Each label is next to its box or, to
+    avoid overlaps, as near as possible and connected to the box by a line. Text that no available font can
+    draw (see :mod:`rankless.data.images.fonts`) is replaced by the class id, such as ``#3: 90%``.
     """
     drawn = image.copy()
     draw = ImageDraw.Draw(drawn)
-    # Both grow with the root of the side: 1 px and 10 on 100 px, 2 and 13 on 400 px, 5 and 31 on 2,000 px.
+    # Line width and font size are proportional to the square root of the side: 2 and 13 pixels for 400
+    # pixels.
     root = (image.width * image.height) ** 0.25
     line, size = max(1, round(root / 9)), max(10, round(0.7 * root))
     frames = [_around(mark.box, line, image.size) for mark in marks]
@@ -90,7 +91,7 @@ def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
 
 
 def _ink(background: Color) -> Color:
-    """Return the color that contrasts more by WCAG 2: black above a luminance of 0.179, otherwise white."""
+    """Return black or white, whichever has the higher WCAG 2 contrast with the background."""
     linear = [(c / 255 / 12.92) if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in background]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return (0, 0, 0) if luminance > 0.179 else (255, 255, 255)
@@ -99,7 +100,7 @@ def _ink(background: Color) -> Color:
 def _outline(
     draw: ImageDraw.ImageDraw, frame: Rectangle, fill: Color, line: int, *, dashed: bool = False
 ) -> None:
-    """Draw a colored, optionally dashed line between two dark lines that make it visible on light areas."""
+    """Draw a frame in the given color with dark rims, which are visible on light areas."""
     rim = _rim(line)
     x1, y1, x2, y2 = _pixels(frame)
     wide = line + 2 * rim
@@ -117,7 +118,7 @@ def _outline(
 
 
 def _dashes(first: int, last: int, length: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last pixel of each dash of about ``length`` pixels, with a dash at either end."""
+    """Yield the first and last pixel of each dash of a line with dashes of about ``length`` pixels."""
     count = max(1, round((last - first + 1) / length / 1.5 + 1 / 3))
     period = (last - first + 1) / (count - 1 / 3)
     for at in range(count):
@@ -129,14 +130,14 @@ def _rim(line: int) -> int:
 
 
 def _around(box: Rectangle, line: int, size: tuple[int, int]) -> Rectangle:
-    """Return the outer edge of a box's frame, which lies outside the box but inside the image."""
+    """Return the outer edge of a box's frame, clipped to the image."""
     grow = line + 2 * _rim(line)
     x1, y1 = max(0.0, box[0] - grow), max(0.0, box[1] - grow)
     return x1, y1, min(float(size[0]), box[2] + grow), min(float(size[1]), box[3] + grow)
 
 
 def _pixels(box: Rectangle) -> tuple[int, int, int, int]:
-    """Return the first and last columns and rows of the pixels that a box covers, at least one pixel."""
+    """Return the xyxy indices of the first and last pixels of a box, which has at least one pixel."""
     x1, y1 = round(box[0]), round(box[1])
     return x1, y1, max(x1, round(box[2]) - 1), max(y1, round(box[3]) - 1)
 
@@ -146,7 +147,7 @@ def _pad(size: int) -> int:
 
 
 class _Text(NamedTuple):
-    """The text of a label with its width and height."""
+    """The text of a label, its font, and the (width, height) of the label."""
 
     text: str
     font: Font
@@ -167,16 +168,16 @@ def _written(mark: Mark, size: int, widest: int, draw: ImageDraw.ImageDraw) -> _
 def place(
     labels: Sequence[tuple[int, int]], frames: Sequence[Rectangle], size: tuple[int, int]
 ) -> list[Rectangle]:
-    """Find a rectangle in whole pixels for each label, giving earlier labels precedence.
+    """Find a position for each label. Earlier labels have precedence.
 
     Args:
-        labels: the (width, height) of each label.
-        frames: the box of each label, xyxy.
-        size: the (width, height) of the image.
+        labels: (width, height) of each label.
+        frames: xyxy frame of the box of each label.
+        size: (width, height) of the image.
 
     Returns:
-        The xyxy rectangle of each label. Two labels overlap only if there was no free place within six label
-        heights of the box.
+        The xyxy rectangle of each label in whole pixels. Labels overlap only if there is no free position
+        within six label heights of the box.
     """
     placed = np.zeros((len(labels), 4))
     for number, ((width, height), frame) in enumerate(zip(labels, frames, strict=True)):
@@ -185,13 +186,13 @@ def place(
         if hidden.min() > 0:
             near = _inside(_further(frame, width, height), size)
             hidden = _hidden(near, frame, placed[:number])
-        # The first minimum: candidates are in order of preference.
+        # argmin returns the first minimum, and candidates are in order of preference.
         placed[number] = near[hidden.argmin()]
     return [(x1, y1, x2, y2) for x1, y1, x2, y2 in placed.tolist()]
 
 
 def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
-    """Count the pixels of earlier labels that each candidate hides, and those of the box if they are many."""
+    """Return how many pixels of earlier labels and of the box each candidate hides, (N,)."""
     own = _overlaps(candidates, np.array([box]))[:, 0]
     own[own < 0.2 * (box[2] - box[0]) * (box[3] - box[1])] = 0
     hidden: Floats = own / 2 + _overlaps(candidates, placed).sum(1)
@@ -199,10 +200,10 @@ def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
 
 
 def _candidates(box: Rectangle, width: float, height: float) -> Iterator[Rectangle]:
-    """Yield places above the box, inside its top, below it and inside its bottom, each left, then right."""
+    """Yield positions at the top and bottom edges of a box in order of preference."""
     x1, y1, x2, y2 = box
     tops = (y1 - height, y1, y2, y2 - height)
-    if y1 < height:  # no room above
+    if y1 < height:  # no space above
         tops = (y1, y2, y2 - height, y1 + height)
     for top in tops:
         for left in (x1, x2 - width):
@@ -210,7 +211,7 @@ def _candidates(box: Rectangle, width: float, height: float) -> Iterator[Rectang
 
 
 def _further(box: Rectangle, width: float, height: float) -> Floats:
-    """Return places all around the box, (N, 4), the nearest first."""
+    """Return positions around a box, (N, 4), the nearest first."""
     x1, y1, x2, y2 = box
     reach_x, reach_y = _REACH * height, _REACH * height
     lefts = np.arange(x1 - width - reach_x, x2 + reach_x + 1, max(1.0, height / 2))
@@ -221,20 +222,20 @@ def _further(box: Rectangle, width: float, height: float) -> Floats:
     left, top = (axis.ravel() for axis in np.meshgrid(lefts, tops))
     away_x = np.maximum(np.maximum(x1 - (left + width), left - x2), 0)
     away_y = np.maximum(np.maximum(y1 - (top + height), top - y2), 0)
-    # Readers look beside the upper left corner first.
+    # At equal distances, positions near the upper left corner come first.
     order = np.lexsort((np.abs(left - x1) + np.abs(top + height - y1), np.hypot(away_x, away_y)))
     return np.stack([left, top, left + width, top + height], 1)[order]
 
 
 def _inside(frames: Floats, size: tuple[int, int]) -> Floats:
-    """Return the frames, (N, 4), moved into the image and aligned to whole pixels."""
-    sides = np.round(frames[:, 2:] - frames[:, :2])  # whole pixels up to rounding
+    """Move rectangles, (N, 4), into the image and align them to whole pixels."""
+    sides = np.round(frames[:, 2:] - frames[:, :2])  # removes rounding errors
     corners = np.clip(np.round(frames[:, :2]), 0, np.maximum(np.array(size) - sides, 0))
     return np.concatenate([corners, corners + sides], 1)
 
 
 def _overlaps(one: Floats, other: Floats) -> Floats:
-    """Return an (N, M) array with the shared pixels of every pair of rectangles, (N, 4) and (M, 4)."""
+    """Return the intersection areas, (N, M), of rectangles, (N, 4) and (M, 4)."""
     least, most = (
         np.maximum(one[:, None, :2], other[None, :, :2]),
         np.minimum(one[:, None, 2:], other[None, :, 2:]),
@@ -244,7 +245,7 @@ def _overlaps(one: Floats, other: Floats) -> Floats:
 
 
 def _link(frame: Rectangle, label: Rectangle) -> tuple[float, float, float, float] | None:
-    """Return a line from a label to its box, or None if they touch."""
+    """Return the ends of a line between a label and its box, or None if they touch."""
     nearest = [
         (
             min(max(label[axis], frame[axis]), frame[axis + 2]),
@@ -259,7 +260,7 @@ def _link(frame: Rectangle, label: Rectangle) -> tuple[float, float, float, floa
 
 
 def _shorten(text: str, draw: ImageDraw.ImageDraw, font: Font, room: float) -> str:
-    """Shorten the text until it fits into ``room`` pixels, but keep its last word, the score."""
+    """Shorten a text to ``room`` pixels, but keep its last word, which is the score."""
     name, _, score = text.rpartition(" ")
     while len(name) > 1 and draw.textlength(text, font=font) > room:
         name = name[:-1]

@@ -1,8 +1,10 @@
-"""Find fonts for labels: Pillow's own font for Latin letters, and system fonts for all others.
+"""Find fonts for labels: Pillow's built-in font for Latin letters, and system fonts for other letters.
 
-The package ships no font. Text with other letters, such as Chinese, uses the first font that has them all:
-the file in ``RANKLESS_FONT``, known Chinese, Japanese and Korean fonts in the system's folders, Matplotlib's
-DejaVu, and finally any other font in those folders.
+The package ships no font. Text with other letters, such as Chinese, uses the first of these fonts that has
+all of
+them: the file in ``RANKLESS_FONT``, known Chinese, Japanese and Korean system fonts, Matplotlib's DejaVu, and
+any
+other system font.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ _KNOWN = (
     "dejavusans.",
 )  # fmt: skip
 _ENDINGS = frozenset({".ttf", ".otf", ".ttc", ".otc", ".pcf", ".pfb"})
-_MOST_FONTS = 300  # maximum number of fonts to open in search of a letter
-_NO_LETTER = "\U0010fffe"  # a noncharacter, which a font draws as its sign for missing letters
-_TRIED_AT = 16  # pixels
+_MOST_FONTS = 300  # maximum number of fonts to search for a letter
+_NO_LETTER = "\U0010fffe"  # a noncharacter, which fonts draw as their glyph for missing letters
+_TRIED_AT = 16  # size in pixels for testing fonts
 
 
 def font_for(text: str, size: int) -> Font | None:
-    """Return a font of ``size`` pixels that has every letter of the text, or None if there is none."""
+    """Return a font of ``size`` pixels with all letters of the text, or None if there is none."""
     letters = frozenset(letter for letter in text if not letter.isspace())
     if (path := _path_for(letters)) is None:
         return None
@@ -44,7 +46,7 @@ def unwritable(texts: Iterable[str]) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _path_for(letters: frozenset[str]) -> str | None:
-    """Return a font file that has all the letters ("" for Pillow's own font), or None if there is none."""
+    """Return a font file with all letters ("" for Pillow's built-in font), or None if there is none."""
     if _has("", letters):
         return ""
     return next((path for path in _files(os.environ.get(VARIABLE, "")) if _has(path, letters)), None)
@@ -56,7 +58,7 @@ def _has(path: str, letters: frozenset[str]) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def _draws(path: str, letter: str) -> bool:
-    """Return whether a font has a letter, by comparing its drawing with that of a missing letter."""
+    """Return whether a font draws a letter differently from a missing letter."""
     try:
         font = _opened(path, _TRIED_AT)
         return bytes(font.getmask(letter)) != _missing(path)
@@ -76,7 +78,7 @@ def _opened(path: str, size: int) -> Font:
 
 @lru_cache(maxsize=8)
 def _files(chosen: str) -> tuple[str, ...]:
-    """Return the paths of font files, the most likely files first."""
+    """Return the paths of fonts in order of preference; ``chosen``, if any, is first."""
     shared = os.environ.get("XDG_DATA_DIRS", "") or "/usr/local/share:/usr/share"
     own = os.environ.get("XDG_DATA_HOME", "") or "~/.local/share"
     folders = [f"{folder}/fonts" for folder in dict.fromkeys([own, *shared.split(":")]) if folder]

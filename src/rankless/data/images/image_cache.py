@@ -1,9 +1,9 @@
 """Cache decoded images on disk or in memory, shared by all ranks and loader processes of a machine.
 
-Each image is a file of a hundred kilobytes or more, written atomically, so any number of runs can share the
-cache without waiting, and a changed source invalidates only its image. Processes map the files, so the kernel
-holds a single copy. The memory cache keeps the same files in ``/dev/shm`` until the last process that uses
-them ends.
+Each image is a separate file, which is written atomically. Any number of runs can therefore share the cache
+without waiting, and a changed source invalidates only one image. Processes map the files, so there is only
+one copy in memory. The memory cache stores the files in ``/dev/shm`` until the last process that uses them
+exits.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ from rankless.files.remote import is_remote
 from rankless.files.writing import beside
 
 MEMORY = Path("/dev/shm")
-"""A file system that is kept in memory."""
+"""A file system in memory."""
 
-_KINDS = f"v1-{PIL.__version__}-{simplejpeg.__version__}"  # other decoder versions may give other pixels
-# Magic; modified, bytes of the source; its H, W; the factor; H, W cached; index.
+_KINDS = f"v1-{PIL.__version__}-{simplejpeg.__version__}"  # other decoder versions may give different pixels
+# Magic, modification time and size of the source file, H and W of the source image, reduction factor, H and W
+# of the cached image, index.
 _HEADER = struct.Struct("<8s8q")
 _MAGIC = b"RANKPIC1"
-_SPARE = 0.02  # share of the disk to leave free
+_SPARE = 0.02  # fraction of the disk to leave free
 
 
 @dataclass
 class CachedImages:
-    """The images of one split, each decoded only once. Only the cache's path is pickled, not its content.
+    """The images of one split, each of which is decoded only once.
 
     Attributes:
-        images: the source that decodes the images.
-        folder: the folder of the decoded images.
-        durable: whether to flush an image to disk before it counts as cached, which memory does not need.
+        images: source that decodes the images.
+        folder: folder of the cache.
+        durable: whether to flush cached images to disk, which is unnecessary in memory.
     """
 
     images: FileImages
@@ -58,18 +59,18 @@ class CachedImages:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not self.durable:  # finalizers run in reverse order: after the hold
+        if not self.durable:  # registered first, because finalizers run in reverse order
             weakref.finalize(self, remove_unheld, self.folder)
         hold(self.folder, self)
 
     def __reduce__(self) -> Any:
-        return CachedImages, (self.images, self.folder, self.durable)  # a loader process holds the folder too
+        return CachedImages, (self.images, self.folder, self.durable)  # loader processes lock the folder, too
 
     def read(self, index: int) -> Decoded:
-        """Return image ``index``, from the cache if its source is unchanged.
+        """Return an image, from the cache if its source file has not changed.
 
-        Writing to the tensor does not change the cache. If there is no space to cache an image, it is decoded
-        without a message, because the result is the same. Each reduction factor has its own cached copy.
+        Writing to the tensor does not change the cache. If an image cannot be cached, it is decoded every
+        time. Images with different reduction factors are cached separately.
         """
         annotations, shown = self.images.annotations, self.images.shown
         try:
@@ -78,7 +79,7 @@ class CachedImages:
             return self.images.read(index)  # raises the error that names the problem
         height, width = annotations.sizes[index].tolist()
         factor = shown.reduction(max(1, height), max(1, width)) if shown else 1
-        # No folder should hold more than a few thousand of a large split's million files.
+        # 256 subfolders keep the number of files per folder small, even with a million images.
         path = self.folder / f"{index % 256:02x}" / f"{index}-{factor}"
         if (cached := _load(path, key)) is not None:
             return cached
@@ -98,15 +99,15 @@ class CachedImages:
 def open_images(
     annotations: Annotations, shown: Shown, kind: Cache
 ) -> tuple[FileImages | CachedImages, tuple[str, ...]]:
-    """Open the images of a split through the cache that ``data.cache`` selects.
+    """Open the images of a split, with a cache if possible.
 
     Args:
-        annotations: the split's annotations.
-        shown: the size at which the images will be shown.
-        kind: the value of ``data.cache`` in the recipe.
+        annotations: annotations of the split.
+        shown: size at which the images will be shown.
+        kind: value of ``data.cache``.
 
     Returns:
-        The images, and sentences about the cache's final size or the reason why there is no cache.
+        The images, and notes on the size of the cache or the reason why there is none.
     """
     files = FileImages(annotations, shown)
     if kind == "none" or not len(annotations):
@@ -120,7 +121,7 @@ def open_images(
     folder = home / f"{_digest(annotations)}-{_KINDS}"
     try:
         make_private(home)
-        for left in home.iterdir():  # folders left by killed runs
+        for left in home.iterdir():  # left behind by killed runs
             if left != folder:
                 remove_unheld(left)
         _check_room(home, folder, need)
@@ -128,11 +129,11 @@ def open_images(
     except (OSError, UserError) as error:
         reason = "; ".join(error.problems) if isinstance(error, UserError) else (error.strerror or str(error))
         return files, (f"decoded images are not cached in memory ({size}): {reason}",)
-    return images, (f"decoded images are cached in memory: {size}, shared by all processes of a machine",)
+    return images, (f"decoded images are cached in memory, shared by all processes of a machine: {size}",)
 
 
 def needed(annotations: Annotations, shown: Shown) -> int:
-    """Return the total size, in bytes, of all decoded and reduced images of a split."""
+    """Return the size in bytes of the cache for all images of a split."""
     total = 0
     sizes, counts = np.unique(annotations.sizes, axis=0, return_counts=True)
     for (height, width), count in zip(sizes.tolist(), counts.tolist(), strict=True):
@@ -153,30 +154,30 @@ def _on_disk(files: FileImages, folder: Path, need: int, size: str) -> CachedIma
         _check_room(folder, images.folder, need)
     except OSError as error:
         raise UserError(
-            f"data.cache is disk, but {folder} cannot be written to ({error.strerror or error}); set "
-            "RANKLESS_CACHE to another folder, or data.cache to none"
+            f"data.cache is 'disk', but {folder} cannot be written to ({error.strerror or error}); set "
+            "RANKLESS_CACHE to another folder, or use data.cache=none"
         ) from None
     except UserError as error:
         raise UserError(
-            f"data.cache is disk and needs {size}, but {'; '.join(error.problems)}; free some space, set "
-            "RANKLESS_CACHE to a folder on another disk, or data.cache to none"
+            f"data.cache is 'disk' and needs {size}, but {'; '.join(error.problems)}; free some space, set "
+            "RANKLESS_CACHE to a folder on another disk, or use data.cache=none"
         ) from None
     return images
 
 
 def _check_room(disk: Path, folder: Path, need: int) -> None:
-    """Raise a UserError if the complete ``folder`` would not fit on ``disk``."""
+    """Raise a UserError if ``disk`` does not have enough space for ``folder`` to grow to ``need`` bytes."""
     state = os.statvfs(disk)
     free = state.f_bavail * state.f_frsize - int(_SPARE * state.f_blocks * state.f_frsize)
     if need <= free:
-        return  # no need to count the existing files
+        return  # avoids counting the existing files
     there = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     if need - there > free:
-        raise UserError(f"{disk} has {in_gib(max(0, free))} to spare")
+        raise UserError(f"{disk} has only {in_gib(max(0, free))} available")
 
 
 def _digest(annotations: Annotations) -> str:
-    """Return a hash of a split's paths and byte ranges in order, which identifies the image of each index."""
+    """Return a hash of the paths and byte ranges of all images of a split, in order."""
     digest = hashlib.blake2b(annotations.path_bytes.tobytes(), digest_size=12)
     first = annotations.path(0)
     if not is_remote(first):
@@ -188,19 +189,19 @@ def _digest(annotations: Annotations) -> str:
 
 
 def _state(path: str) -> tuple[int, int]:
-    """Return the modification time (ns) and size (bytes) of a file, or of the shard of an image."""
-    if is_remote(path):  # its address contains a tag of its content
+    """Return the modification time (ns) and the size (bytes) of an image's file or shard."""
+    if is_remote(path):  # the URL contains a tag of the content
         return int(file_of(path).rpartition("#")[2], 16) >> 1, 0
     state = os.stat(file_of(path))  # noqa: PTH116 - half the cost of a Path
     return state.st_mtime_ns, state.st_size
 
 
 def _load(path: Path, key: tuple[int, int, int]) -> Decoded | None:
-    """Return the cached image, or None if it is missing or its source has changed."""
+    """Return a cached image, or None if it is missing or its source has changed."""
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except (OSError, ValueError):  # the file is missing or empty
+    except (OSError, ValueError):  # missing or empty
         return None
     if len(mapped) < _HEADER.size:
         return None

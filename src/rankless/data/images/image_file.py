@@ -1,10 +1,10 @@
-"""Decode image files to upright uint8 RGB, with one decoder per format.
+"""Decode image files to upright uint8 RGB images.
 
-Intact JPEGs are decoded by libjpeg-turbo (simplejpeg) straight into the resulting array. Pillow decodes all
-other files and every JPEG with a problem, because it supports more variants and decides whether a file is
-damaged. Both decode a JPEG to the same bits.
+libjpeg-turbo (simplejpeg) decodes intact JPEGs. Pillow decodes all other files and JPEGs with problems,
+because it supports more variants and determines whether a file is damaged. Both decode a JPEG to the same
+bits.
 
-An image that will be shown much smaller can be reduced while it is decoded; see :class:`Shown`.
+An image that will be shown much smaller can be reduced during decoding; see :class:`Shown`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rankless.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_FORMATS = {  # by extension, with Pillow's names
+_FORMATS = {  # Pillow's format names by extension
     ".bmp": ("BMP",),
     ".gif": ("GIF",),
     **dict.fromkeys((".jfif", ".jpeg", ".jpg"), ("JPEG", "MPO")),
@@ -37,24 +37,24 @@ _FORMATS = {  # by extension, with Pillow's names
     ".webp": ("WEBP",),
 }
 EXTENSIONS = frozenset(_FORMATS)
-"""The file extensions of images, compared in lower case."""
+"""Lowercase file extensions of images."""
 
 MOST_PIXELS = 178_956_970
-"""The most pixels that Pillow decodes. They take half a gigabyte, and a small file can claim any size."""
+"""Maximum number of pixels that Pillow decodes, because a small file can claim to have any size."""
 
 MOST_BYTES = 1 << 30
-"""The most bytes of an image file that is read, which is more than ``MOST_PIXELS`` pixels can need."""
+"""Maximum size of an image file in bytes, which is more than ``MOST_PIXELS`` pixels need."""
 
 Source = str | os.PathLike[str] | BinaryIO
-"""The path of a file, or an open file that begins with the image."""
+"""The path of a file, or an open file that starts with the image."""
 
 Pixels = NDArray[np.uint8]
 """RGB pixels, (H, W, 3)."""
 
 _ORIENTATION = 0x0112  # EXIF 2.32, table 4
-_UPSIDE_DOWN = {3, 4, 6, 7}  # orientations that reverse the stored rows …
-_SIDEWAYS = {2, 3, 7, 8}  # … that reverse the columns …
-_TURNED = {5, 6, 7, 8}  # … and that then swap rows and columns
+_UPSIDE_DOWN = {3, 4, 6, 7}  # orientations that reverse the rows
+_SIDEWAYS = {2, 3, 7, 8}  # orientations that reverse the columns
+_TURNED = {5, 6, 7, 8}  # orientations that swap rows and columns after any reversal
 
 
 class UnreadableImage(UserError):  # noqa: N818 - users see this name
@@ -65,18 +65,18 @@ class UnreadableImage(UserError):  # noqa: N818 - users see this name
         super().__init__(f"{self.path}: the image cannot be read: {reason}; replace or remove it")
 
     def __reduce__(self) -> tuple[type[UnreadableImage], tuple[str, str]]:
-        return UnreadableImage, (self.path, self.reason)  # it is sent by loader processes
+        return UnreadableImage, (self.path, self.reason)  # loader processes send it to their rank
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The size at which images will be shown, which decides how far they are reduced while decoding.
+    """The size at which images will be shown, which determines how much decoding reduces them.
 
     Attributes:
-        size: the network's input (H, W) in pixels.
-        fit: how an image fits into the input: inside, stretched, or covering it.
-        detail: images are decoded at 1/2, 1/4 or 1/8 size while each side is at least ``detail`` × the shown
-            size; 0 disables the reduction.
+        size: (H, W) of the input in pixels.
+        fit: whether images fit inside the input, are stretched to it, or cover it.
+        detail: images are reduced to 1/2, 1/4 or 1/8 as long as each side is at least ``detail`` times the
+            shown size; 0 disables the reduction.
     """
 
     size: tuple[int, int]
@@ -84,7 +84,7 @@ class Shown:
     detail: float = 2.0
 
     def reduction(self, height: int, width: int) -> int:
-        """Return the reduction factor, 1, 2, 4 or 8, for decoding an upright image of the given size."""
+        """Return the reduction factor (1, 2, 4 or 8) for an upright image of the given size."""
         if not self.detail:
             return 1
         down, across = self.size[0] / height, self.size[1] / width
@@ -93,12 +93,12 @@ class Shown:
 
 
 class Header(NamedTuple):
-    """An image's size, format and orientation according to its header.
+    """The properties of an image from its header.
 
     Attributes:
-        size: the (H, W) of the image that :func:`read` returns.
-        format: the format of the content, such as ``PNG``.
-        turned: whether the EXIF orientation swaps the stored height and width.
+        size: (H, W) of the image returned by :func:`read`.
+        format: format of the content, such as ``PNG``.
+        turned: whether the EXIF orientation swaps height and width.
     """
 
     size: tuple[int, int]
@@ -106,7 +106,7 @@ class Header(NamedTuple):
     turned: bool
 
     def contradicts(self, path: str) -> bool:
-        """Return whether the file's extension belongs to another format."""
+        """Return whether the extension of ``path`` belongs to another format."""
         ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - called for a million files
         return self.format not in _FORMATS.get(ending, (self.format,))
 
@@ -115,10 +115,9 @@ class Decoded(NamedTuple):
     """A decoded image.
 
     Attributes:
-        image: the image, uint8 RGB, (3, H, W).
-        reduced: the factor by which the image was reduced. A pixel stands for ``reduced`` × ``reduced``
-            pixels of the file.
-        source: the (H, W) of the upright image in the file.
+        image: uint8 RGB, (3, H, W).
+        reduced: reduction factor of both sides.
+        source: (H, W) of the upright image at full size.
     """
 
     image: Tensor
@@ -127,29 +126,31 @@ class Decoded(NamedTuple):
 
 
 def too_large(length: int) -> str:
-    """Return the message for a file that is too large to be read; ``length`` is its size in bytes."""
-    return f"it has {length:,} bytes, more than the {MOST_BYTES:,} that an image may have"
+    """Return an error message for an image file of ``length`` bytes that is too large."""
+    return f"the file has {length:,} bytes; expected at most {MOST_BYTES:,}"
 
 
 def is_image(path: str | os.PathLike[str]) -> bool:
-    """Return whether the file's extension is in :data:`EXTENSIONS`."""
+    """Return whether the path has an extension in :data:`EXTENSIONS`."""
     return os.path.splitext(path)[1].lower() in EXTENSIONS  # noqa: PTH122 - called for a million files
 
 
 def read(path: Source, *, name: str = "") -> Tensor:
-    """Read an image as uint8 RGB, (3, H, W), turned upright by its EXIF orientation.
+    """Read an image as uint8 RGB, (3, H, W), rotated upright according to its EXIF orientation.
 
-    Gray images become RGB, alpha is dropped, 16-bit values are reduced to their upper 8 bits, only the first
-    frame of an animation is read, and color profiles are not applied.
+    Grayscale images are converted to RGB, alpha channels are dropped, and 16-bit values are reduced to their
+    upper 8 bits. Only the first frame of an animation is read. Color profiles are not applied.
     """
     return read_for(path, None, name=name).image
 
 
 def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
-    """Read an image as :func:`read` does, but reduce it as far as ``shown`` allows.
+    """Read an image like :func:`read`, but reduce it by averaging pixels as far as ``shown`` allows.
 
-    Each pixel of a reduced image is about the mean of the pixels that it stands for. If ``shown`` is None,
-    the image is not reduced.
+    Args:
+        path: path of a file, or an open file.
+        shown: size at which the image will be shown; None for full size.
+        name: name of the image for error messages. Default: the path.
     """
     try:
         with _quiet(), _opened(path) as file, Image.open(file) as image:
@@ -158,15 +159,15 @@ def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
             source = (width, height) if turn in _TURNED else (height, width)
             factor = 1 if shown is None else shown.reduction(*source)
             pixels = _pixels(image, file, turn, factor)
-    except Exception as error:  # damaged files cause errors of any type, from struct.error to KeyError
+    except Exception as error:  # damaged files cause many types of errors, such as struct.error and KeyError
         raise UnreadableImage(name or str(path), _reason(error)) from error
-    import torch  # imported here: processes that only read sizes start ten times as fast without it
+    import torch  # processes that only read image sizes start ten times as fast without torch
 
     return Decoded(torch.from_numpy(pixels).permute(2, 0, 1), factor, source)
 
 
 def header(path: Source, *, name: str = "") -> Header:
-    """Read the header of an image file. Only a TIFF has to be decoded for this."""
+    """Read the header of an image. Only TIFF images must be decoded for this."""
     try:
         with _quiet(), _opened(path) as file, Image.open(file) as image:
             width, height = _header(image)
@@ -177,7 +178,7 @@ def header(path: Source, *, name: str = "") -> Header:
 
 
 def sideways(path: Source) -> bool:
-    """Return whether the EXIF orientation rotates the image by 90°; False if its header is unreadable."""
+    """Return whether the EXIF orientation rotates an image by 90°; False if the header is unreadable."""
     try:
         return header(path).turned
     except UnreadableImage:
@@ -186,7 +187,7 @@ def sideways(path: Source) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the decoders' warnings about odd metadata and large images."""
+    """Suppress the decoders' warnings about invalid metadata and large images."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -197,27 +198,27 @@ def _opened(path: Source) -> Iterator[BinaryIO]:
     if not isinstance(path, str | os.PathLike):
         yield path
         return
-    state = os.stat(path)  # noqa: PTH116 - half the cost of a Path
-    if not stat.S_ISREG(state.st_mode):  # opening a pipe would wait for its writer
+    state = os.stat(path)  # noqa: PTH116 - twice as fast as Path
+    if not stat.S_ISREG(state.st_mode):  # opening a pipe would wait for a writer
         what = "a folder" if stat.S_ISDIR(state.st_mode) else "a pipe or a device, not a file"
-        raise ValueError(f"it is {what}")
+        raise ValueError(f"the path is {what}")
     if state.st_size > MOST_BYTES:
         raise ValueError(too_large(state.st_size))
-    with open(path, "rb") as file:  # noqa: PTH123 - the same
+    with open(path, "rb") as file:  # noqa: PTH123 - as above
         yield file
 
 
 def _header(image: Image.Image) -> tuple[int, int]:
     """Return the width and height of an open image before its EXIF orientation is applied."""
     if image.format == "TIFF":
-        image.load()  # every version of Pillow has turned it after this
+        image.load()  # after this, all versions of Pillow have applied the orientation
     return image.size
 
 
 def _pixels(image: Image.Image, file: BinaryIO, turn: int, factor: int) -> Pixels:
-    """Decode an image, turn it upright and reduce it."""
+    """Decode an image, rotate it upright and reduce it."""
     width, height = image.size
-    # Turn before reducing: a last row or column that stands for fewer pixels must stay last.
+    # If the size is not a multiple of the factor, rotate first, so that the partial blocks are at the end.
     uneven = (turn in _UPSIDE_DOWN and height % factor) or (turn in _SIDEWAYS and width % factor)
     early = 1 if uneven else factor
     pixels = _jpeg(image, file, early)
@@ -231,7 +232,7 @@ def _pixels(image: Image.Image, file: BinaryIO, turn: int, factor: int) -> Pixel
 
 
 def _jpeg(image: Image.Image, file: BinaryIO, factor: int) -> Pixels | None:
-    """Decode a JPEG with libjpeg-turbo, which can also reduce it; return None if there is any problem."""
+    """Decode and reduce a JPEG with libjpeg-turbo; return None if there is any problem."""
     if image.format not in ("JPEG", "MPO") or image.mode not in ("RGB", "L"):
         return None
     file.seek(0)
@@ -245,23 +246,23 @@ def _jpeg(image: Image.Image, file: BinaryIO, factor: int) -> Pixels | None:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, 1 to 8, that still has to be applied to an open, undecoded image."""
+    """Return the EXIF orientation, 1 to 8, that must still be applied to an open image."""
     if image.format == "TIFF":
-        return 1  # Pillow turns a TIFF itself while it decodes
+        return 1  # Pillow applies the orientation of a TIFF itself
     if image.format == "PNG" and "exif" not in image.info:
-        return 1  # reading more would decode the image to search behind its pixels
+        return 1  # getexif would decode the image to search behind the pixels
     return cast(int, image.getexif().get(_ORIENTATION, 1))
 
 
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB":
         return image
-    if image.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255 instead of scaling
+    if image.mode.startswith("I"):  # 16 bits, which Pillow would clip instead of scaling
         upper = np.asarray(image) >> 8
         return Image.fromarray(upper.clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise ValueError(
-            "its pixels are floating point numbers without a stated range; expected 8 or 16 bits"
+            "the pixels are floating-point numbers of unknown range; expected integers of 8 or 16 bits"
         )
     if "transparency" in image.info:
         image = image.convert("RGBA")
@@ -270,9 +271,9 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "its content is not an image of a known format"
+        return "the content is not an image of a known format"
     if isinstance(error, Image.DecompressionBombError):
-        return f"it has more than {MOST_PIXELS // 10**6} million pixels, the most that are read"
+        return f"the image is too large; expected at most {MOST_PIXELS // 10**6} million pixels"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error).rstrip(".") or type(error).__name__

@@ -1,7 +1,7 @@
-"""Image sources, which form a chain of objects with a method ``read(index)``.
+"""Image sources: objects with a method ``read(index)`` that can be chained.
 
-``FileImages`` decodes the images. ``CachedImages`` (:mod:`rankless.data.images.image_cache`) saves the
-decoded images. A data set's source adds boxes or a class. ``ReadableImages`` replaces unreadable images in
+``FileImages`` decodes images. ``CachedImages`` (:mod:`rankless.data.images.image_cache`) caches decoded
+images. The source of a data set adds boxes or a class. ``ReadableImages`` replaces unreadable images in
 training.
 """
 
@@ -23,14 +23,14 @@ Value_co = TypeVar("Value_co", covariant=True)
 Cache = Literal["none", "ram", "disk"]
 
 TRIES = 20
-"""The number of replacements to try. If half of the images are unreadable, one in a million finds none."""
+"""Maximum number of replacements to try. Even if half of the images are unreadable, failure is unlikely."""
 
 
 class Readable(Protocol[Value_co]):
-    """The interface of an image source, which is one link of the chain."""
+    """The interface of an image source."""
 
     def read(self, index: int) -> Value_co:
-        """Return image ``index``; raise UnreadableImage if it cannot be read."""
+        """Return an image; raise UnreadableImage if it cannot be read."""
         ...
 
 
@@ -39,25 +39,25 @@ class FileImages:
     """The images of one split, decoded on each read.
 
     Attributes:
-        annotations: the split's annotations, which list the image files.
-        shown: the size at which images will be shown, which limits the reduction; None means no reduction.
+        annotations: annotations of the split, which list the image files.
+        shown: size at which images will be shown, for reducing them during decoding; None for full size.
     """
 
     annotations: Annotations
     shown: Shown | None = None
 
     def read(self, index: int) -> Decoded:
-        """Decode and return image ``index``."""
+        """Decode and return an image."""
         annotations = self.annotations
         return image_file.read_for(open_source(annotations, index), self.shown, name=annotations.path(index))
 
 
 class ImageSource(ABC, Generic[Value]):
-    """An open data set. It must be picklable, because loader processes receive a copy.
+    """An open data set. It must be picklable for loader processes.
 
     Attributes:
-        class_names: the names of the classes; a label is an index into this list.
-        notes: sentences about how the data was read, and about its problems.
+        class_names: names of the classes; labels are indices into this tuple.
+        notes: notes on how the data was read and on problems in it.
     """
 
     class_names: tuple[str, ...]
@@ -69,23 +69,23 @@ class ImageSource(ABC, Generic[Value]):
 
     @abstractmethod
     def read(self, index: int) -> Value:
-        """Return image ``index``; raise UnreadableImage if it cannot be read."""
+        """Return an image; raise UnreadableImage if it cannot be read."""
 
     @abstractmethod
     def source(self, index: int) -> str:
-        """Return the file of image ``index``, or a name for reports if there is no file."""
+        """Return the path of an image, or a name for reports if it is not a file."""
 
     def digest(self) -> str | None:
         """Return a hash of the annotations, or None if the images are generated."""
         return None
 
     def files(self) -> list[str]:
-        """Return the local image files, each once; empty if the images are generated or remote."""
+        """Return the local image files without duplicates; empty if the images are generated or remote."""
         return []
 
     def opened(self, shown: Shown, cache: Cache) -> tuple[Any, tuple[str, ...]]:
-        """Return this source with images reduced for ``shown`` and read through a cache, and notes on it."""
-        off = f"data.cache is {cache}, but this dataset is generated, not read from files, so caching is off"
+        """Return a source with images that are reduced for ``shown`` and cached, and notes on the cache."""
+        off = f"data.cache is {cache}, but this data set is generated, so caching is off"
         return self, () if cache == "none" else (off,)
 
 
@@ -96,9 +96,9 @@ class ImageExamples(Generic[Source]):
     """The base class of detection and classification :class:`rankless.tasks.protocol.Examples`.
 
     Attributes:
-        images: the open image source.
-        shown: the size at which images will be shown.
-        notes: sentences on clipped, missing or omitted data.
+        images: open image source.
+        shown: size at which images will be shown.
+        notes: notes on how the data was read, on problems in it and on the cache.
     """
 
     images: Source
@@ -113,7 +113,7 @@ class ImageExamples(Generic[Source]):
 
     @property
     def digest(self) -> str | None:
-        """Return a hash of the annotations, or None if the images are generated."""
+        """Hash of the annotations, or None if the images are generated."""
         return self.images.digest()
 
     def files(self) -> list[str]:
@@ -123,17 +123,17 @@ class ImageExamples(Generic[Source]):
 
 @dataclass
 class ReadableImages(Generic[Value]):
-    """Training images in which a random image, keyed by (seed, index), replaces an unreadable image.
+    """Training images, in which unreadable images are replaced by randomly chosen images.
 
-    The replacement is the same in every epoch, on every rank and in every loader process.
+    The replacement depends only on the seed and the index of the unreadable image.
 
     Attributes:
-        images: the image source.
-        count: the number of images to draw from.
+        images: image source.
+        count: number of images to choose from.
         seed: the recipe's seed.
-        memo: the images read so far, by index, so that each is read only once; None disables this.
-        unreadable: the images that could not be read.
-        position: the index of the last returned image, which is the requested image or its replacement.
+        memo: images read so far, so that each image is read only once; None to keep no images.
+        unreadable: images that could not be read.
+        position: index of the last returned image or replacement.
     """
 
     images: Readable[Value]
@@ -144,7 +144,7 @@ class ReadableImages(Generic[Value]):
     position: int = -1
 
     def read(self, index: int) -> Value:
-        """Return image ``index``, or the first readable image that is drawn to replace it."""
+        """Return an image or, if it is unreadable, a replacement."""
         position = index
         for attempt in range(TRIES + 1):
             value = self.memo.get(position) if self.memo else None
@@ -152,7 +152,7 @@ class ReadableImages(Generic[Value]):
                 try:
                     value = self.images.read(position)
                 except UnreadableImage as problem:
-                    value = problem.with_traceback(None)  # otherwise the memo would keep frames alive
+                    value = problem.with_traceback(None)  # otherwise, the memo would keep frames alive
                 if self.memo is not None:
                     self.memo[position] = value
             if not isinstance(value, UnreadableImage):

@@ -1,8 +1,7 @@
 """Cache annotations on disk until one of their source files changes.
 
-If several processes open a data set at once, one of them reads it and the others wait. Then all of them map
-the same files. Each reading has its own folder, so a newer reading does not affect processes that still use
-an older one.
+If several processes open a data set at the same time, one of them reads it, and the others wait and map its
+result. Every result has its own folder, so a newer result does not affect processes that use an older one.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ Read = Callable[[], tuple[Annotations, list[str]]]
 
 
 def cached(root: str, split: str, format: str, read: Read, *, rescan: bool = False) -> Annotations:
-    """Return the result of ``read``, from the cache if none of its source files has changed.
+    """Return the result of ``read``, from the cache if no source file has changed.
 
     Args:
-        root: the absolute path of the data set. Together with ``split`` and ``format``, it is the cache key.
-        split, format: the names of the split and of its format.
-        read: a function that returns the split, and the files and folders that invalidate it by changing.
-        rescan: whether to read the data again even if nothing seems to have changed.
+        root, split, format: absolute path of the data set, name of the split and name of the format, which
+            together form the cache key.
+        read: a function that returns the annotations and the files and folders that they depend on.
+        rescan: whether to read the data again even if it seems unchanged.
     """
     key = hashlib.sha256(json.dumps([root, split, format]).encode()).hexdigest()[:32]
     store = cache_folder() / "annotations" / key
@@ -53,7 +52,7 @@ def cached(root: str, split: str, format: str, read: Read, *, rescan: bool = Fal
     with ExitStack() as stack:
         try:
             stack.enter_context(
-                locked(store, lambda: say(f"waiting for another process that reads {root}", file=sys.stderr))
+                locked(store, lambda: say(f"waiting for another process to read {root}", file=sys.stderr))
             )
             _clear(store, rescan)
         except OSError as error:
@@ -68,21 +67,21 @@ def cached(root: str, split: str, format: str, read: Read, *, rescan: bool = Fal
             annotations = _published(store, made, depends, states)
             remove_others(store / _CHUNKS, started - 1)
         except OSError as error:
-            return _private(made, f"{store.parent} has no room for it ({error.strerror or error})")
+            return _private(made, f"{store.parent} does not have enough space ({error.strerror or error})")
     with suppress(OSError):
         remove_unused(store.parent, _CURRENT)
     return annotations
 
 
 def forget(annotations: Annotations) -> None:
-    """Delete the cached copy, so that the data set is read again when it is next opened."""
+    """Delete the cached annotations, so that the data set is read again when it is next opened."""
     if annotations.folder is not None:
         with suppress(OSError):
             Path(annotations.folder, _ENTRY).unlink()
 
 
 def _valid(store: Path) -> Annotations | None:
-    """Return the newest entry if it is complete and no source file has changed since; otherwise, None."""
+    """Return the newest entry if it is complete and no source file has changed, otherwise None."""
     try:
         current = store / _CURRENT
         folder = store / json.loads(current.read_text(encoding="utf-8"))["entry"]
@@ -99,25 +98,25 @@ def _valid(store: Path) -> Annotations | None:
 
 
 def _steady(root: str, read: Read) -> tuple[Annotations, list[str], list[State]]:
-    """Call ``read`` until no source file changes during the call; return its results and the file states."""
+    """Call ``read`` until no source file changes during the call; return its result and the file states."""
     changed = ""
     for _ in range(_TRIES):
-        time.sleep(TICK / 1e9)  # so that later changes get a later time stamp
+        time.sleep(TICK / 1e9)  # later changes must get a later time
         started = time.time_ns() - TICK // 2
         made, depends = read()
         depends = list(dict.fromkeys([root, *depends]))
         states = [state(path) for path in depends]
-        changed = touched_since(depends, started)  # checked last, so that no change is missed
+        changed = touched_since(depends, started)  # must come last, to miss no change
         if not changed:
             return made, depends, states
     raise UserError(
-        f"{changed}: changed during each of {_TRIES} attempts to read {root}; wait until no program writes "
-        "to it, and start again"
+        f"{changed}: changed during each of {_TRIES} attempts to read {root}; wait until no program changes "
+        "the data, and start again"
     )
 
 
 def _clear(store: Path, rescan: bool) -> None:
-    """Remove incomplete entries and, with ``rescan``, invalidate all other entries and chunks."""
+    """Remove incomplete entries; with ``rescan``, also invalidate complete entries and chunks."""
     for left in store.glob(f"{_BUILDING}*"):
         shutil.rmtree(left, ignore_errors=True)
     if rescan:
@@ -127,7 +126,7 @@ def _clear(store: Path, rescan: bool) -> None:
 
 
 def _published(store: Path, made: Annotations, depends: list[str], states: list[State]) -> Annotations:
-    """Publish ``made`` as the newest entry of the locked ``store``, and delete older, unused entries."""
+    """Store annotations as the newest entry of the locked ``store``, and delete unused older entries."""
     building = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=store))
     try:
         made.save(building)
@@ -141,7 +140,7 @@ def _published(store: Path, made: Annotations, depends: list[str], states: list[
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
-    annotations = Annotations.load(folder)  # which locks it
+    annotations = Annotations.load(folder)  # locks the folder
     others = [other for other in store.glob("entry-*") if other != folder]
     for other in others:
         remove_unheld(other)
@@ -151,7 +150,7 @@ def _published(store: Path, made: Annotations, depends: list[str], states: list[
 
 
 def _remove_copies(store: Path, annotations: Annotations) -> None:
-    """Remove the copies of images that the store's only entry does not use."""
+    """Remove copies of images that the only entry of the store does not use."""
     if copies := list(store.glob(f"{COPY}*")):
         used = set(map(file_of, annotations.paths()))
         for copy in copies:
@@ -160,7 +159,7 @@ def _remove_copies(store: Path, annotations: Annotations) -> None:
 
 
 def _private(made: Annotations, why: str) -> Annotations:
-    """Return ``made`` from a private folder or, if that fails, from memory, with a note that says ``why``."""
+    """Return annotations from a private folder or from memory, with a note that gives the reason."""
     made = replace(
         made,
         about=(*made.about, f"the annotations are not cached: {why}; set RANKLESS_CACHE to another folder"),

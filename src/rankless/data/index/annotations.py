@@ -1,7 +1,7 @@
-"""Store the annotations of one split as flat arrays, whatever the format of the data.
+"""Annotations of one split as flat arrays, independent of the data format.
 
-The arrays are memory-mapped from one file, so all ranks and loader processes of a machine share one copy, and
-opening takes no longer for a million images than for a thousand.
+The arrays are memory-mapped from one file, so all ranks and loader processes of a machine share one copy.
+Opening the file takes the same time for a million images as for a thousand.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rankless.errors import UserError
 from rankless.files.cache_folder import hold
 
 DIFFICULT, CROWD = 1, 2
-"""Bits of ``flags`` for boxes that are not trained on. Scores ignore difficult boxes and hits in a crowd."""
+"""Bits of ``flags``. Training ignores these boxes; scores ignore difficult boxes and detections in crowds."""
 
 _FILE = "annotations"
 _ARRAYS = (
@@ -35,24 +35,24 @@ _ARRAYS = (
 
 @dataclass(frozen=True)
 class Annotations:
-    """The annotations of one split. If they are stored in a folder, only its path is pickled.
+    """Annotations of one split. If they are stored in a folder, only its path is pickled.
 
     Attributes:
-        class_names: the names of the classes; a label is an index into this list.
-        format: the name of the data's format.
-        path_bytes, path_ends: the concatenated paths of the image files in the file system's encoding,
-            (bytes,), and the end of each path, (N,). See :meth:`path`.
-        byte_ranges: the offset and length of each image in its tar shard, (N, 2); (0, 2) if every image is a
-            file. See :mod:`rankless.data.index.byte_ranges`.
-        sizes: the height and width of each upright image in pixels, (N, 2); 0, 0 if it cannot be read.
-        offsets: the boxes of image i are ``offsets[i] : offsets[i + 1]``; (N + 1,).
-        boxes: xyxy in pixels of the upright image, clipped to it, (T, 4); (0, 4) for classification.
-        labels: the class of each box, (T,), or for classification, of each image.
-        flags: the bits :data:`DIFFICULT` and :data:`CROWD` of each box, (T,).
-        areas: the area of each object in pixels, (T,); NaN if the format gives only its box.
-        findings: the problems in the data.
-        about: further sentences about how the data was read.
-        folder: the folder that holds the arrays; None if they are in memory.
+        class_names: names of the classes; labels are indices into this tuple.
+        format: name of the data format.
+        path_bytes, path_ends: concatenated paths of the images in the encoding of the file system, (bytes,),
+            and the end of each path, (N,); see :meth:`path`.
+        byte_ranges: offset and length of each image in its tar shard, (N, 2), or (0, 2) if all images are
+            files; see :mod:`rankless.data.index.byte_ranges`.
+        sizes: height and width of each upright image in pixels, (N, 2); 0, 0 if the image cannot be read.
+        offsets: row of the first box of each image, and the total number of boxes, (N + 1,).
+        boxes: xyxy in pixels of the upright image, clipped to the image, (T, 4); (0, 4) for classification.
+        labels: class of each box, (T,), or of each image for classification.
+        flags: bits :data:`DIFFICULT` and :data:`CROWD` of each box, (T,).
+        areas: area of each object in pixels, (T,); NaN if only the box is annotated.
+        findings: problems in the data.
+        about: notes on how the data was read.
+        folder: folder that contains the arrays; None if they are in memory.
     """
 
     class_names: tuple[str, ...]
@@ -76,16 +76,16 @@ class Annotations:
 
     @property
     def has_boxes(self) -> bool:
-        """Whether the annotations are boxes; otherwise, each image has one class."""
+        """Whether the images are annotated with boxes. Otherwise, each image has one class."""
         return len(self.boxes) == len(self.labels)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about how the data was read and about the problems in it, with counts."""
+        """Notes on how the data was read and on problems in it."""
         return (*self.about, *self.findings.notes())
 
     def path(self, index: int) -> str:
-        """Return the path of image ``index``. For a shard, it is like ``train-000000.tar//0001.jpg``."""
+        """Return the path of an image; in a shard, it has the form ``train-000000.tar//0001.jpg``."""
         first = int(self.path_ends[index - 1]) if index else 0
         return os.fsdecode(self.path_bytes[first : int(self.path_ends[index])].tobytes())
 
@@ -95,24 +95,24 @@ class Annotations:
         return [os.fsdecode(whole[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
 
     def rows(self, index: int) -> slice:
-        """Return the slice of ``boxes``, ``labels``, ``flags`` and ``areas`` for image ``index``."""
+        """Return the rows of an image in ``boxes``, ``labels``, ``flags`` and ``areas``."""
         return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
 
     def objects(self, index: int) -> Iterator[tuple[list[float], int, int, float]]:
-        """Yield the box (xyxy), label, flags and area of each object in image ``index``."""
+        """Yield the box (xyxy), label, flags and area of each object in an image."""
         rows = self.rows(index)
         columns = (each[rows].tolist() for each in (self.boxes, self.labels, self.flags, self.areas))
         return zip(*columns, strict=True)
 
     def digest(self) -> str:
-        """Return a hash of the classes, image sizes and annotations, independent of the files' location."""
+        """Return a hash of the classes, image sizes and annotations. It does not depend on paths."""
         made = hashlib.blake2b("\n".join(self.class_names).encode(errors="surrogateescape"), digest_size=16)
         for array in (self.sizes, self.offsets, self.boxes, self.labels, self.flags):
             made.update(array.tobytes())
         return made.hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write all arrays into ``folder``, which must exist and be empty."""
+        """Write the annotations to ``folder``, which must exist and be empty."""
         about = {
             "class_names": self.class_names,
             "format": self.format,
@@ -124,13 +124,10 @@ class Annotations:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Annotations:
-        """Map the arrays that :meth:`save` wrote. The data is read on first access.
-
-        No other process removes the folder while this process uses it.
-        """
+        """Map the annotations that :meth:`save` wrote, and lock the folder against removal."""
         path = Path(folder)
         try:
-            with safe_open(path / _FILE, "pt") as file:  # torch's tensors are mapped, NumPy's arrays copied
+            with safe_open(path / _FILE, "pt") as file:  # maps torch tensors, but would copy NumPy arrays
                 arrays = {name: file.get_tensor(name).numpy() for name in _ARRAYS}
                 about = json.loads(file.metadata()["about"])
         except FileNotFoundError as error:
@@ -153,15 +150,15 @@ class Annotations:
     def __reduce__(self) -> Any:
         if self.folder is None:
             return super().__reduce__()
-        if not Path(self.folder, _FILE).exists():  # raised here, where the message is shown
+        if not Path(self.folder, _FILE).exists():  # the process that unpickles could not report this
             raise _gone(Path(self.folder))
         return Annotations.load, (self.folder,)
 
 
 def _gone(folder: Path) -> UserError:
     return UserError(
-        f"{folder}: the cached annotations are gone; expected them to stay while the program runs (see "
-        "RANKLESS_CACHE); start again to read the data again"
+        f"{folder}: the cached annotations were removed while the program was running; start again to read "
+        "the data again"
     )
 
 
@@ -173,7 +170,7 @@ def flat_paths(paths: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int6
 
 
 def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) -> Annotations:
-    """Return the images with the indices ``chosen``, (K,), in that order, in memory and without findings."""
+    """Return the annotations of the images with the given indices, (K,), in memory and without findings."""
     indices = np.asarray(chosen, np.int64).reshape(-1)
     counts = annotations.offsets[indices + 1] - annotations.offsets[indices]
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
@@ -195,7 +192,7 @@ def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) 
 
 
 def with_boxes(annotations: Annotations, selected: NDArray[np.bool_]) -> Annotations:
-    """Return a copy of the annotations, in memory, with only the boxes in the mask ``selected``, (T,)."""
+    """Return the annotations, in memory, with only the boxes in the mask ``selected``, (T,)."""
     rows = np.concatenate(([0], np.cumsum(selected)))
     return replace(
         annotations,

@@ -1,9 +1,9 @@
-"""Read an image's bytes from its own file, or from a byte range of a tar shard or another container.
+"""Read the bytes of an image from its own file or from a byte range of a tar shard or another container.
 
-An image in a shard has a path such as ``/data/train-000000.tar//0001.jpg``. File paths never contain ``//``,
-so it separates the shard from the name inside. A remote shard has a URL with a tag of its content:
-``https://host/data/train-000000.tar#3f…//0001.jpg``. CIFAR files contain raw pixels, which are returned as
-PPM so that a decoder can read them.
+An image in a shard has a path such as ``/data/train-000000.tar//0001.jpg``, where ``//``, which does not
+occur in file paths, separates the shard from the member. The URL of a remote shard ends with a tag of its
+content: ``https://host/data/train-000000.tar#3f…//0001.jpg``. CIFAR files contain raw pixels, which are
+converted to PPM for the decoder.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from rankless.files.remote import RemoteFile, is_remote
 CIFAR_SIDE = 32
 CIFAR_BYTES = 3 * CIFAR_SIDE**2
 CIFAR_ENDING = ".cifar.ppm"
-"""The end of the name of an image whose byte range, outside of a shard, holds three planes of raw pixels."""
+"""Suffix of the names of images that are stored as three planes of raw pixels."""
 _HEADER = f"P6 {CIFAR_SIDE} {CIFAR_SIDE} 255\n".encode()
 _INSIDE = "//"
 COPY, ORIGINAL = "images-", ".of"
-"""The start of the name of a file with copied images, and the end of the name of the note on their origin."""
+"""Prefix of files with copied images, and suffix of the file that records their origin."""
 
 
 def path_in(shard: str, member: str) -> str:
@@ -39,15 +39,15 @@ def path_in(shard: str, member: str) -> str:
 
 
 def file_of(path: str) -> str:
-    """Return the file or URL that contains an image, which is its shard or the path itself."""
-    first = path.index("://") + len("://") if is_remote(path) else 1  # POSIX allows two at the beginning
+    """Return the path or URL of the shard that contains an image, or ``path`` itself without a shard."""
+    first = path.index("://") + len("://") if is_remote(path) else 1  # POSIX allows a leading //
     cut = path.find(_INSIDE, first)
     return path if cut < 0 else path[:cut]
 
 
 def original(file: str) -> str:
-    """Return the file from which the images in ``file`` were copied, or ``file`` itself if it holds none."""
-    if not os.path.basename(file).startswith(COPY):  # noqa: PTH119 - it may be an address
+    """Return the file from which the images in ``file`` were copied, or ``file`` itself."""
+    if not os.path.basename(file).startswith(COPY):  # noqa: PTH119 - may be a URL
         return file
     try:
         return os.fsdecode(reading.read_bytes(f"{file}{ORIGINAL}", reading.POINTER))
@@ -56,7 +56,7 @@ def original(file: str) -> str:
 
 
 def open_source(annotations: Annotations, index: int) -> str | io.BytesIO:
-    """Return the path or bytes of image ``index`` for :func:`rankless.data.images.image_file.read`."""
+    """Return the path or the bytes of an image for :func:`rankless.data.images.image_file.read`."""
     path = annotations.path(index)
     if not len(annotations.byte_ranges):
         return path
@@ -64,7 +64,7 @@ def open_source(annotations: Annotations, index: int) -> str | io.BytesIO:
 
 
 def content(annotations: Annotations, index: int) -> bytes:
-    """Return the stored bytes of image ``index``, with raw pixels converted to PPM."""
+    """Return the encoded bytes of an image, with raw pixels converted to PPM."""
     path = annotations.path(index)
     try:
         if not len(annotations.byte_ranges):
@@ -76,14 +76,14 @@ def content(annotations: Annotations, index: int) -> bytes:
     except OSError as error:
         raise UnreadableImage(path, error.strerror or str(error)) from error
     if len(data) < length:
-        raise UnreadableImage(path, f"its shard ends after {len(data)} of its {length} bytes")
+        raise UnreadableImage(path, f"the shard ends after {len(data)} of the image's {length} bytes")
     if path.endswith(CIFAR_ENDING) and not file_of(path).endswith(".tar"):
         return _HEADER + np.frombuffer(data, np.uint8).reshape(3, -1).T.tobytes()
     return data
 
 
 def _part(file: str, length: int, offset: int) -> bytes:
-    """Return a byte range of a shard, through the user's cache if the shard is remote."""
+    """Return a byte range of a shard, using the user's cache if the shard is remote."""
     if not is_remote(file):
         with reading.opened(file) as opened:
             return LocalFile(opened.fileno()).pread(length, offset)
@@ -102,29 +102,29 @@ def _remote(process: int, url: str) -> RemoteFile:
 
 
 class Ranged(Protocol):
-    """A local or remote file that is read in byte ranges."""
+    """A local or remote file from which byte ranges can be read."""
 
     @property
     def size(self) -> int:
-        """Return the size in bytes."""
+        """Size in bytes."""
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Return ``length`` bytes from ``offset``, or fewer at the end of the file."""
+        """Return ``length`` bytes from ``offset``, or fewer bytes at the end of the file."""
 
 
 @dataclass(frozen=True)
 class LocalFile:
-    """An open local file with the descriptor ``file``."""
+    """An open local file, given by its descriptor."""
 
     file: int
 
     @property
     def size(self) -> int:
-        """Return the size in bytes."""
+        """Size in bytes."""
         return os.fstat(self.file).st_size
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Return a byte range of the file; see :meth:`Ranged.pread`."""
+        """Return ``length`` bytes from ``offset``, or fewer bytes at the end of the file."""
         data = os.pread(self.file, length, offset)
         while len(data) < length and (more := os.pread(self.file, length - len(data), offset + len(data))):
             data += more
@@ -133,7 +133,7 @@ class LocalFile:
 
 @contextmanager
 def opened(path: str) -> Iterator[Ranged]:
-    """Open a local or remote shard for reading byte ranges, as a context manager."""
+    """Open a local or remote shard as a context manager."""
     if is_remote(path):
         yield RemoteFile(path)
         return
@@ -142,7 +142,7 @@ def opened(path: str) -> Iterator[Ranged]:
 
 
 class Window(io.RawIOBase):
-    """A file object for a byte range of an open file, so that a decoder reads only the bytes it needs."""
+    """A file object for a byte range of an open file, from which a decoder reads only what it needs."""
 
     def __init__(self, file: Ranged, offset: int, length: int) -> None:
         self._file, self._offset, self._length, self._at = file, offset, length, 0

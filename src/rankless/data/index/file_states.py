@@ -1,7 +1,8 @@
-"""Detect changed files by their times and sizes, which are saved with the result computed from them.
+"""Detect changed files by their modification times and sizes.
 
-A stat call costs about 2 µs. For a million files, the calls would dominate, so several processes share them.
-These run this module as a script, without importing the package, and start within hundredths of a second.
+A stat call takes about 2 µs, so that a million files would take 2 s. Several processes therefore share the
+calls. They run this module as a script without importing the package, and start within hundredths of a
+second.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
 MISSING = (-1, -1)
-"""The state of a missing file."""
+"""State of a missing file."""
 BLOCK = 25_000
-"""The number of files that a process checks at a time. Fewer than two blocks are checked in this process."""
-_PREFIX = "depends-"  # the names of files that hold a block each begin like this
+"""Number of files in a block. A single block is checked in this process."""
+_PREFIX = "depends-"  # prefix of the names of block files
 
 
 def state(path: str | bytes) -> tuple[int, int]:
     """Return a file's modification time (ns) and size (bytes), or :data:`MISSING` if it cannot be read."""
     try:
-        status = os.stat(path)  # noqa: PTH116 - Path takes twice as long, a million times
+        status = os.stat(path)  # noqa: PTH116 - Path takes twice as long
     except (OSError, ValueError):
         return MISSING
     return status.st_mtime_ns, status.st_size
 
 
 def touched_since(paths: Iterable[str], moment: int) -> str:
-    """Return the first file that was changed or replaced at ``moment`` (ns) or later, or "" if none was.
+    """Return the first file that was changed or replaced at ``moment`` (ns) or later, or "" if there is none.
 
-    The kernel's change time (ctime) is compared, because users cannot set it. A ctime in the future comes
-    from another clock and is ignored.
+    This compares the kernel's change time (ctime), which users cannot set. A ctime in the future comes from
+    another clock and is ignored.
     """
     now = time.time_ns()
     for path in paths:
@@ -48,7 +49,7 @@ def touched_since(paths: Iterable[str], moment: int) -> str:
 
 
 def save_states(folder: str, paths: Sequence[str], states: Sequence[tuple[int, int]]) -> None:
-    """Save the states of ``paths`` for :func:`changed_file`."""
+    """Save the states of files in ``folder`` for :func:`changed_file`."""
     for start in range(0, len(paths), BLOCK):
         part = states[start : start + BLOCK]
         numbers = array("q", [len(part), *(number for each in part for number in each)])
@@ -58,7 +59,7 @@ def save_states(folder: str, paths: Sequence[str], states: Sequence[tuple[int, i
 
 
 def saved_names(folder: str) -> list[str]:
-    """Return the files recorded by :func:`save_states`; empty if the record is incomplete."""
+    """Return the files whose states are saved in ``folder``; empty if they cannot be read."""
     try:
         return [os.fsdecode(path) for block in _blocks(folder) for path, _, _ in _saved(block)]
     except (OSError, ValueError, EOFError):
@@ -66,7 +67,7 @@ def saved_names(folder: str) -> list[str]:
 
 
 def changed_file(folder: str, processes: int) -> str:
-    """Return the first file that differs from its saved state, or "" if there is none."""
+    """Return a file that differs from the state saved in ``folder``, or "" if there is none."""
     blocks = _blocks(folder)
     helpers = min(processes, len(blocks)) - 1
     command = [sys.executable, "-I", "-S", __file__]
@@ -84,7 +85,7 @@ def changed_file(folder: str, processes: int) -> str:
                 break
             answer = process.communicate()[0]
             if process.returncode:
-                raise OSError(f"a process that checks files ended with {process.returncode}")
+                raise OSError(f"a process that checks files exited with code {process.returncode}")
             changed = os.fsdecode(answer)
     return changed
 

@@ -1,8 +1,8 @@
-"""Count the problems in a data set by kind, and record the locations of the first few of each kind.
+"""Count problems in a data set by kind, and record the first few of each kind.
 
-Every kind has one outcome, listed here and in docs/data.md. A problem in a single box affects only that box.
-If a problem means that a file's classes, columns or units are misunderstood, training stops, because the
-model would learn something else.
+Every kind has one outcome; see :data:`KINDS` and docs/data.md. A problem in one box usually affects only that
+box. Problems that suggest misread classes, columns or units stop training, because the model would learn from
+wrong data.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from typing import Any, Literal, NamedTuple
 from rankless.errors import counted
 
 FIRST = 20
-"""The number of findings of a kind that are listed. The others are only counted."""
+"""Maximum number of findings of a kind that are listed. Further findings are only counted."""
 
 Outcome = Literal["stops", "dropped", "clipped", "replaced", "reported"]
 
 
 class Kind(NamedTuple):
-    """A kind of problem in data.
+    """A kind of problem in a data set.
 
     Attributes:
-        outcome: the effect on training: the problem ``stops`` it; the box or image is ``dropped``; the box is
-            ``clipped``; the image is ``replaced`` by another; or the problem is only ``reported``.
-        one: the start of a sentence about one case, as in "1 box has …".
-        many: the start of a sentence about several cases.
-        rest: the end of either sentence.
+        outcome: ``stops`` (training stops), ``dropped`` (the box or image is ignored), ``clipped`` (the box
+            is clipped), ``replaced`` (another image takes the place of the image) or ``reported`` (no
+            effect).
+        one: start of the description of one case, without the number, such as "box has".
+        many: start of the description of several cases, without the number, such as "boxes have".
+        rest: end of both descriptions.
     """
 
     outcome: Outcome
@@ -38,41 +39,43 @@ class Kind(NamedTuple):
 
     @property
     def what(self) -> str:
-        """Return the description of several cases without their number, as in "3 …"."""
+        """Description of several cases without the number, such as "boxes have no width or no height"."""
         return f"{self.many} {self.rest}".rstrip()
 
     def counted(self, count: int) -> str:
-        """Return a sentence with the count, such as "1 box has no width or no height"."""
+        """Return a sentence with the number of cases, such as "1 box has no width or no height"."""
         return f"{counted(count, self.one, self.many)} {self.rest}".rstrip()
 
 
 KINDS: dict[str, Kind] = {
-    # The file.
+    # Files
     "unreadable file": Kind("stops", "annotation file", "annotation files", "cannot be read"),
     "not understood": Kind("stops", "line or entry is", "lines or entries are", "not in the expected format"),
     "not a number": Kind("stops", "box has", "boxes have", "a coordinate or class that is not a number"),
-    # The class.
-    "class out of range": Kind("stops", "box has", "boxes have", "a class number without a name"),
-    "unnamed class": Kind("stops", "box has", "boxes have", "a class that is not among the class names"),
-    # The box.
-    "not normalized": Kind("stops", "box is", "boxes are", "not normalized to 0–1 (pixels?)"),
+    # Classes
+    "class out of range": Kind("stops", "box has", "boxes have", "a class number without a class name"),
+    "unnamed class": Kind("stops", "box has", "boxes have", "a class that is not in the list of classes"),
+    # Boxes
+    "not normalized": Kind("stops", "box is", "boxes are", "not normalized to 0–1 (probably in pixels)"),
     "not finite": Kind("dropped", "box is", "boxes are", "NaN or infinite"),
     "no size": Kind("dropped", "box has", "boxes have", "no width or no height"),
     "ends before it begins": Kind("dropped", "box ends before it begins", "boxes end before they begin"),
     "outside": Kind("dropped", "box lies", "boxes lie", "outside the image"),
     "repeated": Kind(
-        "dropped", "box repeats", "boxes repeat", "another one with the same image, class and coordinates"
+        "dropped", "box repeats", "boxes repeat", "another box with the same image, class and coordinates"
     ),
-    "over the edge": Kind("clipped", "box reaches", "boxes reach", "over the edge of the image"),
+    "over the edge": Kind("clipped", "box extends", "boxes extend", "beyond the edge of the image"),
     "counted from 0": Kind(
-        "reported", "box begins", "boxes begin", "at pixel 0 in a format that counts from 1"
+        "reported", "box starts", "boxes start", "at pixel 0 in a format that counts from 1"
     ),
     "a pixel thin": Kind("reported", "box is", "boxes are", "at most one pixel wide or high"),
-    "outline": Kind("reported", "box is", "boxes are", "the bounds of an outline, because no box is given"),
-    "turned": Kind("reported", "box is", "boxes are", "the upright bounds of a rotated box"),
-    "difficult": Kind("reported", "box is", "boxes are", "marked difficult: neither trained on nor scored"),
-    "crowd": Kind("reported", "box marks", "boxes mark", "a crowd: neither trained on nor scored"),
-    # The image.
+    "outline": Kind(
+        "reported", "box is", "boxes are", "computed from an outline, because no box is annotated"
+    ),
+    "turned": Kind("reported", "box is", "boxes are", "the upright bounding box of a rotated box"),
+    "difficult": Kind("reported", "box is", "boxes are", "marked difficult (ignored in training and scores)"),
+    "crowd": Kind("reported", "box marks", "boxes mark", "a crowd (ignored in training and scores)"),
+    # Images
     "no image": Kind("dropped", "annotated image does", "annotated images do", "not exist"),
     "unreadable image": Kind("replaced", "image", "images", "cannot be read"),
     "listed twice": Kind("dropped", "image is", "images are", "listed more than once"),
@@ -84,26 +87,26 @@ KINDS: dict[str, Kind] = {
     ),
     "label without image": Kind("reported", "label file has", "label files have", "no image"),
     "empty": Kind("reported", "image has", "images have", "no boxes"),
-    "other format": Kind("reported", "image is", "images are", "in another format than the extension says"),
-    "other size": Kind("reported", "image is", "images are", "of another size than the annotation says"),
+    "other format": Kind("reported", "image has", "images have", "a format that differs from the extension"),
+    "other size": Kind("reported", "image has", "images have", "a size that differs from the annotation"),
     "no stated size": Kind(
         "reported", "annotation gives", "annotations give", "no valid width and height of the image"
     ),
-    "sideways": Kind("reported", "image is", "images are", "turned by EXIF, but annotated as if not turned"),
+    "sideways": Kind("reported", "image is", "images are", "rotated by EXIF, but annotated without rotation"),
     "unknown image": Kind("dropped", "annotation is", "annotations are", "for an image that is not listed"),
-    "repeated id": Kind("reported", "annotation id is", "annotation ids are", "given more than once"),
-    "left out": Kind("reported", "file was", "files were", "left out"),
+    "repeated id": Kind("reported", "annotation id is", "annotation ids are", "used more than once"),
+    "left out": Kind("reported", "file was", "files were", "ignored"),
     "same image twice": Kind(
-        "reported", "image has", "images have", "the same bytes as another one in the split"
+        "reported", "image has", "images have", "the same bytes as another image of the split"
     ),
     "same in two splits": Kind(
-        "reported", "image is", "images are", "in two splits, byte for byte: scores are too good"
+        "reported", "image is", "images are", "in two splits (identical bytes), so scores are too high"
     ),
     "nearly same in two splits": Kind(
         "reported",
         "image is",
         "images are",
-        "nearly the same as one in another split: scores may be too good",
+        "nearly identical to an image in another split, so scores may be too high",
     ),
 }
 
@@ -112,8 +115,8 @@ class Finding(NamedTuple):
     """One problem in a data set.
 
     Attributes:
-        where: the file, or the file and line.
-        problem: the value that was found and the value that was expected.
+        where: path of the file, possibly with the line.
+        problem: a description of the value found and the value expected; may be empty.
     """
 
     where: str
@@ -128,7 +131,7 @@ class Findings:
     """All problems found in a data set.
 
     Attributes:
-        counts: the number of findings of each kind.
+        counts: number of findings of each kind.
         first: the first findings of each kind, at most :data:`FIRST`.
     """
 
@@ -136,11 +139,11 @@ class Findings:
     first: dict[str, list[Finding]] = field(default_factory=dict)
 
     def add(self, kind: str, where: str, problem: str = "") -> None:
-        """Add one finding of a ``kind`` from :data:`KINDS`."""
+        """Add one finding; ``kind`` is a key of :data:`KINDS`."""
         self.add_many(kind, 1, [Finding(where, problem)])
 
     def add_many(self, kind: str, count: int, first: Iterable[Finding]) -> None:
-        """Add several findings of a kind, of which ``first`` gives the first few."""
+        """Add ``count`` findings of one kind; ``first`` are the first few of them."""
         if kind not in KINDS:
             raise KeyError(kind)
         if not count:
@@ -159,9 +162,9 @@ class Findings:
         return ((kind, self.counts[kind], self.first.get(kind, [])) for kind in KINDS if kind in self.counts)
 
     def stopping(self, also: Sequence[str] = ()) -> list[str]:
-        """Return sentences about the problems that stop training, with the first of each kind and counts.
+        """Return error messages about problems that stop training: the first of each kind, and counts.
 
-        ``also`` lists further kinds that stop this training run.
+        ``also`` lists additional kinds that stop training.
         """
         stopping = [each for each in self if KINDS[each[0]].outcome == "stops" or each[0] in also]
         sentences: list[str] = []
@@ -173,15 +176,15 @@ class Findings:
         return sentences
 
     def notes(self, but: Collection[str] = ()) -> list[str]:
-        """Return sentences about the problems that do not stop training, except for the kinds in ``but``."""
+        """Return notes on problems that do not stop training, except for the kinds in ``but``."""
         made = []
         for kind, count, first in self:
             outcome = KINDS[kind].outcome
             if outcome == "stops" or kind in but:
                 continue
-            done = {"dropped": ", left out", "clipped": ", clipped"}.get(outcome, "")
+            done = {"dropped": " (dropped)", "clipped": " (clipped)"}.get(outcome, "")
             sentence = f"{KINDS[kind].counted(count)}{done}"
-            made.append(sentence + (f"; the first: {first[0]}" if first else ""))
+            made.append(sentence + (f"; first finding: {first[0]}" if first else ""))
         return made
 
     def as_json(self) -> dict[str, Any]:
@@ -193,7 +196,7 @@ class Findings:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Findings:
-        """Restore findings from the result of :meth:`as_json`."""
+        """Create findings from the result of :meth:`as_json`."""
         made = cls()
         for kind, entry in value.items():
             made.add_many(kind, entry["count"], [Finding(*one) for one in entry["first"]])

@@ -1,4 +1,4 @@
-"""Hold the output of a format's reader until :mod:`rankless.data.index.validation` checks it."""
+"""Annotations as read from files, before :mod:`rankless.data.index.validation` checks them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_SIZE = -1, -1
 
 
 def stated_size(height: float | None, width: float | None) -> tuple[int, int]:
-    """Return the image size in an annotation in the form that :class:`Raw` uses. A missing side is None.
+    """Return an annotated image size for :class:`Raw`, given its sides, which are None if missing.
 
     Returns:
         The height and width; 0, 0 if both are missing, or :data:`NO_SIZE` if they are invalid.
@@ -30,29 +30,28 @@ def stated_size(height: float | None, width: float | None) -> tuple[int, int]:
 
 @dataclass
 class Raw:
-    """One split, or a part of it, exactly as its files describe it.
+    """Annotations of a split, or a part of it, as read from files.
 
     Attributes:
-        paths: the image files, (N,).
-        sizes: the height and width of each upright image according to its header, int32, (N, 2); 0, 0 if it
-            cannot be read (the reader adds a finding).
-        stated: the height and width according to the annotations, int32, (N, 2); see :func:`stated_size`.
-        annotated_in: the file that holds each image's annotations, (N,); images may share a file.
-        image: the index of each box's image, int64, (T,).
-        boxes: float64 xyxy, (T, 4), in pixels (the first pixel spans 0 to 1) or normalized by the image's
-            sides. None if each image has a class instead; ``labels`` is then (N,).
-        labels: indices into ``names``, or the raw numbers in the file, int64, (T,).
+        paths: paths of the images, (N,).
+        sizes: height and width of each upright image from its header, int32, (N, 2); 0, 0 if the image cannot
+            be read.
+        stated: height and width according to the annotations, int32, (N, 2); see :func:`stated_size`.
+        annotated_in: path of the file that contains each image's annotations, (N,).
+        image: index of each box's image, int64, (T,).
+        boxes: float64 xyxy, (T, 4), in pixels (the first pixel spans 0 to 1) or normalized by the image size;
+            None for classification, where ``labels`` is (N,).
+        labels: indices into ``names``, or numbers as in the file, int64, (T,).
         flags, areas: as in :class:`rankless.data.index.annotations.Annotations`, (T,).
-        lines: the position of each box in its file, in units of ``counted``, for reports, int64, (T,).
-        names: the class names.
-        counted: the unit of ``lines``, which is ``line`` or the format's equivalent, such as ``object``.
-        normalized: whether boxes are fractions of the image's sides.
+        lines: position of each box in its file, in units of ``counted``, int64, (T,).
+        names: class names.
+        counted: unit of ``lines``: ``line`` or the format's equivalent, such as ``object``.
+        normalized: whether boxes are normalized by the image size.
         one_based: whether the format counts pixels from 1.
-        byte_ranges: the offset and length of each image in a tar shard, (N, 2), or None.
-        depends: the folders, lists and label files that invalidate the result when they change; images do
-            not.
-        findings: the problems that the reader found.
-        about: sentences about how the data was read.
+        byte_ranges: offset and length of each image in a tar shard, (N, 2), or None.
+        depends: paths of the folders, lists and label files (not images) that the annotations depend on.
+        findings: problems that the reader found.
+        about: notes on how the data was read.
     """
 
     paths: list[str]
@@ -75,7 +74,7 @@ class Raw:
     about: list[str] = field(default_factory=list)
 
     def only(self, images: Sequence[int]) -> None:
-        """Keep only the given images, in this order, and their boxes, but leave the findings unchanged."""
+        """Keep only the given images, in the given order, and their boxes. The findings do not change."""
         numbers = np.full(len(self.paths), -1, np.int64)
         numbers[list(images)] = np.arange(len(images))
         rows = np.flatnonzero(numbers[self.image] >= 0)
@@ -98,7 +97,7 @@ class Raw:
 
 @dataclass
 class RawBuilder:
-    """A builder that makes a :class:`Raw` one image and one box at a time. A box takes 41 bytes."""
+    """Build a :class:`Raw` from single images and boxes. A box takes 41 bytes."""
 
     findings: Findings = field(default_factory=Findings)
     paths: list[str] = field(default_factory=list)
@@ -122,7 +121,7 @@ class RawBuilder:
         size: tuple[int, int] = (0, 0),
         byte_range: tuple[int, int] | None = None,
     ) -> int:
-        """Add an image and return its number. See :class:`Raw` for the meaning of the arguments."""
+        """Add an image and return its index; see :class:`Raw` for the arguments."""
         self.paths.append(path)
         self.annotated_in.append(annotated_in)
         self.stated.append(stated)
@@ -134,8 +133,8 @@ class RawBuilder:
     def add_box(
         self, image: int, box: Iterable[float], label: int, line: int, flags: int = 0, area: float = NO_AREA
     ) -> None:
-        """Add one box, xyxy, to the image with the number ``image``."""
-        self.boxes.extend(array("d", box))  # all numbers or, on an error, none
+        """Add a box, xyxy, to the image with index ``image``; see :class:`Raw` for the other arguments."""
+        self.boxes.extend(array("d", box))  # adds nothing if a number is invalid
         self.image.append(image)
         self.labels.append(label)
         self.flags.append(flags)
@@ -143,15 +142,15 @@ class RawBuilder:
         self.lines.append(line)
 
     def add_label(self, image: int, label: int, line: int = 0) -> None:
-        """Add the class of an image in a classification data set."""
+        """Add the class of the image with index ``image``, for classification."""
         self.add_box(image, (0.0, 0.0, 0.0, 0.0), label, line)
 
     def raw(self, *, boxed: bool = True, **rest: Any) -> Raw:
-        """Return the finished :class:`Raw`.
+        """Return the annotations as a :class:`Raw`.
 
         Args:
-            boxed: whether the images have boxes; otherwise, each has one class.
-            rest: further fields of :class:`Raw`.
+            boxed: whether the images have boxes. Otherwise, each image has one class.
+            rest: other fields of :class:`Raw`.
         """
         made: dict[str, Any] = {
             "paths": self.paths,
@@ -171,10 +170,7 @@ class RawBuilder:
 
 
 def joined(parts: Sequence[Raw]) -> Raw:
-    """Join parts of one split that were scanned separately.
-
-    If their class names differ, the result has the sorted union of the names.
-    """
+    """Join parts of a split. If their class names differ, the result has the sorted union of the names."""
     first = parts[0]
     made: dict[str, Any] = {}
     for name in (each.name for each in fields(Raw)):

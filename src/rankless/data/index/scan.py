@@ -1,7 +1,7 @@
-"""Scan all files of a data set in chunks and in several processes.
+"""Scan the files of a data set in chunks and in several processes.
 
-The result of a chunk is saved as arrays and JSON, never as a pickle. Its file name is a hash of everything
-that the result depends on. A killed scan therefore continues where it stopped, and a changed file invalidates
+Results are cached as arrays and JSON, never as pickles. The name of a cached result is a hash of everything
+that it depends on. An interrupted scan therefore continues where it stopped, and a changed file invalidates
 only its own chunk.
 """
 
@@ -45,18 +45,18 @@ Work = Callable[[list[Item]], Raw]
 
 _REST = "rest"  # everything except the arrays, as JSON
 TICK = 20_000_000
-"""The resolution of file times in nanoseconds. Two changes within it may get the same time."""
+"""Resolution of file times in nanoseconds. Changes within this time may get the same time."""
 CHUNK = 2000
 FEW = 4
-"""Fewer chunks than this are read in this process, because starting other processes would take longer."""
-_MOST = 16  # more processes do not speed up a disk, and each takes memory
+"""Minimum number of chunks for which starting other processes saves time."""
+_MOST = 16  # maximum number of processes; more processes do not speed up a disk and use memory
 
 _store: ContextVar[Path | None] = ContextVar("store", default=None)
 
 
 @contextlib.contextmanager
 def storing_in(folder: Path) -> Iterator[None]:
-    """In the context, let scans cache their chunks in ``folder`` and reuse chunks that are still valid."""
+    """Inside the context, cache the results of scans in ``folder`` and reuse valid results."""
     before = _store.set(folder)
     try:
         yield
@@ -65,7 +65,7 @@ def storing_in(folder: Path) -> Iterator[None]:
 
 
 def storage() -> Path:
-    """Return a folder for copies of images, which is kept as long as the annotations that are being read."""
+    """Return a folder for copies of images that is kept as long as the annotations."""
     store = _store.get()
     return store.parent if store is not None else private_folder()
 
@@ -78,15 +78,15 @@ def scan(
     chunk: int = CHUNK,
     processes: int | None = None,
 ) -> Raw:
-    """Apply ``work`` to all items and return the joined results, in the order of the items.
+    """Apply ``work`` to all items and return the joined results in the order of the items.
 
     Args:
         work: a module-level function that converts a list of items to a part of the split.
         items: tuples of related files, such as (image, label file), and other arguments of ``work``. A cached
             result is valid until one of its files changes.
         what: a plural noun for the progress bar, such as ``images``.
-        chunk: the approximate number of items per chunk; lower it if an item takes long.
-        processes: the number of processes; None means one per core.
+        chunk: approximate number of items per chunk.
+        processes: number of processes. Default: one per core, at most 16.
     """
     parts = list(chunks(items, chunk))
     if len(parts) < FEW:
@@ -104,7 +104,7 @@ def scan(
         except NotStored as error:
             raise UserError(
                 f"the results of reading {what} cannot be stored ({error}); set RANKLESS_CACHE or TMPDIR to "
-                "a folder that has room and that this user may write to"
+                "a writable folder with enough space"
             ) from error
 
 
@@ -127,7 +127,7 @@ def _in_processes(
     processes: int,
     progress: ProgressBar,
 ) -> list[str]:
-    """Let :mod:`rankless.data.index.scan_worker` scan all parts; return the names of the result files."""
+    """Scan all parts in :mod:`rankless.data.index.scan_worker`; return the names of the result files."""
     files = [""] * len(parts)
     job = {
         "work": f"{work.__module__}:{work.__qualname__}",
@@ -159,7 +159,7 @@ def _started(job: str) -> Iterator[subprocess.Popen[bytes]]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-        start_new_session=True,  # only this process receives Ctrl-C; it ends the others
+        start_new_session=True,  # the worker does not receive Ctrl-C
     )
     try:
         yield process
@@ -179,23 +179,22 @@ def _error(report: Report) -> Exception:
     if report.trace:
         return RuntimeError(f"reading the data failed:\n{report.trace}")
     return UserError(
-        "a process that reads the data was killed (out of memory?); start again: the results so far are "
-        "cached"
+        "a process that reads the data was killed, probably because memory ran out; start again to continue "
+        "with the cached results"
     )
 
 
 def with_headers(raw: Raw) -> Raw:
-    """Read the images' sizes from their headers. Report unreadable images and leave their sizes at 0, 0."""
+    """Fill in the image sizes from the image headers. Unreadable images are reported."""
     for number, file in enumerate(raw.paths):
         raw.sizes[number] = size(file, file, raw.findings)
     return raw
 
 
 def size(source: image_file.Source, path: str, findings: Findings) -> tuple[int, int]:
-    """Read the height and width from an image's header, and add any problem to the findings.
+    """Return the height and width from an image header; 0, 0 if the image is unreadable.
 
-    Returns:
-        The height and width, which are 0, 0 for an unreadable image.
+    Problems are added to ``findings``.
     """
     try:
         header = image_file.header(source, name=path)
@@ -203,12 +202,12 @@ def size(source: image_file.Source, path: str, findings: Findings) -> tuple[int,
         findings.add("unreadable image", path, error.reason)
         return 0, 0
     if header.contradicts(path):
-        findings.add("other format", path, f"it is {header.format}")
+        findings.add("other format", path, f"the format is {header.format}")
     return header.size
 
 
 def with_sizes(raw: Raw) -> Raw:
-    """Run :func:`with_headers` in chunks, for formats that keep all annotations in one file."""
+    """Run :func:`with_headers` in chunks, for formats with a single annotation file."""
     scanned = scan(_images_alone, [(file,) for file in raw.paths], "images")
     raw.sizes = scanned.sizes
     raw.findings.update(scanned.findings)
@@ -223,14 +222,14 @@ def _images_alone(items: list[tuple[str, ...]]) -> Raw:
 
 
 class Report(msgspec.Struct, omit_defaults=True):
-    """A message from the scan's worker process: a finished chunk, or the reason why the worker ended.
+    """A message from the worker process: a finished chunk, or the reason why the worker stopped.
 
     Attributes:
-        chunk: the number of the chunk; -1 if the worker ended.
-        file: the path of the cached result.
+        chunk: number of the finished chunk; -1 if the worker stopped.
+        file: name of the result file.
         problems: errors in the data.
-        full: the reason why nothing more can be stored.
-        trace: the traceback of any other error.
+        full: the reason why results cannot be stored.
+        trace: traceback of any other error.
     """
 
     chunk: int = -1
@@ -241,12 +240,12 @@ class Report(msgspec.Struct, omit_defaults=True):
 
 
 class NotStored(Exception):  # noqa: N818 - the data is fine
-    """Raised when a chunk cannot be saved because there is no space."""
+    """Raised when the result of a chunk cannot be stored."""
 
 
 @cache
 def reader_version() -> str:
-    """Return a hash of the code that reads data, so that a change to the code invalidates caches."""
+    """Return a hash of the code that reads data, which invalidates caches when the code changes."""
     data = Path(__file__).parents[1]
     digest = hashlib.sha256(PIL.__version__.encode())
     for page in sorted(
@@ -257,10 +256,10 @@ def reader_version() -> str:
 
 
 def chunks(items: Sequence[Item], about: int) -> Iterator[list[Item]]:
-    """Divide ``items``, in order, into chunks of about ``about`` items.
+    """Divide items into chunks of approximately ``about`` items, in order.
 
-    A hash of an item decides whether it starts a chunk, so adding or removing a file does not move other
-    chunks' boundaries.
+    A hash of an item determines whether it starts a chunk, so adding or removing a file does not move the
+    boundaries of other chunks.
     """
     start = 0
     for number, item in enumerate(items):
@@ -273,7 +272,7 @@ def chunks(items: Sequence[Item], about: int) -> Iterator[list[Item]]:
 
 
 def read_chunk(work: Work, items: list[Item], store: Path) -> str:
-    """Return the file in ``store`` that holds ``work(items)``, computing it if it does not exist."""
+    """Return the name of the file in ``store`` with the result of ``work(items)``, computed if necessary."""
     before = [state(name) for item in items for name in item]
     asked = json.dumps([reader_version(), work.__module__, work.__qualname__, items, before])
     path = store / f"{hashlib.sha256(asked.encode()).hexdigest()[:40]}.npz"
@@ -281,7 +280,7 @@ def read_chunk(work: Work, items: list[Item], store: Path) -> str:
         try:
             load(path)
         except (OSError, ValueError, KeyError, TypeError, EOFError):
-            path.unlink(missing_ok=True)  # a truncated file
+            path.unlink(missing_ok=True)  # truncated
         else:
             os.utime(path)
             return path.name
@@ -289,7 +288,7 @@ def read_chunk(work: Work, items: list[Item], store: Path) -> str:
     made = work(items)
     names = [name for item in items for name in item]
     if [state(name) for name in names] != before or touched_since(names, started):
-        path = path.with_name(f"once-{path.name}")  # kept only for this scan
+        path = path.with_name(f"once-{path.name}")  # for this scan only
     try:
         save(made, path)
     except OSError as error:
@@ -298,7 +297,7 @@ def read_chunk(work: Work, items: list[Item], store: Path) -> str:
 
 
 def remove_others(store: Path, moment: float) -> None:
-    """Remove temporary files, and results that no scan has created or used since ``moment``."""
+    """Remove temporary files, and results that have not been used since ``moment``."""
     for path in store.iterdir():
         if path.name.startswith((".", "once-")) or path.stat().st_mtime < moment:
             path.unlink(missing_ok=True)
@@ -324,7 +323,7 @@ def load(path: Path) -> Raw:
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             arrays: dict[str, Any] = {name: file[name] for name in file.files}
-    except zipfile.BadZipFile as error:  # a zip file has checksums
+    except zipfile.BadZipFile as error:  # checksums detect damage
         raise ValueError(f"{path} is damaged: {error}") from error
     rest = json.loads(arrays.pop(_REST).tobytes())
     rest["findings"] = Findings.from_json(rest["findings"])

@@ -1,7 +1,7 @@
-"""Scan chunks of files as a program: ``python -m rankless.data.index.scan_worker JOB PARENT``.
+"""A program that scans chunks of files: ``python -m rankless.data.index.scan_worker JOB PARENT``.
 
-In a separate program, the caller's threads and main script do not matter. The program imports everything once
-and forks while it has a single thread. It reports each finished chunk on standard output.
+A separate program is independent of the caller's threads and main script. It imports everything once, forks
+while it has a single thread, and reports each finished chunk on standard output.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _job: dict[str, Any] = {}
 
 
 def main() -> int:
-    """Run the job that the file in the first command-line argument describes."""
+    """Run the job in the JSON file given by the first command-line argument."""
     die_with_parent(int(sys.argv[2]))
     _job.update(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    resolve_name(_job["work"])  # imported before the fork, so only once
+    resolve_name(_job["work"])  # imports the module once, before the fork
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(
         _job["processes"], context, initializer=die_with_parent, initargs=(os.getpid(),)

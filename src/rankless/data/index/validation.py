@@ -1,7 +1,7 @@
-"""Validate the boxes of all formats and build :class:`Annotations`.
+"""Validate boxes of all formats and build :class:`Annotations`.
 
-Readers only find images and parse annotations. Whether a box lies inside its image, has a size or is a
-duplicate does not depend on the format and is decided here.
+The readers of the formats only find images and parse annotations. This module checks for all formats whether
+boxes are inside their image, have an area, and are not duplicates.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from rankless.data.index.findings import FIRST, Finding, Findings
 from rankless.data.index.raw import Raw
 
 PIXELS = 2.0
-"""The largest plausible normalized coordinate. A larger number must be in pixels."""
+"""Maximum plausible normalized coordinate. A larger number must be in pixels."""
 HAIR = 1e-5
-"""A box that reaches beyond the image by a smaller fraction of its side counts as rounded."""
-Mask = Any  # bool, (T,); NumPy has too many types of comparison results to name
+"""Maximum fraction of the image's side by which rounding may move a box beyond the image."""
+Mask = Any  # bool, (T,); the types of NumPy's comparison results vary
 
 
 def validate(raw: Raw, format: str) -> Annotations:
-    """Validate every box, and build the :class:`Annotations` from the valid boxes.
+    """Build :class:`Annotations` from the valid boxes of ``raw``, with findings about the other boxes.
 
-    The findings include the problems that stop training. The boxes with these problems are left out.
+    The findings include problems that stop training.
     """
     findings = Findings()
     findings.update(raw.findings)
@@ -50,9 +50,9 @@ def validate(raw: Raw, format: str) -> Annotations:
         checked.drop("no size", (boxes[:, 2:] <= boxes[:, :2]).any(1))
         if raw.normalized:
             boxes = boxes * sides
-        known = (sides > 0).all(1)  # an unreadable image has an unknown size and is not shown
+        known = (sides > 0).all(1)  # the size of an unreadable image is unknown
         inside = boxes.clip(0, sides)
-        # The result is float32, so check sizes and duplicates in float32. + 0 turns -0 into 0.
+        # Sizes and duplicates are checked in float32, as in the result. Adding 0 turns -0 into 0.
         clipped = (inside + 0).astype(np.float32)
         checked.drop("outside", known & (inside[:, 2:] <= inside[:, :2]).any(1), "a box inside")
         checked.drop("no size", known & (clipped[:, 2:] <= clipped[:, :2]).any(1))
@@ -70,7 +70,7 @@ def validate(raw: Raw, format: str) -> Annotations:
 
 
 def _compare_sizes(raw: Raw, findings: Findings) -> None:
-    """Report images whose annotation gives a different or impossible size."""
+    """Report images whose annotated size is wrong or invalid."""
     none = np.flatnonzero((raw.sizes > 0).all(1) & (raw.stated < 0).any(1)).tolist()
     real = ((row, *raw.sizes[row].tolist()) for row in none)
     first = (Finding(raw.annotated_in[row], f"{raw.paths[row]} is {w} × {h}") for row, h, w in real)
@@ -85,7 +85,7 @@ def _compare_sizes(raw: Raw, findings: Findings) -> None:
     for kind, rows in (("other size", np.flatnonzero(other)), ("sideways", turned)):
         sizes = zip(raw.sizes[rows[:FIRST]].tolist(), raw.stated[rows[:FIRST]].tolist(), strict=True)
         first = (
-            Finding(raw.paths[row], f"{real[1]} × {real[0]}, its annotation says {stated[1]} × {stated[0]}")
+            Finding(raw.paths[row], f"{real[1]} × {real[0]}, annotated as {stated[1]} × {stated[0]}")
             for row, (real, stated) in zip(rows.tolist(), sizes, strict=False)
         )
         findings.add_many(kind, len(rows), first)
@@ -120,7 +120,7 @@ def _annotations(
 
 
 class _Checked:
-    """The boxes that have passed all checks so far. A box is reported only once, for its first problem."""
+    """The boxes that have passed all checks so far. Only the first problem of a box is reported."""
 
     def __init__(self, raw: Raw, findings: Findings) -> None:
         self.raw, self.findings = raw, findings
@@ -149,7 +149,7 @@ class _Checked:
             )
 
     def _as_written(self, row: int) -> Any:
-        """Return a box in the form that its format uses, so that it can be found in the file."""
+        """Return a box with the coordinates of its format, so that users can find it in the file."""
         if self.raw.boxes is None:
             return ()
         box = self.raw.boxes[row]
@@ -159,9 +159,12 @@ class _Checked:
 
 
 def _report_beyond(checked: _Checked, boxes: Any, inside: Any, beyond: Mask) -> None:
-    """Report the boxes that extend ``beyond`` the image, some because their pixels are counted from 0.
+    """Report boxes that extend beyond the image and, separately, boxes with pixels counted from 0.
 
-    ``boxes``, (T, 4), are the boxes as written, and ``inside``, (T, 4), are the clipped boxes.
+    Args:
+        checked: boxes that have passed all checks so far.
+        boxes, inside: boxes before and after clipping, (T, 4).
+        beyond: mask of the boxes that extend beyond the image, (T,).
     """
     if checked.raw.one_based:
         from_zero = (boxes[:, :2] < 0).any(1) & (boxes[:, :2] >= -1).all(1)
@@ -172,10 +175,10 @@ def _report_beyond(checked: _Checked, boxes: Any, inside: Any, beyond: Mask) -> 
 
 
 def _first_of_equals(raw: Raw, boxes: NDArray[np.float32], among: Mask) -> Mask:
-    """Return a mask of the boxes that do not repeat an earlier box of the same image and class."""
+    """Return a mask of the boxes that do not repeat an earlier box with the same image and class."""
     rows = np.flatnonzero(among)
     labels = raw.image[rows] * len(raw.names) + raw.labels[rows]
-    corners = (boxes[rows] + 0).view(np.uint64)  # two numbers each; + 0 turns -0 into 0, which is equal
+    corners = (boxes[rows] + 0).view(np.uint64)  # two numbers each; adding 0 turns -0 into 0
     keys = np.column_stack((corners, labels.astype(np.uint64))).T
     order = np.lexsort(keys)
     repeats = (keys[:, order[1:]] == keys[:, order[:-1]]).all(0)
