@@ -1,4 +1,4 @@
-"""Predict into a folder: draw and record the results image by image, and write all formats at the end."""
+"""Write the results of a prediction to a folder: draw and record each image, then write all formats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Recording:
     Args:
         opened: the loaded model.
         sources: images, videos, cameras and streams.
-        out: the folder.
+        out: the output folder.
         kinds: kinds of results to write, from :data:`rankless.inference.formats.KINDS`.
         force, resume: see :func:`rankless.predict`.
     """
@@ -54,7 +54,7 @@ class Recording:
         drawn = names if "annotated" in kinds else []
         files = [out / name for name in [*drawn, *saving.single_files(kinds)] or ["predictions.json"]]
         if reason := unusable(out):
-            raise UserError(f"--out {out}: cannot be the output folder: {reason}; give another one")
+            raise UserError(f"--out {out}: cannot be the output folder: {reason}; use another folder")
         # A new folder has no files to protect.
         self.outputs = Outputs(files[:1] if self._is_new else files, verb="predict", force=force)
         self.outputs.refuse_inputs([*sources, opened.path])
@@ -70,14 +70,17 @@ class Recording:
         """Predict on all sources.
 
         Args:
-            asked: options of the prediction, which must be unchanged when it is resumed.
+            asked: options of the prediction, which must not change when it is resumed.
             progress: show the progress on standard error.
+
+        Raises:
+            UserError: a file cannot be written, or the prediction cannot be resumed.
         """
         try:
             self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
-                f"--out {self.out}: cannot be created ({error.strerror or error}); give another folder"
+                f"--out {self.out}: cannot be created ({error.strerror or error}); use another folder"
             ) from None
         journal = Journal(self.out, asked, resume=self.resume)
         try:
@@ -103,12 +106,12 @@ class Recording:
         class_names = getattr(self.opened.finders[0], "class_names", ())
         model = str(self.opened.path)
         notes = saving.write_formats(journal, self.out, self.kinds, class_names, self.outputs, model)
-        if self.resume:  # files written before the stop belong to this prediction
+        if self.resume:  # files from before the interruption belong to this prediction
             self.outputs.keep(self.out / name for name in journal.files())
         report.removed.extend(saving.remove_others(self.outputs, self.out))
         report.notes.extend([*notes, *self._notes()])
         if "crops" in self.kinds and not (self.out / "crops").is_dir():
-            report.notes.append("nothing was found, so there are no crops")
+            report.notes.append("no objects were found, so there are no crops")
         journal.remove()
         return report
 
@@ -120,7 +123,7 @@ class Recording:
                 self.out.rmdir()
 
     def _predict_all(self, journal: Journal, *, progress: bool) -> float:
-        """Predict on the remaining images; return the time taken in seconds."""
+        """Predict on the remaining images, and return the time taken in seconds."""
         left = [number for number, source in enumerate(self.sources) if public(source) not in journal.done]
         finder = self.opened.finders[0]
 
@@ -138,7 +141,7 @@ class Recording:
                     if bar is not None:
                         bar.advance()
             except KeyboardInterrupt:
-                # Ctrl-C is the only way to end a camera.
+                # Ctrl-C is the usual way to stop a camera.
                 if self._video is None or not is_live(self.sources[self._video[0].position]):
                     raise
         self._end_video(journal)
@@ -150,7 +153,10 @@ class Recording:
         if not progress:
             return nullcontext()
         if any(is_live(self.sources[position]) for position in left):
-            say("predicting until the stream ends; Ctrl-C ends it and writes the results", file=sys.stderr)
+            say(
+                "predicting until the stream ends; press Ctrl-C to stop and write the results",
+                file=sys.stderr,
+            )
             return nullcontext()
         videos = [self.sources[position] for position in left if is_video(self.sources[position])]
         total = len(left) - len(videos) + sum(map(video.frame_count, videos))
@@ -163,12 +169,12 @@ class Recording:
                 yield source._replace(position=position)
 
     def _files_of(self, source: Source) -> tuple[str, str]:
-        """Return the name of the source's annotated image or video, and the stem of its other files."""
+        """Return the name of the annotated image or video for a source, and the stem of its other files."""
         name = self._names[source.position]
         return name, self._stems.get(source.position) or Path(name).stem
 
     def _keep(self, one: Rendered, journal: Journal) -> None:
-        """Write the files for an image or a frame, and then record it in the journal."""
+        """Write the files for an image or a frame, then record it in the journal."""
         source = one.answered.source
         if self._video is not None and self._video[0].position != source.position:
             self._end_video(journal)
@@ -199,7 +205,7 @@ class Recording:
             writer.add(drawn, source.time or 0.0)
 
     def _end_video(self, journal: Journal) -> None:
-        """Finish the current video, if there is one."""
+        """Finish the current video, if any."""
         if self._video is not None:
             source, stack, writer = self._video
             with stack:
@@ -210,7 +216,7 @@ class Recording:
             journal.end_video(source.name, files)
 
     def _leave_video(self) -> None:
-        """Remove the current, unfinished video, if there is one."""
+        """Remove the unfinished video, if any."""
         if self._video is not None:
             _, stack, writer = self._video
             self._video = None
@@ -224,14 +230,14 @@ class Recording:
         stems = [Path(source).stem.casefold() for source in self.sources if not is_live(source)]
         if repeated := len(stems) - len({*stems}):
             have = counted(repeated, "image has", "images have")
-            yield f"{have} the same name as an earlier one; their files end in -2, -3 …, in order"
+            yield f"{have} the same name as an earlier image, so their files end in -2, -3 …"
         if names := unwritable(sorted(self._seen)):
             have = counted(len(names), "class name has", "class names have")
             yield (
-                f"{have} characters that no font here can draw; the images show a number instead: "
+                f"{have} characters that no installed font can draw, so the images show numbers instead: "
                 f"{listed(names)}; install a font such as fonts-noto-cjk, or set RANKLESS_FONT to a font file"
             )
 
 
 class _GivenUpError(Exception):
-    """Raised to make a context manager clean up."""
+    """Raised to make the context manager of an output file remove the partial file."""

@@ -23,7 +23,7 @@ _DIMENSIONS = {
 }
 
 # As in `rankless predict`, a candidate keeps only its best class, and only the best candidates reach NMS.
-# The operator expects y1, x1, y2, x2, but x1, y1, x2, y2 give the same IoU.
+# The operator expects y1, x1, y2, x2, but x1, y1, x2, y2 yield the same IoU.
 _NMS = """\
 <ir_version: {ir}, opset_import: ["" : {opset}]>
 nms (float[batch, candidates, 4] boxes, float[batch, candidates, classes] scores)
@@ -77,7 +77,7 @@ _OF_ALL = "    by_class = Identity (of_a_class)"
 
 
 def write(plan: Plan, path: Path) -> None:
-    """Write the planned model to an ONNX file."""
+    """Write a model to an ONNX file."""
     onnx = needed("onnx", "onnx", "--format onnx")
     onnx.save_model(model(plan), str(path))
 
@@ -126,7 +126,7 @@ def _nms(facts: Facts, ir: int) -> str:
 
 
 def _name_dimensions(proto: Any) -> None:
-    """Give the free dimensions of inputs and outputs readable names."""
+    """Rename the dynamic dimensions of the inputs and outputs."""
     del proto.graph.value_info[:]  # optional, and contains the exporter's names
     for value in (*proto.graph.input, *proto.graph.output):
         for side, name in zip(value.type.tensor_type.shape.dim, _DIMENSIONS[value.name], strict=True):
@@ -135,7 +135,7 @@ def _name_dimensions(proto: Any) -> None:
 
 
 def _state_kernel_sizes(proto: Any, onnx: Any) -> None:
-    """Add the kernel size to each convolution; it is optional in ONNX, but OpenCV's dnn module needs it."""
+    """Add the kernel size to each convolution, which is optional in ONNX but necessary for OpenCV."""
     sizes = {tensor.name: list(tensor.dims[2:]) for tensor in proto.graph.initializer}
     for node in proto.graph.node:
         is_stated = any(attribute.name == "kernel_shape" for attribute in node.attribute)

@@ -1,4 +1,4 @@
-"""Write OpenVINO files, converted from the ONNX model."""
+"""Write OpenVINO files, which are converted from ONNX."""
 
 from __future__ import annotations
 

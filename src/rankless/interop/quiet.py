@@ -1,4 +1,4 @@
-"""Suppress the developer messages that PyTorch's exporters print."""
+"""Suppress the output of PyTorch's exporters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress the exporters' progress, deprecation warnings and advice within the block."""
+    """Suppress the progress, warnings and advice of PyTorch's exporters within the block."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,6 +1,6 @@
-"""Write a model's folder in the model repository of a Triton Inference Server.
+"""Write a model folder for the model repository of Triton Inference Server.
 
-OpenVINO Model Server reads the same folder, but needs only the files in the numbered folder.
+OpenVINO Model Server reads the same folder, but needs only the numbered subfolder.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from rankless.interop import onnx_file
 from rankless.interop.plan import Plan
 
 PLACES = ("/1/model.onnx", "/config.pbtxt")
-"""Paths of the files inside the model's folder; ``1`` is the version of the model."""
-_MOST = 8  # images that the server may compute at once
-_TOLD = ("class_names", "preprocessing", "outputs", "digest")
+"""Paths of the files in the model folder; ``1`` is the version of the model."""
+_MOST = 8  # maximum batch size of the server
+_PARAMETERS = ("class_names", "preprocessing", "outputs", "digest")
 
 
 def write(plan: Plan, path: Path) -> None:
-    """Write the ONNX file ``path`` in the folder of its version, and the configuration beside that folder."""
+    """Write an ONNX file to the folder of its version, and the configuration to the parent folder."""
     onnx = needed("onnx", "onnx", "--format triton")
     proto = onnx_file.model(plan)
     path.parent.mkdir(parents=True)
@@ -30,9 +30,9 @@ def write(plan: Plan, path: Path) -> None:
 
 
 def _config(graph: Any, plan: Plan) -> str:
-    """Return the model's configuration for Triton, a ``ModelConfig`` in protobuf's text format.
+    """Return the configuration for Triton, a ``ModelConfig`` in protobuf's text format.
 
-    The server batches only if the first dimension of all inputs and outputs is the batch.
+    Dynamic batching is enabled if the first dimension of all inputs and outputs is the batch.
     """
     values = [(kind, value) for kind in ("input", "output") for value in getattr(graph, kind)]
     is_batched = all(value.type.tensor_type.shape.dim[0].dim_param == "batch" for _, value in values)
@@ -44,8 +44,8 @@ def _config(graph: Any, plan: Plan) -> str:
         dims = ", ".join(str(side.dim_value if side.HasField("dim_value") else -1) for side in sides)
         lines.append(f'{kind} {{ name: "{value.name}" data_type: TYPE_FP32 dims: [ {dims} ] }}')
     texts = plan.facts.texts()
-    for name in _TOLD:
-        # JSON in ASCII uses the same outer quotes and escapes as the text format.
+    for name in _PARAMETERS:
+        # The text format uses the same quotes and escapes as JSON in ASCII.
         text = json.dumps(texts[name] if name == "digest" else json.dumps(json.loads(texts[name])))
         lines.append(f'parameters {{ key: "{name}" value {{ string_value: {text} }} }}')
     return "\n".join(lines) + "\n"

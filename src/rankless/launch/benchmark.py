@@ -18,7 +18,7 @@ from rankless.errors import UserError, counted, nearest, one_of
 from rankless.hardware.compute_device import compute_device
 from rankless.interop import speed
 from rankless.interop.export import PROGRAMS, made
-from rankless.interop.plan import ExportOptions, Plan, planned
+from rankless.interop.plan import ExportOptions, Plan, plan_export
 from rankless.models.exported.loading import as_model
 from rankless.models.exported.sessions import Session
 from rankless.tasks import open_task
@@ -129,7 +129,7 @@ def benchmark(
             f"--formats has '{name}': expected {one_of(PROGRAMS)}{nearest(name, PROGRAMS)}"
             for name in unknown
         )
-    plan = planned(target, ExportOptions(batch=batch), overrides)
+    plan = plan_export(target, ExportOptions(batch=batch), overrides)
     notes: list[str] = []
     with (
         computes_like(plan.facts.recipe),

@@ -1,9 +1,9 @@
 """Inspect a checkpoint's pickle without unpickling it.
 
-``torch.load(weights_only=True)`` runs no foreign code, but it trusts the file: it allocates the claimed
-sizes, and calls a few functions whose results can grow without bound. Therefore this module interprets a
-pickle first, with placeholders for everything except plain values. It imports no name and does not call
-torch, and its memory and time are proportional to the size of the file.
+``torch.load(weights_only=True)`` runs no foreign code, but it trusts the file: it allocates the sizes stated
+there, and calls a few functions whose results can grow without bound. Therefore, this module interprets the
+pickle first, with placeholders for everything except plain values. It imports nothing that the pickle names
+and does not call torch. Its memory and time are proportional to the size of the file.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _MARK = object()
 
 @dataclass
 class Inspection:
-    """The contents of the pickles in one file.
+    """The storages and foreign objects in the pickles of one file.
 
     Attributes:
-        storages: every storage by its key.
-        wanted: classes and functions that the pickle needs, in order; they are never called.
+        storages: storages by key.
+        wanted: names of the foreign classes and functions that the pickles need; none of them is called.
     """
 
     storages: dict[str, Storage] = field(default_factory=dict)
     wanted: dict[str, None] = field(default_factory=dict)
 
     def walk(self, file: IO[bytes]) -> Any:
-        """Read one pickle to its end.
+        """Read one pickle, and return its value with placeholders for tensors and storages.
 
-        Returns:
-            The pickle's value, with placeholders for tensors and storages.
+        Raises:
+            RefusedFileError: the pickle is damaged, or needs foreign classes or functions.
         """
         machine = _Machine(self)
         try:
@@ -63,7 +63,9 @@ class Inspection:
             raise
         except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
             reason = printable(str(error)) or type(error).__name__
-            raise RefusedFileError(f"is damaged or not PyTorch's checkpoint (its pickle: {reason})") from None
+            raise RefusedFileError(
+                f"is damaged or not a PyTorch checkpoint (pickle error: {reason})"
+            ) from None
         if self.wanted:
             raise RefusedFileError(self._foreign())
         return machine.result
@@ -72,14 +74,14 @@ class Inspection:
         names = [printable(name) for name in self.wanted]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return (
-            f"holds more than tensors: it needs {', '.join(names[:3])}{more}, which could run any "
+            f"contains more than tensors: it needs {', '.join(names[:3])}{more}, which could run any "
             "code and are never loaded; save only the weights in the software that made it: "
             "torch.save(model.state_dict(), 'weights.pt')"
         )
 
 
 class _Machine:
-    """A stack machine for the pickle operations that PyTorch's safe reader supports."""
+    """A stack machine for the pickle operations that ``torch.load(weights_only=True)`` supports."""
 
     def __init__(self, inspection: Inspection) -> None:
         self.inspection = inspection
@@ -98,8 +100,8 @@ class _Machine:
             _OPERATIONS[name](self, argument)
         else:
             raise RefusedFileError(
-                f"is a pickle that PyTorch's safe reader does not support (operation {name}): it was saved "
-                "with another protocol or by another program; save it again with torch.save and its defaults"
+                f"is a pickle that torch.load(weights_only=True) does not support (operation {name}), saved "
+                "with another protocol or by another program; save it again with torch.save's defaults"
             )
 
     def pop(self) -> Any:
@@ -146,13 +148,9 @@ class _Machine:
         module, _, attribute = text.partition(" ")
         name = f"{_OLD_MODULES.get(module, module)}.{attribute}"
         if name in UNSUPPORTED:
-            raise RefusedFileError(
-                f"holds {UNSUPPORTED[name]}; expected plain, dense tensors: convert it first"
-            )
+            raise RefusedFileError(f"contains {UNSUPPORTED[name]}; expected dense tensors; convert it first")
         if module in ("torch", "torch.cuda") and attribute.startswith("Q") and attribute.endswith("Storage"):
-            raise RefusedFileError(
-                "holds a quantized tensor; expected plain, dense tensors: convert it first"
-            )
+            raise RefusedFileError("contains a quantized tensor; expected dense tensors; convert it first")
         if name not in (*FUNCTIONS, NAMESPACE) and dtype_of(name) is None and storage_dtype(name) is None:
             self.inspection.wanted[name] = None
         self.stack.append(Global(name))
@@ -173,14 +171,14 @@ class _Machine:
             raise TypeError("a call to something that is not a function")
         if function.name not in FUNCTIONS:
             raise TypeError(f"a call to {function.name}")
-        # Copies are limited by the bytes read, or a small file could request endless copies of a long list.
+        # Without this limit, a small file could request endless copies of a long list.
         self.copied += sum(len(one) for one in arguments if isinstance(one, str | list | tuple | dict))
         if self.copied > self.read:
-            raise RefusedFileError("is damaged or malicious: it asks for more than it holds")
+            raise RefusedFileError("is damaged or malicious: it copies more values than it contains")
         self.stack.append(FUNCTIONS[function.name](*arguments))
 
     def make(self, _: Any) -> None:
-        """Handle the opcode NEWOBJ: create a script's options, or a placeholder for any other object."""
+        """Handle the opcode NEWOBJ with a placeholder for the new object."""
         arguments, made = self.pop(), self.pop()
         if isinstance(made, Global) and made.name == NAMESPACE and arguments == ():
             self.stack.append(Options())
@@ -200,7 +198,7 @@ class _Machine:
             if any(not isinstance(key, str) or key.startswith("__") for key in state):
                 raise TypeError("special attributes for options")
             return
-        # A state_dict has an attribute with the versions of its modules. Any other attribute could hide a
+        # A state_dict stores the versions of its modules in _metadata. Any other attribute could hide a
         # method.
         if not isinstance(target, dict) or not isinstance(state, dict) or set(state) - {"_metadata"}:
             raise TypeError(f"attributes for a {type(target).__name__}")
@@ -225,9 +223,9 @@ class _Machine:
 
     @staticmethod
     def view(root: Storage, key: Any, offset: Any, numel: Any) -> Storage:
-        """Return a part of another storage, as written by PyTorch before 0.4."""
+        """Return a part of another storage, as PyTorch before 0.4 wrote it."""
         if not isinstance(key, str) or size_of(offset) + size_of(numel) > root.numel:
-            raise RefusedFileError("is damaged: it has a part larger than the whole")
+            raise RefusedFileError("is damaged: a part of a storage is larger than the storage")
         return Storage(key, root.dtype, numel)
 
     def stop(self, _: Any) -> None:

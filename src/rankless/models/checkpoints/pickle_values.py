@@ -1,7 +1,7 @@
-"""Placeholders for the values of a checkpoint's pickle, and the few functions that it may call.
+"""Placeholders for the values in a checkpoint's pickle, and the few functions that a pickle may call.
 
-Each function does the same as its namesake, but on placeholders. Sizes are compared with the size of the
-file, and anything that could grow out of proportion is refused.
+The functions work on placeholders. They check the sizes in the file and refuse anything that could grow out
+of proportion to it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from rankless.errors import printable
 
-_LARGEST = 2**60  # integer keys below this have different hashes in Python; sizes below this fit into 64 bits
+_LARGEST = 2**60  # below this, integers have distinct hashes in Python, and sizes fit into 64 bits
 _LONGEST_KEY = 16
 _STORAGES = {
     "DoubleStorage": torch.float64,
@@ -43,18 +43,12 @@ UNSUPPORTED = {
 
 
 class RefusedFileError(ValueError):
-    """Raised to refuse a file. The message continues a sentence that begins with the file's name."""
+    """Raised when a file is refused. The message continues a sentence that starts with the file's path."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A storage that the pickle refers to.
-
-    Attributes:
-        key: the storage's name.
-        dtype: dtype of the values.
-        numel: number of values.
-    """
+    """A placeholder for a storage: its key in the file, and the dtype and number of its values."""
 
     key: str
     dtype: torch.dtype
@@ -68,14 +62,14 @@ class Storage:
 
 @dataclass(frozen=True)
 class Global:
-    """The full name of a class or function."""
+    """A placeholder for the class or function with this full name."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A stand-in for a torch object whose values are not read."""
+    """A placeholder for a torch object whose values are not read."""
 
 
 class Foreign:
@@ -83,22 +77,22 @@ class Foreign:
 
 
 NAMESPACE = "argparse.Namespace"
-"""The class of the options that torchvision's scripts save; it holds values and no code."""
+"""The class of the options that torchvision's scripts save; it contains values but no code."""
 
 
 class Options:
-    """A placeholder for a script's options; their values are not read."""
+    """A placeholder for an ``argparse.Namespace`` whose values are not read."""
 
 
 def size_of(value: Any) -> int:
-    """Return ``value`` if it is a valid size or offset; raise an error otherwise."""
+    """Return ``value`` if it is a valid size or offset, otherwise raise an error."""
     if type(value) is not int or not 0 <= value < _LARGEST:
         raise RefusedFileError(f"is damaged: a size of {printable(repr(value))}")
     return value
 
 
 def key_of(value: Any) -> Any:
-    """Return ``value`` if it can be hashed and compared fast as a dict key; raise an error otherwise."""
+    """Return ``value`` if it is a dict key that can be hashed quickly, otherwise raise an error."""
     if isinstance(value, tuple) and len(value) > _LONGEST_KEY:
         raise TypeError("a long tuple as a key")
     for part in value if isinstance(value, tuple) else (value,):
@@ -109,25 +103,25 @@ def key_of(value: Any) -> Any:
 
 
 def dtype_of(name: str) -> torch.dtype | None:
-    """Return the dtype called ``name``, such as ``torch.float32``; None if there is none."""
+    """Return the dtype with the given name, such as ``torch.float32``, or None."""
     return _DTYPES.get(name)
 
 
 def storage_dtype(name: str) -> torch.dtype | None:
-    """Return the dtype of the values in a storage class; None if the class is unknown."""
+    """Return the dtype of the storage class with the given name, or None if the class is unknown."""
     module, _, attribute = name.rpartition(".")
     return _STORAGES.get(attribute) if module in ("torch", "torch.cuda", "torch.storage") else None
 
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> _Tensor:
-    """Replace ``_rebuild_tensor`` and ``_rebuild_tensor_v2``: check the sizes and return a placeholder."""
+    """Stand in for ``_rebuild_tensor`` and ``_rebuild_tensor_v2``."""
     return _checked(storage, storage.dtype, offset, size, stride, rest)
 
 
 def _tensor_of_dtype(
     storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any
 ) -> _Tensor:
-    """Replace ``_rebuild_tensor_v3``, which PyTorch uses for dtypes without a storage class."""
+    """Stand in for ``_rebuild_tensor_v3``, which PyTorch uses for dtypes without a storage class."""
     known = dtype_of(dtype.name)
     if known is None:
         raise TypeError("an invalid dtype")
@@ -144,7 +138,7 @@ def _checked(
     if all(sides) and (last + 1) * dtype.itemsize > storage.nbytes:
         claimed = "×".join(map(str, sides)) or "one value"
         raise RefusedFileError(
-            f"is damaged: a tensor claims {claimed}, its storage has {storage.nbytes} bytes"
+            f"is damaged: a tensor of {claimed} does not fit into its storage of {storage.nbytes} bytes"
         )
     return _Tensor()
 
@@ -156,7 +150,7 @@ def _parameter(data: Any, _grad: Any, hooks: Any) -> _Tensor:
 
 
 def _dict(given: Any = ()) -> dict[Any, Any]:
-    """Create an ``OrderedDict`` (from pairs if Python 2 wrote it) or a ``Counter``."""
+    """Stand in for ``OrderedDict`` (called with pairs by Python 2) and ``Counter``."""
     if not isinstance(given, dict | list | tuple):
         raise TypeError("an invalid dict")
     pairs = given.items() if isinstance(given, dict) else given
