@@ -138,8 +138,8 @@ def test_another_prediction_does_not_go_on(colors, stopped, tmp_path, painted_fi
 def test_what_cannot_go_on(colors, stopped, tmp_path):
     out, sources = stopped
     for options, said in (
-        ({"resume": True}, "--resume needs the folder of the stopped prediction; name it with --out"),
-        ({"resume": True, "out": tmp_path / "none"}, "none: no unfinished prediction"),
+        ({"resume": True}, "--resume needs the folder of the stopped prediction; add --out FOLDER"),
+        ({"resume": True, "out": tmp_path / "none"}, "none: contains no unfinished prediction"),
         ({"resume": True, "out": out, "force": True}, "give only one of them"),
     ):
         with pytest.raises(UserError, match=said):
@@ -147,7 +147,7 @@ def test_what_cannot_go_on(colors, stopped, tmp_path):
     assert not (tmp_path / "none").exists()
     (out / NAME).write_text("not ours")
     with pytest.raises(
-        UserError, match="was written by another version of Rankless; start again with --force"
+        UserError, match="was written by another version of Rankless; add --force to start again"
     ):
         predict(colors, sources, out=out, device="cpu", resume=True)
 

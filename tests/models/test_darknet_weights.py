@@ -120,7 +120,7 @@ def test_classes_are_found_from_the_length(tmp_path: Path) -> None:
         (lambda b: b + b"\0" * 8, r"continues for 2 numbers after the network's last convolution"),
         (lambda b: b[:-3], "is truncated or damaged"),
         (lambda b: b[:10], "too few"),
-        (lambda b: b"PK\x03\x04" + b[4:], "does not begin like"),
+        (lambda b: b"PK\x03\x04" + b[4:], "does not start like"),
         (lambda b: b[:-4] + struct.pack("<f", float("nan")), "NaN or infinity"),
     ],
 )

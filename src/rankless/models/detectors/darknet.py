@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from rankless.errors import UserError, counted, one_of
@@ -23,7 +23,7 @@ from rankless.models.darknet.reshape import (
     with_width,
 )
 from rankless.models.detectors.convolutional import Criterion, DetectionModel, criterion_of
-from rankless.models.detectors.protocol import Exports, Published
+from rankless.models.detectors.protocol import DetectorSpec, Published
 from rankless.models.heads.yolo.codec import YoloHead
 from rankless.recipe import loss_kinds, model_kinds
 
@@ -68,26 +68,19 @@ MODELS: dict[str, DarknetModel] = {
 }
 
 
-@dataclass(frozen=True)
-class DarknetSpec:
-    """A :class:`.protocol.DetectorSpec` for a Darknet network."""
+@dataclass(frozen=True, kw_only=True)
+class DarknetSpec(DetectorSpec):
+    """A specification of a Darknet network."""
 
-    model: model_kinds.ModelKeys
     criterion: Criterion
-    size: tuple[int, int]
-    anchors: tuple[tuple[float, float], ...]
-    exports: Exports = field(default_factory=Exports)
 
     def build(self, classes: int) -> DetectionModel:
-        """Return a freshly initialized detector on the CPU."""
         return DetectionModel(network(self.model, classes), self.criterion)
 
     def activations(self, size: tuple[int, int]) -> list[int]:
-        """Count the output values of each convolution for one image of (height, width) pixels."""
         return sizes.outputs(network(self.model, classes=1), size)
 
     def self_contained(self) -> model_kinds.ModelKeys:
-        """Return the recipe's ``model``, in which the text of a cfg file replaces its path."""
         model = self.model
         if not isinstance(model, model_kinds.YoloModel) or not model.cfg or "\n" in model.cfg:
             return model
@@ -99,7 +92,8 @@ def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> DarknetSpec
     """Return the specification of a recipe's detector."""
     # Size, anchors and loss do not depend on the number of classes, which may still be unknown.
     made = network(model, classes=1)
-    return DarknetSpec(model, criterion_of(made, loss), made.size, made.anchors)
+    criterion = criterion_of(made, loss)
+    return DarknetSpec(model=model, criterion=criterion, size=made.size, anchors=made.anchors)
 
 
 def network(model: model_kinds.ModelKeys, classes: int) -> Network:

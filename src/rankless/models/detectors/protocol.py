@@ -6,11 +6,12 @@ A new family of detectors needs a module that implements this interface, and one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from rankless.models.work import convolution_outputs
 from rankless.recipe import model_kinds
 from rankless.structures import DetectionBatch, LossSum
 
@@ -80,35 +81,33 @@ class Exports:
     problem: str = ""
 
 
-class DetectorSpec(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class DetectorSpec:
     """The specification of a detector: its network with the options of a recipe.
 
     Attributes:
+        model: the recipe's ``model``.
         size: published (height, width) of the input in pixels.
         anchors: anchors that a recipe may replace, (width, height) in pixels; empty if there are none.
         exports: capabilities of the detector's exported file.
     """
 
-    @property
-    def size(self) -> tuple[int, int]: ...
-
-    @property
-    def exports(self) -> Exports: ...
-
-    @property
-    def anchors(self) -> tuple[tuple[float, float], ...]: ...
+    model: model_kinds.ModelKeys
+    size: tuple[int, int]
+    anchors: tuple[tuple[float, float], ...] = ()
+    exports: Exports = field(default_factory=Exports)
 
     def build(self, classes: int) -> nn.Module:
         """Return a :class:`Detector` on the CPU, initialized with torch's global generator."""
-        ...
+        raise NotImplementedError
 
     def activations(self, size: tuple[int, int]) -> list[int]:
         """Count the output values of each convolution for one image of (height, width) pixels."""
-        ...
+        return convolution_outputs(lambda: self.build(1), size)
 
     def self_contained(self) -> model_kinds.ModelKeys:
         """Return the recipe's ``model``, in which the content of files replaces their paths."""
-        ...
+        return self.model
 
 
 @dataclass(frozen=True)

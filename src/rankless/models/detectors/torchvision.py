@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankless.models.detectors.protocol import Exports, Published
+from rankless.models.detectors.protocol import DetectorSpec, Exports, Published
 from rankless.models.detectors.torchvision_modules import (
     FCOS,
     SSD,
@@ -20,7 +20,6 @@ from rankless.models.detectors.torchvision_modules import (
     RetinaNet,
     TorchvisionDetector,
 )
-from rankless.models.work import convolution_outputs
 from rankless.recipe import loss_kinds, model_kinds
 
 _PREFIX = "torchvision/"
@@ -104,40 +103,16 @@ MODELS: dict[str, TorchvisionModel] = {
 }
 
 
-@dataclass(frozen=True)
-class TorchvisionSpec:
-    """A :class:`.protocol.DetectorSpec` for a torchvision detector."""
-
-    model: model_kinds.ModelKeys
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """The published (height, width) of the input in pixels."""
-        return MODELS[self.model.name].size
-
-    @property
-    def anchors(self) -> tuple[tuple[float, float], ...]:
-        """An empty tuple, because torchvision's anchors cannot be replaced."""
-        return ()
-
-    @property
-    def exports(self) -> Exports:
-        """The capabilities of an exported file, whose anchors are computed for one input shape."""
-        return Exports(any_shape=False, problem=MODELS[self.model.name].untraceable)
+class TorchvisionSpec(DetectorSpec):
+    """A specification of a torchvision detector, which includes its loss."""
 
     def build(self, classes: int) -> TorchvisionDetector:
-        """Return a freshly initialized detector on the CPU."""
         return MODELS[self.model.name].make(classes)
-
-    def activations(self, size: tuple[int, int]) -> list[int]:
-        """Count the output values of each convolution for one image of (height, width) pixels."""
-        return convolution_outputs(lambda: self.build(1), size)
-
-    def self_contained(self) -> model_kinds.ModelKeys:
-        """Return the recipe's ``model`` unchanged, because it refers to no files."""
-        return self.model
 
 
 def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> TorchvisionSpec:
-    """Return the specification of a recipe's detector; torchvision's detectors include their losses."""
-    return TorchvisionSpec(model)
+    """Return the specification of a recipe's detector."""
+    published = MODELS[model.name]
+    # The anchors in an exported file are computed for one input shape.
+    exports = Exports(any_shape=False, problem=published.untraceable)
+    return TorchvisionSpec(model=model, size=published.size, exports=exports)

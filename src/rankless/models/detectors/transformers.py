@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from rankless.errors import UserError, one_of
 from rankless.extras import needed
-from rankless.models.detectors.protocol import Exports, Published
+from rankless.models.detectors.protocol import DetectorSpec, Exports, Published
 from rankless.models.detectors.sampling import DeterministicSampling
 from rankless.models.detectors.transformers_configs import CONFIGS
 from rankless.models.heads.truths import Truths
@@ -264,30 +264,14 @@ def _refused(where: str, error: Exception) -> UserError:
     return UserError(f"{where}: transformers does not accept the configuration: {reason}")
 
 
-@dataclass(frozen=True)
-class TransformersSpec:
-    """A :class:`.protocol.DetectorSpec` for a transformers detector."""
+@dataclass(frozen=True, kw_only=True)
+class TransformersSpec(DetectorSpec):
+    """A specification of a transformers detector, which includes its loss."""
 
     model: model_kinds.TransformersModel
     config: Mapping[str, Any]
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """The published (height, width) of the input in pixels; for DETR, the published shorter side."""
-        return (800, 800) if normalizes(self.config["model_type"]) else (640, 640)
-
-    @property
-    def anchors(self) -> tuple[tuple[float, float], ...]:
-        """An empty tuple, because these detectors have no anchors."""
-        return ()
-
-    @property
-    def exports(self) -> Exports:
-        """The capabilities of an exported file, which contains positions for one input shape."""
-        return Exports(any_shape=False)
-
     def build(self, classes: int) -> TransformersDetector:
-        """Return a freshly initialized detector on the CPU."""
         where = f"model.name={self.model.name}"
         kind, config = classes_of(self.config, classes, where)
         try:
@@ -299,17 +283,12 @@ class TransformersSpec:
         return TransformersDetector(network, normalize=normalize)
 
     def activations(self, size: tuple[int, int]) -> list[int]:
-        """Count the output values of each convolution for one image of (height, width) pixels.
-
-        For DETR, only the backbone is counted, because the encoder depends on values, which meta tensors
-        lack.
-        """
+        # DETR's encoder depends on values, which meta tensors do not have, so only its backbone is counted.
         if normalizes(self.config["model_type"]):
             return convolution_outputs(lambda: _Backbone(self.build(1)), size)
-        return convolution_outputs(lambda: self.build(1), size)
+        return super().activations(size)
 
     def self_contained(self) -> model_kinds.ModelKeys:
-        """Return the recipe's ``model``, in which the text of the configuration replaces its path."""
         if not self.model.config:
             return self.model
         return replace(self.model, config=json.dumps(self.config, separators=(",", ":")))
@@ -328,21 +307,23 @@ class _Backbone(nn.Module):
 
 
 def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> TransformersSpec:
-    """Return the specification of a recipe's detector; transformers detectors include their losses.
+    """Return the specification of a recipe's detector.
 
     Raises:
         UserError: the recipe does not describe a transformers detector.
     """
     if not isinstance(model, model_kinds.TransformersModel):
         raise UserError(f"'model.name' is '{model.name}'; expected a transformers detector: {one_of(MODELS)}")
-    if model.name != CUSTOM:
-        return TransformersSpec(model, CONFIGS[model.name])
-    if not model.config:
+    if model.name == CUSTOM and not model.config:
         raise UserError(
             "model.name is 'hf/config', but model.config is empty; expected the path of a transformers "
             "detector's config.json, its folder, or the text of the file"
         )
-    return TransformersSpec(model, read_config(model.config))
+    config = read_config(model.config) if model.name == CUSTOM else CONFIGS[model.name]
+    side = 800 if normalizes(config["model_type"]) else 640  # for DETR, the published shorter side
+    # An exported file contains positions for one input shape.
+    exports = Exports(any_shape=False)
+    return TransformersSpec(model=model, config=config, size=(side, side), exports=exports)
 
 
 @dataclass(frozen=True, kw_only=True)
