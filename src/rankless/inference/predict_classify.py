@@ -13,6 +13,7 @@ from rankless.data.datasets.builtin import DigitImages
 from rankless.data.datasets.classification_input import placement, shown_as
 from rankless.data.images.image_file import Decoded, Pixels, UnreadableImage
 from rankless.errors import UserError
+from rankless.inference.heatmaps import in_image
 from rankless.inference.results import BEST, ClassificationResult
 from rankless.models.checkpoints import weights
 from rankless.structures import Classification, ClassificationItem
@@ -141,8 +142,6 @@ class ClassFinder:
 
     def level(self, answer: ClassAnswer, image: Pixels) -> Pixels | None:
         """Return the heat map of an image (H, W, 3), uint8 (H, W), or None if it was not requested."""
-        from rankless.inference.heatmaps import in_image
-
         cropped = self.task.recipe.data.augment.crop < 1
         where = placement(image.shape[:2], self.task.size, cropped=cropped)
         return None if answer.heat is None else in_image(answer.heat, where, self.task.size)

@@ -15,6 +15,7 @@ from rankless.data.images.image_file import Decoded, Pixels, Shown
 from rankless.errors import UserError, listed, nearest
 from rankless.geometry.letterbox import in_source, whole
 from rankless.hardware.precision import dtype_of
+from rankless.inference.heatmaps import heat, in_image
 from rankless.inference.results import DetectionResult
 from rankless.models.checkpoints import weights
 from rankless.models.detectors.protocol import Detector
@@ -138,14 +139,10 @@ class BoxFinder:
 
     def level(self, answer: Answer, image: Pixels) -> Pixels | None:
         """Return the heat map of an image (H, W, 3), uint8 (H, W), or None if it was not requested."""
-        from rankless.inference.heatmaps import in_image
-
         return None if answer.heat is None else in_image(answer.heat, answer.letterbox, self.task.size)
 
     def _heat(self, boxes: Tensor, scores: Tensor) -> list[Tensor]:
         """Return the heat maps of the images, given the candidates without test-time augmentation."""
-        from rankless.inference.heatmaps import heat
-
         best = scores.amax(-1)
         return [heat(*one, self.task.size) for one in zip(boxes, best, strict=True)]
 

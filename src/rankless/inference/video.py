@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,9 +62,15 @@ def sources(name: str) -> Iterator[Source]:
     shown = public(name)
     try:
         for frame in frames(name):
-            yield _source(shown, frame)
+            image = torch.from_numpy(frame.pixels).permute(2, 0, 1)
+            yield Source(shown, partial(reduced, image), frame.number, frame.time)
     except UnreadableImage as error:
-        yield Source(shown, _raising(UnreadableImage(shown, error.reason)))
+        reason = error.reason
+
+        def fail(_: Finder) -> tuple[torch.Tensor, Decoded]:
+            raise UnreadableImage(shown, reason)
+
+        yield Source(shown, fail)
 
 
 def frames(name: str) -> Iterator[Frame]:
@@ -242,19 +249,3 @@ def _upright(pixels: Pixels, frame: Any) -> Pixels:
     """Rotate a frame according to its metadata, as is necessary for videos from phones."""
     quarters = round(math.remainder(getattr(frame, "rotation", 0), 360) / 90) % 4
     return np.ascontiguousarray(np.rot90(pixels, quarters))
-
-
-def _source(name: str, frame: Frame) -> Source:
-    image = torch.from_numpy(frame.pixels).permute(2, 0, 1)
-
-    def read(finder: Finder) -> tuple[torch.Tensor, Decoded]:
-        return reduced(image, finder)
-
-    return Source(name, read, frame.number, frame.time)
-
-
-def _raising(error: UnreadableImage) -> Any:
-    def read(_: Finder) -> tuple[torch.Tensor, Decoded]:
-        raise error
-
-    return read

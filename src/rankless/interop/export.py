@@ -15,7 +15,7 @@ import torch
 from rankless.arguments import several
 from rankless.errors import UserError, nearest, one_of
 from rankless.files.outputs import Outputs
-from rankless.interop import model_folder, onnx_file, openvino_file, torch_files, triton_files
+from rankless.interop import model_folder, onnx_file, torch_files
 from rankless.interop.agreement import LIMITS, Agreement, compare
 from rankless.interop.plan import ExportOptions, Plan, plan_export
 from rankless.models.checkpoints import weights
@@ -82,10 +82,11 @@ PROGRAMS: dict[str, Program] = {
         torch_files.write_pt2,
         lambda path, plan: torch_files.TorchSession(path, plan, script=False),
     ),
-    "openvino": Program((".xml", ".bin"), openvino_file.write, lambda path, _: OpenVinoSession(path)),
+    "openvino": Program((".xml", ".bin"), onnx_file.write_openvino, lambda path, _: OpenVinoSession(path)),
 }
-_TRITON = Program(triton_files.PLACES, triton_files.write, lambda path, _: OnnxSession(path))
-_RUNNABLE = PROGRAMS | {"triton": _TRITON}
+_RUNNABLE = PROGRAMS | {
+    "triton": Program(onnx_file.TRITON_FILES, onnx_file.write_triton, lambda path, _: OnnxSession(path))
+}
 
 
 def export(

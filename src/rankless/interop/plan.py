@@ -7,9 +7,14 @@ precision of the network.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
-from collections.abc import Sequence
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError
-from rankless.interop.quiet import quiet
 from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.models.detectors.protocol import CANDIDATES, Exports
@@ -27,6 +31,20 @@ from rankless.recipe import load
 from rankless.recipe.schema import Evaluate, Recipe
 from rankless.runs.trained_weights import trained_weights_of
 from rankless.tasks import open_task, trained
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress the progress, warnings and advice of PyTorch's exporters within the block."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
 
 
 class PortableDetector(nn.Module):

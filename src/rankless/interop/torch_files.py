@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rankless.interop.plan import Plan
-from rankless.interop.quiet import quiet
+from rankless.interop.plan import Plan, quiet
 
 TEXTS = "metadata.json"
 """Name of the embedded file with the metadata of :mod:`rankless.models.exported.facts`."""

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankless.metrics.curves import interpolated, precision_recall, threshold_curve
+from rankless.metrics.curves import interpolated, precision_recall, rounded, threshold_curve
 from rankless.metrics.detection_details import most_frequent
-from rankless.metrics.rounding import rounded
 
 BINS = 10
 """Number of confidence ranges in the calibration."""

@@ -71,6 +71,11 @@ def interpolated(precision: Floats, recall: Floats) -> Floats:
     return np.concatenate([envelope, [0.0]])[np.minimum(at, len(envelope))]
 
 
+def rounded(values: Floats, digits: int = 5) -> list[float | None]:
+    """Return the rounded values as a JSON-compatible list, with None in place of NaN."""
+    return [None if value != value else round(value, digits) for value in values.tolist()]
+
+
 def voc_average_precision(precision: Floats, recall: Floats) -> tuple[float, float]:
     """Compute Pascal VOC's AP at 11 recalls (VOC 2007) and at all points (VOC 2010 and later).
 

@@ -13,10 +13,10 @@ from rankless.metrics.coco_matching import IGNORED, RIGHT
 from rankless.metrics.curves import (
     interpolated,
     precision_recall,
+    rounded,
     threshold_curve,
     voc_average_precision,
 )
-from rankless.metrics.rounding import rounded
 from rankless.metrics.topk import MOST_CONFUSED
 
 SIDES = (0, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)

@@ -19,8 +19,7 @@ import torch
 from rankless.errors import UserError, printable
 from rankless.files import reading
 from rankless.models.checkpoints import tensor_file
-from rankless.models.checkpoints.pickle_inspection import Inspection
-from rankless.models.checkpoints.pickle_values import RefusedFileError
+from rankless.models.checkpoints.pickle_inspection import Inspection, RefusedFileError
 from rankless.models.checkpoints.unwrapping import Checkpoint, unwrap
 
 # Files of torch.save before version 1.6 start with this number as a separate pickle.
