@@ -19,8 +19,7 @@ from torch import Tensor
 from detr_configs import CONFIGS, keys
 from first_steps import digests_of_steps
 from rankless.errors import UserError
-from rankless.interop.plan import PortableDetector
-from rankless.interop.plan import quiet
+from rankless.interop.plan import PortableDetector, quiet
 from rankless.models import zoo
 from rankless.models.checkpoints import transformers_folder
 from rankless.models.checkpoints.pretrained import start_from
