@@ -85,7 +85,6 @@ class ConvBlock(nn.Module):
         norm: whether to use batch norm; without it, the convolution has a bias.
         groups, dilation: groups and dilation of the convolution.
         padding: padding in pixels on each side; None means half of the kernel times the dilation.
-        momentum: momentum of the batch norm's running statistics, as PyTorch defines it.
     """
 
     def __init__(
@@ -100,12 +99,11 @@ class ConvBlock(nn.Module):
         groups: int = 1,
         dilation: int = 1,
         padding: int | None = None,
-        momentum: float = BATCH_NORM_MOMENTUM,
     ) -> None:
         super().__init__()
         padding = kernel // 2 * dilation if padding is None else padding
         self.conv = nn.Conv2d(channels_in, channels, kernel, stride, padding, dilation, groups, bias=not norm)
-        self.norm = nn.BatchNorm2d(channels, eps=BATCH_NORM_EPS, momentum=momentum) if norm else nn.Identity()
+        self.norm = nn.BatchNorm2d(channels, BATCH_NORM_EPS, BATCH_NORM_MOMENTUM) if norm else nn.Identity()
         self.activation = activate(activation)
         # fan_out preserves the variance of the gradients, and batch norm that of the activations.
         nn.init.kaiming_normal_(self.conv.weight, a=LEAKY_SLOPE, mode="fan_out", nonlinearity="leaky_relu")
@@ -156,15 +154,14 @@ class Involution(nn.Module):
     Args:
         channels: channels of the input and of the output.
         size: side length of the neighborhood in pixels, which is odd.
-        momentum: momentum of the batch norm's running statistics, as PyTorch defines it.
     """
 
-    def __init__(self, channels: int, size: int, momentum: float = BATCH_NORM_MOMENTUM) -> None:
+    def __init__(self, channels: int, size: int) -> None:
         super().__init__()
         self.size = size
         self.groups = channels // math.gcd(channels, INVOLUTION_GROUP)
         squeezed = max(1, channels // 4)
-        self.reduce = ConvBlock(channels, squeezed, 1, activation="relu", momentum=momentum)
+        self.reduce = ConvBlock(channels, squeezed, 1, activation="relu")
         self.span = nn.Conv2d(squeezed, size * size * self.groups, 1)
 
     def forward(self, x: Tensor) -> Tensor:

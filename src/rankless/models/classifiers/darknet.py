@@ -13,7 +13,7 @@ from rankless.models.darknet.architectures import yolov3, yolov4
 from rankless.models.darknet.network import Network
 from rankless.models.darknet.reshape import with_activation
 from rankless.models.detectors.convolutional import build_layer
-from rankless.models.layers import BATCH_NORM_MOMENTUM, Activation
+from rankless.models.layers import Activation
 
 NETWORKS = {"darknet53": yolov3, "cspdarknet53": yolov4}
 
@@ -44,7 +44,7 @@ class DarknetClassifier(nn.Module):
         for number, layer in enumerate(network.layers):
             first = self.sources[number][0]
             channels = shapes[first].channels if first >= 0 else 3
-            self.layers[network.names[number]] = build_layer(layer, channels, classes, BATCH_NORM_MOMENTUM)
+            self.layers[network.names[number]] = build_layer(layer, channels, classes)
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(shapes[-1].channels, classes)
         nn.init.normal_(self.classifier.weight, std=0.01)

@@ -26,24 +26,69 @@ from rankless.models.layers import Activation
 MOST_CHANNELS = 65536
 _ACTIVATIONS = tuple(name for name in get_args(Activation) if name != "prelu")  # Darknet has no PReLU
 _BOX_LOSSES = ("mse", *SIMILARITIES)
+MOST_LAYERS = 2000
+# Unsupported keys that change a layer's output.
+_UNSUPPORTED = frozenset({
+    "antialiasing", "assisted_excitation", "bin_output", "binary", "coordconv", "deform", "flipped",
+    "maxpool_depth", "out_channels", "reverse", "rotate", "share_index", "stretch", "stretch_sway", "sway",
+    "tanh", "weights_normalization", "xnor",
+})  # fmt: skip
 
 
-class LayerReader(OptionReader):
-    """A reader that converts one section at a time to a layer.
+@dataclass(frozen=True)
+class Cfg:
+    """The contents of a cfg file.
 
     Attributes:
-        layers: layers read so far.
-        shapes: output shapes of these layers.
+        network: the network.
+        letterbox: whether images keep their aspect ratio; otherwise they are stretched, which is Darknet's
+            default.
         nms: similarity measure of NMS.
-        classes: number of classes of the heads read so far; None before the first head.
+        notes: messages about ignored options.
     """
 
-    def __init__(self, name: str) -> None:
+    network: net.Network
+    letterbox: bool
+    nms: Literal["iou", "diou"]
+    notes: tuple[str, ...] = ()
+
+
+def read_cfg(source: str) -> Cfg:
+    """Read a cfg file.
+
+    Args:
+        source: the path of the file, or its text.
+
+    Raises:
+        UserError: the file cannot be read, or describes no supported detector; all problems are listed.
+    """
+    if "\n" in source and "[" in source:
+        return _Reader("model.cfg", source).read()
+    path = Path(source)
+    try:
+        content = reading.read_bytes(path, reading.CFG)
+    except OSError as error:
+        hint = "; is it the weights?" if error.errno == errno.EFBIG else ""
+        raise UserError(f"{source}: the cfg file cannot be read: {error.strerror or error}{hint}") from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = content.decode("latin-1")  # comments may be in any encoding
+    return _Reader(source, text).read()
+
+
+class _Reader(OptionReader):
+    """A reader that converts one section at a time to a layer, and collects problems."""
+
+    def __init__(self, name: str, text: str) -> None:
         super().__init__(name)
+        self.text = text
         self.layers: list[net.Layer] = []
         self.shapes: list[net.Shape] = []
         self.nms: Literal["iou", "diou"] = "iou"
-        self.classes: int | None = None
+        self.classes: int | None = None  # the number of classes in the heads read so far
+        self.unused: dict[str, int] = {}
+        self.unknown = False  # after an unknown layer, mismatched shapes are not reported
 
     def _activation(self, default: str) -> Activation:
         name = self.word("activation", default)
@@ -223,86 +268,6 @@ class LayerReader(OptionReader):
             smooth_objectness=bool(self.integer("objectness_smooth", 0, 0, 1)),
         )
 
-
-SECTIONS: dict[str, Callable[[LayerReader], net.Layer]] = {
-    "convolutional": LayerReader._convolutional,
-    "conv": LayerReader._convolutional,
-    "depthwise_convolutional": LayerReader._depthwise,
-    "maxpool": LayerReader._maxpool,
-    "max": LayerReader._maxpool,
-    "avgpool": LayerReader._avgpool,
-    "avg": LayerReader._avgpool,
-    "upsample": LayerReader._upsample,
-    "route": LayerReader._route,
-    "shortcut": LayerReader._shortcut,
-    "scale_channels": LayerReader._scale_channels,
-    "sam": LayerReader._sam,
-    "dropout": LayerReader._dropout,
-    "involution": LayerReader._involution,
-    "yolo": LayerReader._yolo,
-}
-
-
-MOST_LAYERS = 2000
-# Unsupported keys that change a layer's output.
-_UNSUPPORTED = frozenset({
-    "antialiasing", "assisted_excitation", "bin_output", "binary", "coordconv", "deform", "flipped",
-    "maxpool_depth", "out_channels", "reverse", "rotate", "share_index", "stretch", "stretch_sway", "sway",
-    "tanh", "weights_normalization", "xnor",
-})  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Cfg:
-    """The contents of a cfg file.
-
-    Attributes:
-        network: the network.
-        letterbox: whether images keep their aspect ratio; otherwise they are stretched, which is Darknet's
-            default.
-        nms: similarity measure of NMS.
-        notes: messages about ignored options.
-    """
-
-    network: net.Network
-    letterbox: bool
-    nms: Literal["iou", "diou"]
-    notes: tuple[str, ...] = ()
-
-
-def read_cfg(source: str) -> Cfg:
-    """Read a cfg file.
-
-    Args:
-        source: the path of the file, or its text.
-
-    Raises:
-        UserError: the file cannot be read, or describes no supported detector; all problems are listed.
-    """
-    if "\n" in source and "[" in source:
-        return _Reader("model.cfg", source).read()
-    path = Path(source)
-    try:
-        content = reading.read_bytes(path, reading.CFG)
-    except OSError as error:
-        hint = "; is it the weights?" if error.errno == errno.EFBIG else ""
-        raise UserError(f"{source}: the cfg file cannot be read: {error.strerror or error}{hint}") from None
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = content.decode("latin-1")  # comments may be in any encoding
-    return _Reader(source, text).read()
-
-
-class _Reader(LayerReader):
-    """A reader that converts all sections to a network and collects problems."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__(name)
-        self.text = text
-        self.unused: dict[str, int] = {}
-        self.unknown = False  # after an unknown layer, mismatched shapes are not reported
-
     def read(self) -> Cfg:
         """Read all sections; raise an error that lists all problems."""
         sections = list(self.sections(self.text))
@@ -399,3 +364,22 @@ class _Reader(LayerReader):
                         self.line("groups"),
                     )
         return net.shape(layer, read)
+
+
+SECTIONS: dict[str, Callable[[_Reader], net.Layer]] = {
+    "convolutional": _Reader._convolutional,
+    "conv": _Reader._convolutional,
+    "depthwise_convolutional": _Reader._depthwise,
+    "maxpool": _Reader._maxpool,
+    "max": _Reader._maxpool,
+    "avgpool": _Reader._avgpool,
+    "avg": _Reader._avgpool,
+    "upsample": _Reader._upsample,
+    "route": _Reader._route,
+    "shortcut": _Reader._shortcut,
+    "scale_channels": _Reader._scale_channels,
+    "sam": _Reader._sam,
+    "dropout": _Reader._dropout,
+    "involution": _Reader._involution,
+    "yolo": _Reader._yolo,
+}

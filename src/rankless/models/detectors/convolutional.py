@@ -18,7 +18,6 @@ from rankless.models.heads.anchor_free import loss as anchor_free
 from rankless.models.heads.anchor_free.layers import AnchorFreeHeadLayers
 from rankless.models.heads.yolo import loss as yolo
 from rankless.models.layers import (
-    BATCH_NORM_MOMENTUM,
     Activation,
     ConvBlock,
     Involution,
@@ -118,7 +117,6 @@ class DetectionModel(nn.Module):
     Args:
         network: description of the network.
         criterion: the loss function; by default, the published one.
-        momentum: momentum of the batch norms' running statistics, as PyTorch defines it.
 
     Attributes:
         network: description of the network.
@@ -130,8 +128,6 @@ class DetectionModel(nn.Module):
         self,
         network: net.Network,
         criterion: Criterion | None = None,
-        *,
-        momentum: float = BATCH_NORM_MOMENTUM,
     ) -> None:
         super().__init__()
         if torch.get_default_device().type != "meta":
@@ -150,7 +146,7 @@ class DetectionModel(nn.Module):
             if number in named and isinstance(layer, net.Conv):
                 # Darknet's logistic before new_coords is part of the decoding, which expects logits here.
                 layer = replace(layer, activation="linear")
-            built = build_layer(layer, channels, network.classes, momentum)
+            built = build_layer(layer, channels, network.classes)
             if number in named and isinstance(built, ConvBlock):
                 _set_priors(built.conv, network.classes)
             if number in named:
@@ -216,7 +212,7 @@ class DetectionModel(nn.Module):
         return outputs
 
 
-def build_layer(layer: net.Layer, channels: int, classes: int, momentum: float) -> nn.Module:
+def build_layer(layer: net.Layer, channels: int, classes: int) -> nn.Module:
     """Build a layer from its description, for an input with the given number of channels."""
     if isinstance(layer, net.Conv):
         return ConvBlock(
@@ -229,7 +225,6 @@ def build_layer(layer: net.Layer, channels: int, classes: int, momentum: float) 
             groups=layer.groups,
             dilation=layer.dilation,
             padding=layer.pixels,
-            momentum=momentum,
         )
     if isinstance(layer, net.MaxPool):
         return max_pool(layer.size, layer.stride, layer.padding)
@@ -246,7 +241,7 @@ def build_layer(layer: net.Layer, channels: int, classes: int, momentum: float) 
     if isinstance(layer, net.Dropout):
         return nn.Dropout2d(layer.probability) if layer.whole else nn.Dropout(layer.probability)
     if isinstance(layer, net.Involution):
-        return Involution(channels, layer.size, momentum)
+        return Involution(channels, layer.size)
     if isinstance(layer, net.AnchorFree):
         return AnchorFreeHeadLayers(
             channels,
@@ -254,7 +249,6 @@ def build_layer(layer: net.Layer, channels: int, classes: int, momentum: float) 
             layer.bins,
             activation=layer.activation,
             dropout=layer.dropout,
-            momentum=momentum,
         )
     return nn.Identity()  # [yolo] only describes the previous layer
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rankless.models.layers import BATCH_NORM_MOMENTUM, Activation, ConvBlock
+from rankless.models.layers import Activation, ConvBlock
 
 # An untrained head predicts few objects (Lin et al., 2017, RetinaNet), so the first steps are not spent on
 # unlearning thousands of false positives.
@@ -29,7 +29,6 @@ class AnchorFreeHeadLayers(nn.Module):
         hidden: channels of the branches; None means the smaller of ``channels_in`` and ``LARGEST_HIDDEN``.
         depth: number of 3×3 convolutions per branch.
         activation: activation after all convolutions except the last.
-        momentum: momentum of the batch norms' running statistics, as PyTorch defines it.
         dropout: fraction of the channels to drop before the last convolutions.
     """
 
@@ -42,19 +41,16 @@ class AnchorFreeHeadLayers(nn.Module):
         depth: int = 2,
         *,
         activation: Activation = "swish",
-        momentum: float = BATCH_NORM_MOMENTUM,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         channels = min(channels_in, LARGEST_HIDDEN) if hidden is None else hidden
 
         def branch() -> nn.Sequential:
-            blocks = (
-                ConvBlock(channels, channels, activation=activation, momentum=momentum) for _ in range(depth)
-            )
+            blocks = (ConvBlock(channels, channels, activation=activation) for _ in range(depth))
             return nn.Sequential(*blocks, nn.Dropout2d(dropout) if dropout else nn.Identity())
 
-        self.stem = ConvBlock(channels_in, channels, 1, activation=activation, momentum=momentum)
+        self.stem = ConvBlock(channels_in, channels, 1, activation=activation)
         self.box_branch, self.class_branch = branch(), branch()
         self.box = nn.Conv2d(channels, 4 * max(bins, 1), 1)
         self.classes = nn.Conv2d(channels, classes, 1)
