@@ -122,7 +122,9 @@ def test_only_the_chosen_classes(colors, paint):
     assert rankless.load(colors, ["evaluate.detections=1"]).predict(image)[0].names == ["red"]
     with pytest.raises(UserError) as error:
         rankless.load(colors, classes=["gren", 3])
-    assert error.value.problems[0].startswith("--classes contains 'gren'; expected names of the model's classes")
+    assert error.value.problems[0].startswith(
+        "--classes contains 'gren'; expected names of the model's classes"
+    )
     assert "did you mean 'green'" in error.value.problems[0] and "'3'" in error.value.problems[1]
 
 

@@ -208,7 +208,10 @@ def test_a_stream_that_sends_nothing_and_one_that_is_not_there_are_told_apart(mo
         UnreadableImage, match=r"cannot be opened \(Connection refused\); check the host, port"
     ):
         list(video.frames(f"rtsp://127.0.0.1:{port}/x"))
-    with pytest.raises(UnreadableImage, match=r"the camera cannot be opened .*; expected one of the cameras of this machine: "):
+    with pytest.raises(
+        UnreadableImage,
+        match=r"the camera cannot be opened .*; expected one of the cameras of this machine: ",
+    ):
         list(video.frames("webcam:99"))
 
 

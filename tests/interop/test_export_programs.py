@@ -140,7 +140,9 @@ def test_predictions_of_exports_are_those_of_the_weights(
 def test_what_cannot_be_compared_is_said(trained: Path, tmp_path: Path) -> None:
     done = export(trained, format="torchscript", out=tmp_path / "net", nms=True, confidence=0.9999)
     assert done.agreement is not None
-    assert done.agreement.sentence().startswith("neither PyTorch nor the export finds objects in 4 images of ")
+    assert done.agreement.sentence().startswith(
+        "neither PyTorch nor the export finds objects in 4 images of "
+    )
     assert done.agreement.sentence().endswith(
         "use a lower --confidence, or set data.root to a folder with other images"
     )
@@ -335,7 +337,10 @@ def test_what_computes_something_else_is_discarded(
     words = ["export", str(trained), "--format", "torchscript", "--out", str(tmp_path / "net"), "--force"]
     assert main(words) == 1
     said = capsys.readouterr().err
-    assert "net.torchscript: the export was discarded, because its results differ from PyTorch's (compared with" in said
+    assert (
+        "net.torchscript: the export was discarded, because its results differ from PyTorch's (compared with"
+        in said
+    )
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("net.torchscript", "old")]
 
 

@@ -33,7 +33,10 @@ def test_the_digits_in_a_name_are_compared(unnamed: Path) -> None:
 @pytest.mark.slow
 def test_a_difference_is_a_warning(unnamed: Path) -> None:
     (first, *_) = notes(unnamed.rename(unnamed.with_name("mine-20261122.pth")))
-    assert first.startswith("warning: the SHA-256 of the file starts with ") and "20261122 as in its name" in first
+    assert (
+        first.startswith("warning: the SHA-256 of the file starts with ")
+        and "20261122 as in its name" in first
+    )
 
 
 @pytest.mark.slow

@@ -579,7 +579,10 @@ def test_a_cfg_gives_the_network(tmp_path: Path):
             ["--from", "tianxiaomo", "--model", "yolov3"],
             "which is a port of yolov4; remove --model and --cfg",
         ),
-        (["--from", "mmdetection", "model.width=0.125"], "is it a checkpoint from github.com/open-mmlab/mmdet"),
+        (
+            ["--from", "mmdetection", "model.width=0.125"],
+            "a checkpoint from github.com/open-mmlab/mmdet",
+        ),
     ],
 )
 def test_a_mistake_is_a_sentence(tmp_path: Path, capsys, words: list[str], sentence: str):

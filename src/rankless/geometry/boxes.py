@@ -146,8 +146,9 @@ def siou(a: Tensor, b: Tensor) -> Tensor:
     """Compute the SCYLLA-IoU (...) of corresponding boxes (..., 4): IoU - (Δ + Ω) / 2 (Gevorgyan, 2022).
 
     The distance cost is Δ = Σ (1 - exp(-γρ)) over x and y, where ρ = (center distance / side of the enclosing
-    box)², γ = 2 - sin 2α, and α is the angle of the line between the centers. The shape cost is
-    Ω = Σ (1 - exp(-ω))⁴ over width and height, where ω = difference / larger value.
+    box)², γ = 2 - sin 2α, and α is the angle of the line between the centers.
+
+    The shape cost is Ω = Σ (1 - exp(-ω))⁴ over width and height, where ω = difference / larger value.
     """
     ax, ay, aw, ah = to_cxcywh(a).unbind(-1)
     bx, by, bw, bh = to_cxcywh(b).unbind(-1)
@@ -164,7 +165,6 @@ def siou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _rise(x: Tensor) -> Tensor:
-    """Compute 1 - exp(-x)."""
     return -torch.expm1(-x)
 
 

@@ -189,8 +189,8 @@ def visible_part(
     """Crop the part of an image (3, h, w) that :func:`place` shows.
 
     Returns:
-        The part to scale, a view (3, h', w'), the position (x, y) of its top left corner on the input, and
-        the placement.
+        The part to scale (3, h', w'), which is a view; the position (x, y) of its top left corner on the
+        input; and the placement.
     """
     height, width = image.shape[-2:]
     x0, x1, x = _visible(width, size[1], scale, left)
@@ -281,10 +281,7 @@ def resized(image: Tensor, scale: float, placing: Placing = USUAL) -> Tensor:
 
 
 def _rows_first(image: Tensor) -> Tensor:
-    """Convert an image (3, h, w) to channels-last (1, 3, h, w), which PyTorch resizes twice as fast.
-
-    PyTorch would not recognize the layout of ``image[None]``.
-    """
+    """Convert an image to channels-last (``image[None]`` would not), which PyTorch resizes twice as fast."""
     return image.permute(1, 2, 0).contiguous()[None].permute(0, 3, 1, 2)
 
 

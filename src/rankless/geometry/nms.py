@@ -79,7 +79,7 @@ def best_first(scores: Tensor, count: int) -> Tensor:
 
 @cache
 def _torchvision_nms() -> Callable[[Tensor, Tensor, float], Tensor]:
-    """Return torchvision's operator without importing torchvision, which takes as long as PyTorch."""
+    """Load torchvision's operator without importing torchvision, which is as slow as importing PyTorch."""
     package = find_spec("torchvision")
     if package and package.origin and "torchvision" not in sys.modules:
         libraries = (Path(package.origin).with_name(name) for name in _OPERATORS)

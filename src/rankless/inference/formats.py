@@ -169,7 +169,6 @@ def write_counts(entries: Entries, file: Path, class_names: Sequence[str]) -> No
 
 
 def _write_list(out: TextIO, items: Iterable[Any], end: str = "") -> None:
-    """Write a JSON list with one item per line, followed by ``end``."""
     out.write("[")
     for number, item in enumerate(items):
         out.write((",\n" if number else "\n") + json.dumps(item))

@@ -114,7 +114,6 @@ class Journal(Sequence[Entry]):
         self._end += len(line)
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the offset in bytes and the content of each complete line."""
         at, rest = 0, b""
         while part := os.pread(self._file, _AT_ONCE, at + len(rest)):
             *lines, rest = (rest + part).split(b"\n")

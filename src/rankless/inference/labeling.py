@@ -60,7 +60,6 @@ class Labeling:
             yield f"{images} {_NO_FILE}, and therefore not in the files for labeling"
 
     def _images(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the path relative to the root and the predictions of each image."""
         for image in filter(_is_file, self._every()):
             yield os.path.relpath(_absolute(image), self.root), image
 
@@ -162,7 +161,6 @@ def _absolute(image: dict[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return the text without characters that XML does not allow."""
     return NOT_XML.sub("\ufffd", text)
 
 

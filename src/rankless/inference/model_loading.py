@@ -179,7 +179,6 @@ def _loaded(target: Path, task: type | str | None, overrides: Sequence[str]) -> 
 
 
 def _finder(loaded: weights.Weights, asked: PredictOptions, device: torch.device, source: str) -> Finder:
-    """Return a predictor for the task of the weights."""
     task = loaded.recipe.task
     if task == "detect":
         return BoxFinder(loaded, asked.confidence, device, source, asked.classes)

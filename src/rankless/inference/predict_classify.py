@@ -54,10 +54,7 @@ def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
 
 @contextmanager
 def _last_map(model: nn.Module, images: Tensor) -> Iterator[list[Tensor]]:
-    """Yield a list that receives the last feature map of a forward pass within the block.
-
-    It stays empty for a network that ends with tokens, such as a vision transformer.
-    """
+    """Yield a list that receives the last feature map, unless the network ends with tokens."""
     found: list[Tensor] = []
     height, width = images.shape[-2:]
 

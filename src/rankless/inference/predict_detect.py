@@ -142,7 +142,6 @@ class BoxFinder:
         return None if answer.heat is None else in_image(answer.heat, answer.letterbox, self.task.size)
 
     def _heat(self, boxes: Tensor, scores: Tensor) -> list[Tensor]:
-        """Return the heat maps of the images, given the candidates without test-time augmentation."""
         best = scores.amax(-1)
         return [heat(*one, self.task.size) for one in zip(boxes, best, strict=True)]
 

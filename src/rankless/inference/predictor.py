@@ -136,7 +136,6 @@ class Predictor:
 
 
 def _is_one(images: object) -> bool:
-    """Check whether an object is an array or a tensor with a single image."""
     if isinstance(images, np.ndarray):
         return images.ndim < 4
     return isinstance(images, torch.Tensor) and images.ndim < 4

@@ -174,7 +174,6 @@ class Recording:
         return name, self._stems.get(source.position) or Path(name).stem
 
     def _keep(self, one: Rendered, journal: Journal) -> None:
-        """Write the files for an image or a frame, then record it in the journal."""
         source = one.answered.source
         if self._video is not None and self._video[0].position != source.position:
             self._end_video(journal)
@@ -205,7 +204,6 @@ class Recording:
             writer.add(drawn, source.time or 0.0)
 
     def _end_video(self, journal: Journal) -> None:
-        """Finish the current video, if any."""
         if self._video is not None:
             source, stack, writer = self._video
             with stack:
@@ -216,7 +214,6 @@ class Recording:
             journal.end_video(source.name, files)
 
     def _leave_video(self) -> None:
-        """Remove the unfinished video, if any."""
         if self._video is not None:
             _, stack, writer = self._video
             self._video = None

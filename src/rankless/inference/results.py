@@ -196,7 +196,6 @@ def _about(result: Result) -> str:
 
 
 def _html(result: Result, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return HTML with the annotated image and a table below it."""
     drawn = result.draw()
     drawn.thumbnail((_WIDEST, _WIDEST))
     buffer = io.BytesIO()

@@ -135,7 +135,6 @@ def images(plan: Plan) -> tuple[Any, str]:
 
 
 def _candidates(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], data: str) -> Agreement:
-    """Compare the scores of all candidates, and the boxes of the best candidates."""
     boxes, scores = ours
     best = scores.amax(2).topk(min(_BEST, scores.shape[1]), 1).indices.unsqueeze(-1).expand(-1, -1, 4)
     return Agreement(
@@ -191,6 +190,5 @@ def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
 
 
 def _number(value: Tensor) -> float:
-    """Return a difference as a float, with infinity in place of NaN."""
     found = float(value)
     return found if found == found else float("inf")

@@ -295,10 +295,7 @@ def _fitted(
     by_order: bool,
     partial: bool,
 ) -> tuple[Fit, tuple[str, ...], list[str]]:
-    """Fit a checkpoint to the recipe's model, and return the tensors, the class names and messages.
-
-    ``classes`` are the class names or their number; None infers the number from the checkpoint's head.
-    """
+    """Fit a checkpoint to the recipe's model, and return the tensors, the class names and messages."""
     notes, head = list(checkpoint.facts), _head(recipe)
     if by_order:
         ours = build_any(recipe, 2).state_dict()
@@ -323,12 +320,7 @@ def _fitted(
 def _from_darknet(
     source: Path, cfg: Path | None, model: str | None, overrides: Sequence[str]
 ) -> tuple[Checkpoint, Recipe, int, bool]:
-    """Read a Darknet ``.weights`` file for a cfg file or a named model.
-
-    Returns:
-        The tensors by their names in the model, the recipe, the number of classes, and whether the file
-        contains only the first layers, such as a published backbone.
-    """
+    """Return the tensors, the recipe, the number of classes, and whether layers are missing at the end."""
     if cfg is not None and model is not None:
         raise UserError(f"--cfg is {cfg}, and --model is '{model}'; remove one of them")
     facts: list[str] = []
@@ -394,7 +386,6 @@ def _from_port(
     overrides: Sequence[str],
     partial: bool,
 ) -> tuple[Checkpoint, Recipe]:
-    """Read a checkpoint of a port, and return its tensors under Rankless's names, and the recipe."""
     port = port_named(name)
     if model is None and cfg is None:
         if not port.model:
@@ -450,10 +441,7 @@ def _head_classes(theirs: Mapping[str, Tensor], head: Head) -> set[float]:
 
 
 def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source: Path, partial: bool) -> int:
-    """Infer the number of classes from the shape of the checkpoint's head.
-
-    For a backbone, this is the published model's number of classes.
-    """
+    """Infer the number of classes from the head, or from the published model for a backbone."""
     ours = build_any(recipe, 2).state_dict()
     theirs, _ = align(ours, state)
     counts = _head_classes(theirs, head)

@@ -167,7 +167,6 @@ def card(name: str, loaded: weights.Weights, source: Path) -> str:
 
 
 def _training(loaded: weights.Weights, record: Record, name: str, data: str) -> str:
-    """Return the commands that repeat the training, or the reason why there are none."""
     if published := loaded.extra.get("imported_from"):
         return f"The weights were imported from {_plain(published)}, which does not record their training."
     data += "" if is_by_name(loaded.recipe.model.pretrained) else " model.pretrained=WEIGHTS"
@@ -181,11 +180,10 @@ def _training(loaded: weights.Weights, record: Record, name: str, data: str) -> 
 
 
 def _licenses(loaded: weights.Weights) -> str:
-    """Return the table of licenses for the user to fill in."""
     rows = {"these weights": "**FILL IN**, also as `license` at the top of this file"}
     if start := loaded.extra.get("imported_from") or loaded.recipe.model.pretrained:
         start = start if is_by_name(start) else Path(start).name
-        rows[f"the weights that training started from: {_plain(start)}"] = "**FILL IN**"
+        rows[f"the original weights: {_plain(start)}"] = "**FILL IN**"
     rows[f"the data: {_plain(Path(loaded.recipe.data.root).name)}; **FILL IN** its source"] = "**FILL IN**"
     rows["the program, Rankless"] = "Apache-2.0"
     return _table("", "license", rows)

@@ -157,7 +157,6 @@ def _nms(facts: Facts, ir: int) -> str:
 
 
 def _name_dimensions(proto: Any) -> None:
-    """Rename the dynamic dimensions of the inputs and outputs."""
     del proto.graph.value_info[:]  # optional, and contains the exporter's names
     for value in (*proto.graph.input, *proto.graph.output):
         for side, name in zip(value.type.tensor_type.shape.dim, _DIMENSIONS[value.name], strict=True):

@@ -291,7 +291,6 @@ def _changed(recipe: Recipe, overrides: Sequence[str], path: Path) -> Recipe:
 
 
 def _problems(recipe: Recipe, asked: ExportOptions, exports: Exports) -> list[str]:
-    """Return messages about options that do not fit the recipe."""
     problems = []
     is_detector = recipe.task == "detect"
     if asked.confidence is not None and not asked.nms:

@@ -39,7 +39,7 @@ def of_pytorch(model: nn.Module, seen: Tensor, seconds: float) -> float:
 
 
 def of_session(session: Session, seen: Tensor, seconds: float) -> float:
-    """Measure how many images per second an exported file computes, in batches of the size of ``seen``."""
+    """Measure how many images per second an exported file computes, given one batch of images."""
     array = seen.numpy()
     return _rate(lambda: session(array), len(seen), seconds)
 

@@ -96,11 +96,7 @@ def coco_scores(
 def _accumulate(
     outcomes: NDArray[np.int8], place: Integers, objects: Integers, precision: Floats, recall: Floats
 ) -> None:
-    """Compute the precision and the recall of one class in place.
-
-    ``outcomes`` (K, 10, 4) and ``place`` (K,) describe its detections by descending score, and ``objects``
-    (4,) is the number of its objects in each range of areas.
-    """
+    """Fill in the precision and recall of one class, given its detections by descending score."""
     right, counted = outcomes == RIGHT, outcomes != IGNORED
     present = np.flatnonzero(objects)
     for column, most in enumerate(_MAX_DETECTIONS):

@@ -82,7 +82,6 @@ def _by_class(matches: Matches, truths: Integers, threshold: float) -> dict[str,
 
 
 def _by_size(matches: Matches, threshold: float) -> dict[str, list[int]]:
-    """Count the objects and the detected objects in each range of sizes."""
     place = np.searchsorted(SIDES, np.sqrt(matches.truth_area.clip(0)), side="right") - 1
     found = place[matches.truth_score >= max(threshold, 0)]
     ever = place[matches.truth_score >= 0]

@@ -62,7 +62,6 @@ def _is_flat(module: nn.Module) -> bool:
 
 
 def _contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """Return the contexts for the forward pass and for its recomputation."""
     first, second = recomputed()
     return first, _with_kernels(second)
 

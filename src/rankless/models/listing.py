@@ -42,8 +42,6 @@ class Listed:
 
 
 class _Whole(nn.Module):
-    """A detector together with the decoding of its outputs."""
-
     def __init__(self, spec: DetectorSpec, classes: int) -> None:
         super().__init__()
         self.detector: Any = spec.build(classes)

@@ -212,7 +212,6 @@ def _of_torchvision() -> Iterator[PublishedFile]:
 
 
 def _of_timm(name: str) -> PublishedFile:
-    """Return the file of a timm model, whose name may include a weights tag."""
     import timm
 
     config: Any = timm.get_pretrained_cfg(name)

@@ -50,8 +50,6 @@ class DarknetWeights:
 
 @dataclass(frozen=True)
 class _Part:
-    """A tensor in the file."""
-
     name: str
     shape: tuple[int, ...]
 
@@ -83,8 +81,8 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
         filled += 1
     if start < len(numbers):
         raise UserError(
-            f"{path}: continues for {len(numbers) - start:,} numbers after the network's last convolution "
-            f"({start:,}), so it belongs to another network; use the cfg or the model it was trained with"
+            f"{path}: has {len(numbers) - start:,} more numbers than the network's {start:,}, so it belongs "
+            "to another network; use the cfg or the model it was trained with"
         )
     total = sum(part.numbers for _, parts in layers for part in parts)
     if start < _LEAST * total:
@@ -130,7 +128,6 @@ def write_weights(path: Path, network: Network, state: Mapping[str, Tensor], see
 
 
 def _numbers(path: Path) -> tuple[NDArray[np.float32], int]:
-    """Read the values and the number of images seen."""
     try:
         content = reading.read_bytes(path)
     except OSError as error:
@@ -140,7 +137,7 @@ def _numbers(path: Path) -> tuple[NDArray[np.float32], int]:
     body = content[20 if wide else 16 :]
     if len(body) % 4:
         raise UserError(
-            f"{path}: is truncated or damaged: {len(body):,} bytes are not a whole number of float32"
+            f"{path}: is truncated or damaged: {len(body):,} bytes are not a whole number of float32 values"
         )
     return np.frombuffer(body, "<f4").astype(np.float32), int(seen)
 
@@ -183,10 +180,10 @@ def _layers(network: Network) -> Iterator[tuple[str, list[_Part]]]:
 
 
 def _fix_variances(state: dict[str, Tensor]) -> tuple[str, ...]:
-    """Set negative variances, which published files contain, to zero."""
+    """Replace negative variances, which some published files contain, with zero."""
     below = 0
     for name, tensor in state.items():
         if name.endswith("running_var"):
             below += int((tensor < 0).sum())
             tensor.clamp_(min=0)
-    return (f"{below} negative rolling variances were set to zero",) if below else ()
+    return (f"{below} negative running variances were set to zero",) if below else ()

@@ -132,7 +132,7 @@ def _from_legacy(file: IO[bytes]) -> Any:
     head = [inspection.walk(file) for _ in range(5)]
     _, protocol, _, _, keys = head
     if protocol != _LEGACY_PROTOCOL:
-        raise RefusedFileError(f"is damaged: protocol {printable(repr(protocol))}")
+        raise RefusedFileError(f"is damaged: its protocol is {printable(repr(protocol))}")
     storages = inspection.storages
     if not isinstance(keys, list) or sorted(map(str, keys)) != sorted(storages):
         raise RefusedFileError("is damaged: its list of storages does not match its storages")

@@ -91,7 +91,7 @@ class Options:
 def size_of(value: Any) -> int:
     """Return ``value`` if it is a valid size or offset, otherwise raise an error."""
     if type(value) is not int or not 0 <= value < _LARGEST:
-        raise RefusedFileError(f"is damaged: a size of {printable(repr(value))}")
+        raise RefusedFileError(f"is damaged: it has an invalid size, {printable(repr(value))}")
     return value
 
 
@@ -388,7 +388,7 @@ class _Machine:
                 made = Storage(key, dtype, size_of(numel))
                 known = self.inspection.storages.setdefault(key, made)
                 if known.nbytes != made.nbytes:
-                    raise RefusedFileError("is damaged: it gives one storage two sizes")
+                    raise RefusedFileError("is damaged: a storage has two sizes")
                 self.stack.append(made if view in ([], [None]) else self.view(made, *view[0]))
                 return
         raise TypeError("an invalid storage")

@@ -183,7 +183,6 @@ def _involutions(ours: Mapping[str, Tensor], network: Network, left: Mapping[str
 
 
 def _names(port: Port, network: Network) -> Iterator[tuple[str, str]]:
-    """Yield pairs of tensor names: Rankless's name and the port's."""
     convs = [number for number, layer in enumerate(network.layers) if isinstance(layer, Conv)]
     for number, (conv, norm) in zip(convs, port.modules(network), strict=True):
         mine = f"layers.{network.names[number]}"

@@ -128,17 +128,7 @@ def _matched(ours: Sequence[str], known: Sequence[str]) -> dict[int, int]:
 def _by_class(
     model: nn.Module, theirs: Mapping[str, Tensor], known: int, wanted: int, pairs: Mapping[int, int]
 ) -> dict[str, Tensor] | None:
-    """Copy the rows of matched classes and the rows without a class into the model's head tensors.
-
-    Args:
-        model: the new model.
-        theirs: the tensors in the file.
-        known, wanted: the number of classes in the file and in the model.
-        pairs: labels of the matched classes in the model, mapped to their labels in the file.
-
-    Returns:
-        The head's tensors by name, or None if the layouts differ.
-    """
+    """Copy rows of matched classes and rows without a class to the model's head; None if it differs."""
     layout: Callable[[str], tuple[int, ...]] | None = getattr(model, "head_layout", None)
     heads, made = _heads(model), dict[str, Tensor]()
     for name, value in model.state_dict().items():

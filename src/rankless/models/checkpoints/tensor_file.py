@@ -187,14 +187,12 @@ def raw(tensor: Tensor) -> NDArray[np.uint8]:
 
 @cache
 def _dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype in safetensors."""
     header, _ = _split(safetensors.torch.save({"x": torch.empty(0, dtype=dtype)}))
     name: str = header["x"]["dtype"]
     return name
 
 
 def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
-    """Split the content of a valid safetensors file into the header and the tensors' bytes."""
     (length,) = struct.unpack_from("<Q", content)
     header: dict[str, Any] = json.loads(content[8 : 8 + length])
     return header, memoryview(content)[8 + length :]

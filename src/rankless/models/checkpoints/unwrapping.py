@@ -170,10 +170,7 @@ def _with_weights(node: Mapping[Any, Any]) -> list[Any]:
 
 
 def _holds_weights(value: Any, known: dict[int, bool] | None = None, depth: int = _DEEPEST) -> bool:
-    """Check whether a value is a dict that contains tensors, directly or under an entry for weights.
-
-    ``known`` caches the results by identity, because dicts can occur several times or contain themselves.
-    """
+    """Check whether a dict contains tensors, directly or under an entry for weights; ``known`` is a cache."""
     known = {} if known is None else known
     if not isinstance(value, Mapping) or not depth:
         return False

@@ -116,7 +116,7 @@ def build_timm(
     Args:
         name: the model's name in timm.
         classes: number of classes.
-        dropout: timm's ``drop_rate``, before the last layer.
+        dropout: fraction of the features to drop before the last layer (timm's ``drop_rate``).
         size: (height, width) of the input in pixels; None means the published size.
 
     Raises:

@@ -101,7 +101,6 @@ def _densenet(name: str, variant: densenet.Variant) -> Classifier:
 
 
 def _with_densenet(chosen: Classifier, variant: densenet.Variant) -> Classifier:
-    """Copy a classifier with other DenseNet options; the stem determines the input size."""
     if variant.stem == "small":
         return replace(chosen, densenet=variant, side=SMALL_SIDE, mean=HALF, std=HALF)
     return replace(chosen, densenet=variant, side=IMAGENET_SIDE, mean=IMAGENET_MEAN, std=IMAGENET_STD)
@@ -237,7 +236,6 @@ def classifier_named(name: str) -> Classifier:
 
 
 def _size(model: model_kinds.ModelKeys) -> tuple[int, int] | None:
-    """Return the recipe's input size (height, width) in pixels, or None if it is ``auto``."""
     if model.image_size == "auto":
         return None
     return (model.image_size, model.image_size) if isinstance(model.image_size, int) else model.image_size

@@ -229,7 +229,6 @@ class DenseNet(nn.Module):
 
 
 def _stem(kind: Literal["imagenet", "small"], channels: int, activation: Activation) -> nn.Sequential:
-    """Build the layers before the first block."""
     stem = nn.Sequential()
     if kind == "small":
         stem.add_module("conv0", _convolution(3, channels, 3))
@@ -251,10 +250,7 @@ def _convolution(
     dilation: int = 1,
     after: Literal["relu", "linear"] = "relu",
 ) -> nn.Conv2d:
-    """Build a convolution without bias, initialized to preserve the variance.
-
-    ``after`` is the activation before the convolution; any nonlinear activation counts as a ReLU.
-    """
+    """Build a convolution, initialized to preserve the variance ``after`` a linear layer or an activation."""
     padding = kernel // 2 * dilation
     conv = nn.Conv2d(channels_in, channels, kernel, stride, padding, dilation, groups, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity=after)

@@ -183,10 +183,7 @@ def _darknet53(b: Builder) -> list[int]:
 
 
 def _csp_stage(b: Builder, channels: int, blocks: int, *, squeezes: bool = False) -> int:
-    """Add a cross-stage partial stage: half of the channels bypass the residual blocks.
-
-    With ``squeezes``, both paths have the full width, and the blocks halve it inside (YOLOv4's first stage).
-    """
+    """Add a cross-stage partial stage; in YOLOv4's first stage, the blocks squeeze the channels."""
     width = channels if squeezes else channels // 2
     down = b.conv(channels, 3, 2)
     aside = b.conv(width)
@@ -230,7 +227,6 @@ def _lateral(b: Builder, coarser: int, tap: int, channels: int) -> int:
 
 
 def _csp_neck(b: Builder, width: int, depth: int) -> int:
-    """Add Scaled-YOLOv4's neck block: pairs of convolutions with a bypass."""
     entry = b.conv(width)
     aside = b.conv(width)
     b.route(entry)

@@ -50,7 +50,7 @@ def with_width(network: Network, width: float) -> Network:
 
 
 def with_classes(network: Network, classes: int) -> Network:
-    """Change the heads' last convolutions to another number of classes."""
+    """Change the number of classes that the heads predict."""
     layers = list(network.layers)
     for number in network.predictors():
         conv, yolo = layers[number], layers[number + 1]
@@ -156,10 +156,7 @@ def _each(network: Network, change: Callable[[Layer], Layer]) -> Network:
 
 
 def _insert(network: Network, before: dict[int, tuple[Layer, str]], *, replaces: bool = False) -> Network:
-    """Insert named layers before others, which then read them.
-
-    With ``replaces``, all later layers read them as well.
-    """
+    """Insert named layers before others, which then read them, as do later layers if ``replaces``."""
     layers: list[Layer] = []
     names: list[str] = []
     index = {IMAGE: IMAGE}
@@ -178,7 +175,6 @@ def _insert(network: Network, before: dict[int, tuple[Layer, str]], *, replaces:
 
 
 def _moved(layer: Layer, index: Mapping[int, int]) -> Layer:
-    """Renumber the inputs of a layer."""
     if isinstance(layer, Route | Shortcut):
         return replace(layer, layers=tuple(index[number] for number in layer.layers))
     if isinstance(layer, Multiply):

@@ -157,7 +157,6 @@ class DetectionModel(nn.Module):
         self.head_names = tuple(heads)
 
     def head_layout(self, name: str) -> tuple[int, int]:
-        """See :class:`.protocol.Detector`."""
         return (0, 1) if name.split(".")[-2] == "classes" else (5, 1)  # else each anchor's box and objectness
 
     def backbone(self) -> list[nn.Module]:

@@ -127,7 +127,6 @@ def network(model: model_kinds.ModelKeys, classes: int) -> Network:
 
 
 def _with_anchors(made: Network, model: model_kinds.YoloModel) -> Network:
-    """Replace the anchors with the recipe's, or with placeholders of 1 × 1 pixel for ``kmeans``."""
     heads = len(made.predictors())
     per_head = None if model.num_anchors == "auto" else model.num_anchors
     wanted = per_head * heads if per_head else len(made.anchors)

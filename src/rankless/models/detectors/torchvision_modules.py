@@ -85,7 +85,6 @@ class TorchvisionDetector(nn.Module):
         self.head_names, self.background = head_names, background
 
     def head_layout(self, name: str) -> tuple[int, int]:
-        """See :class:`.protocol.Detector`."""
         width = 4 if ".bbox_pred." in name else 1  # Faster R-CNN has a box for each class
         return (width if self.background else 0), width
 
@@ -102,7 +101,6 @@ class TorchvisionDetector(nn.Module):
         return maps
 
     def _anchors(self, generator: nn.Module, images: Tensor, maps: Mapping[str, Tensor]) -> Tensor:
-        """Return the anchors of all feature maps, xyxy in pixels, (A, 4)."""
         from torchvision.models.detection.image_list import ImageList
 
         like = [m.new_empty(m.shape, dtype=_wide(m[:0]).dtype) for m in maps.values()]
@@ -140,7 +138,6 @@ class DenseDetector(TorchvisionDetector):
         ]
 
     def _boxes(self, raw: Dense) -> Tensor:
-        """Return the predicted boxes, xyxy in pixels, (B, A, 4)."""
         deltas = raw.outputs["bbox_regression"]
         anchors = raw.anchors.expand(len(deltas), -1, -1)
         decoded: Tensor = self.network.box_coder.decode_single(deltas.flatten(0, 1), anchors.flatten(0, 1))

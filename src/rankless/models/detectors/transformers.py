@@ -99,7 +99,6 @@ class TransformersDetector(nn.Module):
         return self
 
     def head_layout(self, name: str) -> tuple[int, ...]:
-        """See :class:`.protocol.Detector`."""
         is_one_more = "denoising_class_embed" in name or self.has_background
         return 0, 1, int(is_one_more)
 

@@ -38,17 +38,7 @@ def _d_fine(
     first: int = 2,
     **keys: Any,
 ) -> dict[str, Any]:
-    """Return the configuration of a D-FINE detector with an HGNetV2 backbone.
-
-    Args:
-        stem: input and output channels of the second part of the stem.
-        middle, out: channels inside and after each of the four stages.
-        layers: number of convolutions in each block.
-        blocks: number of blocks in the third stage; the other stages have one.
-        affine: whether activations have a learned scale and offset.
-        first: number of the first stage that the encoder reads, counted from 1.
-        keys: further keys of the configuration.
-    """
+    """Return a configuration of D-FINE with an HGNetV2 backbone that has the given channels and layers."""
     backbone = {
         "model_type": "hgnet_v2",
         "hidden_sizes": list(out),

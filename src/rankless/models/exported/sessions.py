@@ -60,7 +60,7 @@ class OnnxSession:
 
 
 class OpenVinoSession:
-    """A :class:`Session` for an OpenVINO model (``.xml`` beside its ``.bin``), on the CPU in float32."""
+    """A :class:`Session` for an OpenVINO model (``.xml`` and ``.bin``), on the CPU in float32."""
 
     def __init__(self, path: Path) -> None:
         openvino = needed("openvino", "openvino", str(path))
@@ -88,7 +88,6 @@ SESSIONS: dict[str, type[OnnxSession | OpenVinoSession]] = {".onnx": OnnxSession
 
 
 def _rt_info(model: Any) -> dict[str, str]:
-    """Return the text entries of an OpenVINO model."""
     try:
         entries = model.get_rt_info(["rankless"]).astype(dict)
     except RuntimeError:  # the model has none

@@ -207,10 +207,7 @@ def highest(values: Tensor, count: Tensor, most: int) -> Tensor:
 
 
 def _within(predicted: Predicted, truths: Truths, radius: float, reach: float = 1.0) -> Tensor:
-    """Check which points lie in a ground-truth box or within ``radius`` cells of its center.
-
-    Returns a mask, bool, (B, T, P). ``reach`` is a factor on the sides of the boxes.
-    """
+    """Return a mask (B, T, P) of points in a box, scaled by ``reach``, or near its center."""
     least = (radius * predicted.strides).view(1, 1, -1)
     near = []
     for axis in range(2):
@@ -226,16 +223,7 @@ def _logits_of_labels(predicted: Predicted, truths: Truths) -> Tensor:
 
 
 def _one_truth(chosen: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
-    """Keep only the box with the highest score for each point; the first box wins a tie.
-
-    Args:
-        chosen: whether point p is chosen for box t, bool, (B, T, P).
-        score: score of each pair, (B, T, P).
-
-    Returns:
-        The index of the box, (B, P), arbitrary for points that were not chosen, and the remaining pairs,
-        bool, (B, T, P).
-    """
+    """Return each point's box with the highest score (B, P), and a mask (B, T, P) of these pairs."""
     owner = score.masked_fill(~chosen, -torch.inf).argmax(1)
     numbers = torch.arange(chosen.shape[1], device=chosen.device).view(1, -1, 1)
     return owner, chosen & (owner.unsqueeze(1) == numbers)

@@ -86,7 +86,6 @@ class AnchorFreeLoss:
         return torch.where(targets.positive, targets.weight * (1 - similarity), 0).sum()
 
     def _classes(self, logits: Tensor, targets: Targets) -> Tensor:
-        """Sum the cross-entropy of the logits (B, P, C) over all points and classes."""
         with torch.no_grad():
             numbers = torch.arange(logits.shape[-1], device=logits.device)
             one_hot = (targets.labels.unsqueeze(-1) == numbers).to(logits.dtype)
@@ -98,12 +97,7 @@ class AnchorFreeLoss:
 def _flattened(
     raw: Sequence[Tensor], heads: Sequence[AnchorFreeHead]
 ) -> tuple[list[Tensor], Tensor, list[Tensor], Tensor]:
-    """Flatten the rows and columns of the outputs.
-
-    Returns:
-        Encoded boxes of each head, (B, h, 4) or (B, h, 4, bins); class logits of all points, (B, P, C);
-        points of each head in pixels, (h, 2); stride of each point, (P,).
-    """
+    """Return boxes per head (B, h, 4, …), logits (B, P, C), points per head (h, 2), and strides (P,)."""
     numbers, logits, at, strides = [], [], [], []
     for one, head in zip(raw, heads, strict=True):
         box, classes = split(one, head)

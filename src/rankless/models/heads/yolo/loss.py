@@ -128,7 +128,6 @@ class YoloLoss:
         )
 
     def _head(self, raw: Tensor, head: YoloHead, batch: DetectionBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the three parts of one head's loss, each a scalar."""
         settings = self.settings(head)
         cells = predictions(raw, head)  # (B, A, H, W, 5 + C)
         with torch.no_grad():
@@ -147,7 +146,6 @@ class YoloLoss:
 
     @property
     def _anchor_iou(self) -> float | None:
-        """The ``anchor_iou`` of :func:`assign`."""
         if self.name == "yolov3" or isinstance(self.options, loss_kinds.Yolov3Loss):
             return 1.0
         return None if self.options.anchor_iou == "auto" else self.options.anchor_iou
@@ -179,7 +177,6 @@ class YoloLoss:
         matches: Matches,
         settings: Settings,
     ) -> Tensor:
-        """Sum the objectness loss over the slots that are positive or not ignored."""
         logits, positive = cells[..., 4], matches.positive
         with torch.no_grad():
             overlap, near = self._near(cells, head, truths, settings.ignore)
@@ -216,7 +213,6 @@ def _levels(heads: Sequence[YoloHead]) -> list[str]:
 
 
 def _first(*values: float | Literal["auto"] | None) -> float:
-    """Return the first value that is neither None nor ``auto``."""
     return next(value for value in values if value is not None and value != "auto")
 
 
