@@ -156,7 +156,7 @@ def test_a_start_that_fails_leaves_nothing(colors, painted_file, monkeypatch, tm
     def fail(*_):
         raise Stop
 
-    monkeypatch.setattr(saving, "rendered", fail)
+    monkeypatch.setattr(saving, "render", fail)
     monkeypatch.chdir(tmp_path)
     for out in (None, tmp_path / "out"):
         with pytest.raises(Stop):

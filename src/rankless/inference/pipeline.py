@@ -44,7 +44,7 @@ class Source(NamedTuple):
     position: int = 0
 
 
-class Answered(NamedTuple):
+class Outcome(NamedTuple):
     """The result of a model for one image.
 
     Attributes:
@@ -102,7 +102,7 @@ def ordered(
         yield waiting.popleft().result()
 
 
-def answered(opened: Opened, sources: Iterable[Source], pool: Executor, size: int) -> Iterator[Answered]:
+def outcomes(opened: Opened, sources: Iterable[Source], pool: Executor, size: int) -> Iterator[Outcome]:
     """Predict in batches of ``size`` images, and yield the results in the order of the images."""
     finder = opened.finders[0]
 
@@ -116,21 +116,21 @@ def answered(opened: Opened, sources: Iterable[Source], pool: Executor, size: in
     batches = _batched(ordered(pool, read, sources, size + reading()), size)
     if len(opened.finders) == 1:
         for batch in batches:
-            yield from _answers(opened, 0, batch)
+            yield from _predict_batch(opened, 0, batch)
         return
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(len(opened.finders)):
         free.put(number)
 
-    def on_a_free_device(batch: list[_Read]) -> list[Answered]:
+    def predict_on_free_device(batch: list[_Read]) -> list[Outcome]:
         number = free.get()
         try:
-            return _answers(opened, number, batch)
+            return _predict_batch(opened, number, batch)
         finally:
             free.put(number)
 
     with ThreadPoolExecutor(len(opened.finders), "rankless-devices") as devices:
-        for answers in ordered(devices, on_a_free_device, batches, 2 * len(opened.finders)):
+        for answers in ordered(devices, predict_on_free_device, batches, 2 * len(opened.finders)):
             yield from answers
 
 
@@ -146,7 +146,7 @@ def _batched(items: Iterable[_Read], size: int) -> Iterator[list[_Read]]:
         yield batch
 
 
-def _answers(opened: Opened, number: int, batch: Sequence[_Read]) -> list[Answered]:
+def _predict_batch(opened: Opened, number: int, batch: Sequence[_Read]) -> list[Outcome]:
     finder, device = opened.finders[number], opened.devices[number]
     items = [one.item for one in batch if one.image is not None]
     with opened.computing(number):
@@ -156,6 +156,6 @@ def _answers(opened: Opened, number: int, batch: Sequence[_Read]) -> list[Answer
             found = finder.answers(items, opened.batch if device.type == "cuda" else 1) if items else []
     answers = iter(found)
     return [
-        Answered(one.source, one.image, None if one.image is None else next(answers), one.reason)
+        Outcome(one.source, one.image, None if one.image is None else next(answers), one.reason)
         for one in batch
     ]

@@ -38,7 +38,7 @@ class CustomFinder:
 
     def __init__(self, loaded: weights.Weights, device: torch.device, source: str) -> None:
         self.name = printable(loaded.recipe.task)
-        with _users_code():
+        with _user_errors():
             self.task: Any = open_custom(loaded.recipe)
             if not callable(getattr(self.task, _METHOD, None)):
                 raise UserError(
@@ -57,7 +57,7 @@ class CustomFinder:
 
     def answer(self, image: Tensor) -> tuple[dict[str, Any], Image.Image | None]:
         """Return the prediction for an image, uint8 (3, H, W), and the annotated image, if any."""
-        with _users_code(), torch.inference_mode():
+        with _user_errors(), torch.inference_mode():
             prediction = self.task.predict_image(self.model, image)
             self._check(prediction)
             if not callable(getattr(self.task, "draw", None)):
@@ -88,7 +88,7 @@ class CustomFinder:
 
 
 @contextmanager
-def _users_code() -> Iterator[None]:
+def _user_errors() -> Iterator[None]:
     """Convert errors in user code within the block to a ``UserError`` that shows the failing lines."""
     try:
         yield

@@ -105,16 +105,21 @@ class BoxFinder:
             batch: minimum batch size; shorter batches are filled with copies of the last item.
         """
         padded = self.task.collate([*items, *[items[-1]] * (batch - len(items))]).to(self.device)
-        watched = _Watched(self.model)
-        found = self.task.predict(watched, padded)
-        decoded = [(boxes, scores[..., self.wanted or slice(None)]) for boxes, scores in watched.decoded]
+        recorder = _DecodingRecorder(self.model)
+        found = self.task.predict(recorder, padded)
+        decoded = [(boxes, scores[..., self.wanted or slice(None)]) for boxes, scores in recorder.decoded]
         best = [float(one.scores[0]) if len(one.scores) else 0.0 for one in found]
         for _, scores in decoded:  # max() ignores NaN as its second argument
             best = [max(*pair) for pair in zip(best, scores.flatten(1).amax(1).tolist(), strict=True)]
-        heat: list[Tensor | None] = [*self._heat(*decoded[0])] if self.heat else [None] * len(found)
+        maps: list[Tensor | None] = [None] * len(found)
+        if self.heat:  # without test-time augmentation
+            maps = [
+                heat(boxes, scores.amax(-1), self.task.size)
+                for boxes, scores in zip(*decoded[0], strict=True)
+            ]
         answers = [
             Answer(self._wanted(one), where, top, level)
-            for one, where, top, level in zip(found, padded.letterboxes, best, heat, strict=True)
+            for one, where, top, level in zip(found, padded.letterboxes, best, maps, strict=True)
         ]
         return answers[: len(items)]
 
@@ -141,10 +146,6 @@ class BoxFinder:
         """Return the heat map of an image (H, W, 3), uint8 (H, W), or None if it was not requested."""
         return None if answer.heat is None else in_image(answer.heat, answer.letterbox, self.task.size)
 
-    def _heat(self, boxes: Tensor, scores: Tensor) -> list[Tensor]:
-        best = scores.amax(-1)
-        return [heat(*one, self.task.size) for one in zip(boxes, best, strict=True)]
-
     def _wanted(self, found: Detections) -> Detections:
         if not self.wanted:
             return found
@@ -154,7 +155,7 @@ class BoxFinder:
         )
 
 
-class _Watched(nn.Module):
+class _DecodingRecorder(nn.Module):
     """A detector that stores its decoded outputs."""
 
     def __init__(self, detector: nn.Module) -> None:

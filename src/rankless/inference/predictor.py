@@ -15,7 +15,7 @@ from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import UserError, counted, listed
 from rankless.inference.inputs import ImageLike, source_of
 from rankless.inference.model_loading import Opened, PredictOptions, open_finders
-from rankless.inference.pipeline import Source, answered, threads
+from rankless.inference.pipeline import Source, outcomes, threads
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.results import Result, Results
 
@@ -119,11 +119,13 @@ class Predictor:
     def _results(
         self, images: ImageLike | Iterable[ImageLike], batch: int
     ) -> Iterator[Result | UnreadableImage]:
-        if isinstance(images, str | os.PathLike | Image.Image) or _is_one(images):
+        if isinstance(images, str | os.PathLike | Image.Image) or (
+            isinstance(images, np.ndarray | torch.Tensor) and images.ndim < 4
+        ):
             images = [images]  # type: ignore[list-item]
         sources: Iterable[Source] = (source_of(one, number) for number, one in enumerate(images))
         with self._opened.settings(), threads() as pool:
-            for one in answered(self._opened, sources, pool, batch):
+            for one in outcomes(self._opened, sources, pool, batch):
                 if one.image is None:
                     yield UnreadableImage(one.source.name, one.reason)
                 else:
@@ -133,9 +135,3 @@ class Predictor:
     def __repr__(self) -> str:
         classes = f"{counted(len(self.class_names), 'class', 'classes')}: {listed(self.class_names)}"
         return f"<Predictor {self.weights}, {self.task}, {classes}>"
-
-
-def _is_one(images: object) -> bool:
-    if isinstance(images, np.ndarray):
-        return images.ndim < 4
-    return isinstance(images, torch.Tensor) and images.ndim < 4

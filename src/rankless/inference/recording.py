@@ -18,9 +18,9 @@ from rankless.inference import saving, video
 from rankless.inference.inputs import file_source
 from rankless.inference.journal import Journal, refuse_nothing_to_resume, refuse_unfinished
 from rankless.inference.model_loading import Opened
-from rankless.inference.pipeline import Answered, Source, answered, ordered, reading, threads
+from rankless.inference.pipeline import Outcome, Source, ordered, outcomes, reading, threads
 from rankless.inference.report import ImageReports, PredictionReport
-from rankless.inference.saving import Rendered
+from rankless.inference.saving import Rendering
 from rankless.inference.sources import is_live, is_video, output_names, public, stems
 from rankless.printing import ProgressBar, say
 
@@ -86,9 +86,9 @@ class Recording:
         try:
             seconds = self._predict_all(journal, progress=progress)
         except BaseException as error:
-            self._leave_video()
+            self._discard_video()
             if not len(journal):
-                self._leave_nothing(journal)
+                self._clean_up(journal)
             elif progress and isinstance(error, KeyboardInterrupt):
                 done = counted(len(journal), "image")
                 say(
@@ -101,7 +101,7 @@ class Recording:
         report.images, report.failed = ImageReports(journal, self.out), journal.failed
         report.best, report.seconds, report.computed = self._best, seconds, self._computed
         if journal.failed and not len(journal):
-            self._leave_nothing(journal)
+            self._clean_up(journal)
             return report
         class_names = getattr(self.opened.finders[0], "class_names", ())
         model = str(self.opened.path)
@@ -115,7 +115,7 @@ class Recording:
         journal.remove()
         return report
 
-    def _leave_nothing(self, journal: Journal) -> None:
+    def _clean_up(self, journal: Journal) -> None:
         """Remove the journal of a prediction without results, and the folder if it is new."""
         journal.remove()
         if self._is_new:
@@ -127,17 +127,19 @@ class Recording:
         left = [number for number, source in enumerate(self.sources) if public(source) not in journal.done]
         finder = self.opened.finders[0]
 
-        def render(one: Answered) -> Rendered:
-            return saving.rendered(one, finder, self.kinds, *self._files_of(one.source))
+        def render(one: Outcome) -> Rendering:
+            name = self._names[one.source.position]
+            stem = self._stems.get(one.source.position) or Path(name).stem
+            return saving.render(one, finder, self.kinds, name, stem)
 
         began = time.monotonic()
         with threads() as pool, self._bar(left, journal, progress=progress) as bar:
             is_live_now = any(is_live(self.sources[position]) for position in left)
             batch = self.opened.batch if is_live_now else self.opened.patient_batch
-            found = answered(self.opened, self._sources(left), pool, batch)
+            found = outcomes(self.opened, self._sources(left), pool, batch)
             try:
                 for one in ordered(pool, render, found, reading() + 1):
-                    self._keep(one, journal)
+                    self._record(one, journal)
                     if bar is not None:
                         bar.advance()
             except KeyboardInterrupt:
@@ -168,17 +170,12 @@ class Recording:
             for source in video.sources(name) if is_video(name) else (file_source(name),):
                 yield source._replace(position=position)
 
-    def _files_of(self, source: Source) -> tuple[str, str]:
-        """Return the name of the annotated image or video for a source, and the stem of its other files."""
-        name = self._names[source.position]
-        return name, self._stems.get(source.position) or Path(name).stem
-
-    def _keep(self, one: Rendered, journal: Journal) -> None:
-        source = one.answered.source
+    def _record(self, one: Rendering, journal: Journal) -> None:
+        source = one.outcome.source
         if self._video is not None and self._video[0].position != source.position:
             self._end_video(journal)
         if one.entry is None:
-            journal.add_failure(source.name, one.answered.reason)
+            journal.add_failure(source.name, one.outcome.reason)
             self._end_video(journal)
             return
         if source.frame is not None:
@@ -213,15 +210,15 @@ class Recording:
             files = [self._names[source.position]] if writer is not None else []
             journal.end_video(source.name, files)
 
-    def _leave_video(self) -> None:
+    def _discard_video(self) -> None:
         if self._video is not None:
             _, stack, writer = self._video
             self._video = None
-            with suppress(_GivenUpError), stack:
+            with suppress(_DiscardError), stack:
                 if writer is not None:
                     with suppress(Exception):
                         writer.close()
-                raise _GivenUpError  # so that the partial file is removed
+                raise _DiscardError  # so that the partial file is removed
 
     def _notes(self) -> Iterator[str]:
         stems = [Path(source).stem.casefold() for source in self.sources if not is_live(source)]
@@ -236,5 +233,5 @@ class Recording:
             )
 
 
-class _GivenUpError(Exception):
+class _DiscardError(Exception):
     """Raised to make the context manager of an output file remove the partial file."""

@@ -22,7 +22,7 @@ from rankless.inference.heatmaps import overlaid
 from rankless.inference.journal import Journal
 from rankless.inference.labeling import Labeling
 from rankless.inference.model_loading import Finder
-from rankless.inference.pipeline import Answered
+from rankless.inference.pipeline import Outcome
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.predict_detect import BoxFinder
 from rankless.inference.results import ClassificationResult, DetectionResult
@@ -64,51 +64,51 @@ def refuse_unfit(kinds: frozenset[str], finder: Finder) -> None:
 
 
 @dataclass
-class Rendered:
+class Rendering:
     """The journal entry for an image, and the files to write for it.
 
     Attributes:
-        answered: result of the model.
+        outcome: result of the model.
         entry: entry for the journal; None if the image could not be read.
         best: the highest score, whether reported or not.
         drawn: the annotated image, RGB.
         files: path relative to the output folder and content of each file.
     """
 
-    answered: Answered
+    outcome: Outcome
     entry: Entry | None = None
     best: float = 0.0
     drawn: Image.Image | None = None
     files: list[tuple[str, bytes]] = field(default_factory=list)
 
 
-def rendered(answered: Answered, finder: Finder, kinds: frozenset[str], name: str, stem: str) -> Rendered:
+def render(outcome: Outcome, finder: Finder, kinds: frozenset[str], name: str, stem: str) -> Rendering:
     """Draw and encode the results for one image. This function is called in threads."""
-    source, image = answered.source, answered.image
+    source, image = outcome.source, outcome.image
     if image is None:
-        return Rendered(answered)
+        return Rendering(outcome)
     where: dict[str, Any] = {"source": source.name}
     if source.frame is not None:
         stem = f"{stem}-{source.frame:06}"
         where |= {"frame": source.frame, "time": round(source.time or 0.0, 3)}
     size = {"width": image.shape[-1], "height": image.shape[-2]}
-    made = Rendered(answered)
+    made = Rendering(outcome)
     if isinstance(finder, CustomFinder):
-        prediction, drawn = answered.answer
+        prediction, drawn = outcome.answer
         found: dict[str, Any] = {"prediction": prediction}
         made.drawn = drawn if "annotated" in kinds else None
     else:
         pixels = image.permute(1, 2, 0).contiguous().numpy()
-        result = finder.result(answered.answer, pixels, source.name)
+        result = finder.result(outcome.answer, pixels, source.name)
         found = {"detections": result.rows()}
         if isinstance(result, ClassificationResult):
             # An image without likely classes is recorded like an image without objects.
             found = {"classes": result.rows()} if len(result) else {"detections": []}
-        made.best = finder.best(answered.answer)
+        made.best = finder.best(outcome.answer)
         made.drawn = result.draw() if "annotated" in kinds else None
         if isinstance(result, DetectionResult) and "crops" in kinds:
             made.files += crops(result, stem, Path(name).suffix)
-        if (level := finder.level(answered.answer, pixels)) is not None:
+        if (level := finder.level(outcome.answer, pixels)) is not None:
             made.files.append((f"heatmaps/{stem}.png", _encoded(overlaid(pixels, level), ".png")))
     shown = {"annotated": name} if made.drawn is not None else {}
     if made.drawn is not None and source.frame is None:

@@ -127,7 +127,9 @@ def _decoded(name: str) -> Iterator[Frame]:
                 time = float(frame.time) if frame.time is not None else number / float(_rate(stream))
                 first = time if first is None else first
                 pixels = frame.to_ndarray(format="rgb24")
-                yield Frame(_upright(pixels, frame), number, max(0.0, time - first))
+                # Videos from phones are rotated by their metadata.
+                quarters = round(math.remainder(getattr(frame, "rotation", 0), 360) / 90) % 4
+                yield Frame(np.ascontiguousarray(np.rot90(pixels, quarters)), number, max(0.0, time - first))
                 number += 1
     except (av.error.FFmpegError, OSError, ValueError) as error:
         reason = str(getattr(error, "strerror", None) or error)
@@ -243,9 +245,3 @@ def _opened(name: str) -> Any:
 def _rate(stream: Any) -> Fraction:
     rate = stream.average_rate or stream.guessed_rate
     return Fraction(rate) if rate and 0 < rate <= _HIGHEST_RATE else _USUAL_RATE
-
-
-def _upright(pixels: Pixels, frame: Any) -> Pixels:
-    """Rotate a frame according to its metadata, as is necessary for videos from phones."""
-    quarters = round(math.remainder(getattr(frame, "rotation", 0), 360) / 90) % 4
-    return np.ascontiguousarray(np.rot90(pixels, quarters))

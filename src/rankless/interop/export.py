@@ -142,7 +142,8 @@ def export(
         several(overrides),
     )
     stem = Path(out) if out else Path(Path(os.path.realpath(target)).name.removesuffix(".safetensors"))
-    if stem.suffix in _endings(format):
+    endings = _RUNNABLE[format].endings if format in _RUNNABLE else _ENDINGS[format]
+    if stem.suffix in endings:
         stem = stem.with_suffix("")
     if not stem.name:
         raise UserError(f"--out {stem}: expected a path that ends with a file name, such as out/model")
@@ -158,7 +159,7 @@ def export(
 
 
 @dataclass(frozen=True)
-class Made:
+class CheckedExport:
     """Exported files in a temporary folder, after the comparison with PyTorch.
 
     Attributes:
@@ -172,7 +173,7 @@ class Made:
     agreement: Agreement
 
 
-def made(plan: Plan, format: str, folder: Path, name: str = "") -> Made:
+def write_checked(plan: Plan, format: str, folder: Path, name: str = "") -> CheckedExport:
     """Write an export to a folder, and compare its results with PyTorch.
 
     Args:
@@ -195,7 +196,7 @@ def made(plan: Plan, format: str, folder: Path, name: str = "") -> Made:
             f"{name or format}: the export was discarded, because its results differ from PyTorch's "
             f"({agreement.sentence()}); {remedy}"
         )
-    return Made(files, session, agreement)
+    return CheckedExport(files, session, agreement)
 
 
 def _program(plan: Plan, format: str, stem: Path, force: bool) -> Exported:
@@ -204,7 +205,7 @@ def _program(plan: Plan, format: str, stem: Path, force: bool) -> Exported:
     outputs = Outputs(files, verb=None, force=force)
     outputs.refuse_inputs([plan.source])
     with tempfile.TemporaryDirectory(prefix="rankless-export-") as folder:
-        written = made(plan, format, Path(folder), str(files[0]))
+        written = write_checked(plan, format, Path(folder), str(files[0]))
         with outputs.as_one(files) as parts:
             for source, part in zip(written.files, parts, strict=True):
                 shutil.copyfile(source, part)
@@ -266,7 +267,3 @@ _WEIGHTS: dict[str, Callable[[weights.Weights, Path, Path, bool], tuple[Path, ..
     "folder": model_folder.write,
 }
 FORMATS = (*_RUNNABLE, *_WEIGHTS)
-
-
-def _endings(format: str) -> tuple[str, ...]:
-    return _RUNNABLE[format].endings if format in _RUNNABLE else _ENDINGS[format]

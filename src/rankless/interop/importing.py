@@ -242,7 +242,7 @@ def import_weights(
         class_names = class_names or of_folder
     elif port is not None:
         checkpoint, recipe = _from_port(source, port, cfg, model, key, overrides, partial)
-    elif cfg is not None or _is_darknet(source):
+    elif cfg is not None or source.suffix == ".weights" or ".conv." in source.name:
         checkpoint, recipe, known, truncated = _from_darknet(source, cfg, model, overrides)
         extra |= {} if truncated else {"seen": str(checkpoint.seen)}
         partial, classes = partial or truncated, classes or known
@@ -414,11 +414,6 @@ def _likely_port(checkpoint: Checkpoint, recipe: Recipe, model: str | None) -> s
         return ""
     ours = build_any(recipe, 2).state_dict()
     return likely_port(checkpoint.state, recipe.model.name, ours, darknet.network(recipe.model, 2))
-
-
-def _is_darknet(source: Path) -> bool:
-    """Check whether a file is named like Darknet weights: ``.weights``, or as in ``darknet53.conv.74``."""
-    return source.suffix == ".weights" or ".conv." in source.name
 
 
 def _head(recipe: Recipe) -> Head:

@@ -97,7 +97,7 @@ def write(loaded: weights.Weights, folder: Path, source: Path, force: bool) -> t
     return files
 
 
-def recorded(source: Path) -> Record:
+def read_record(source: Path) -> Record:
     """Return what a run recorded about one of its weights files, as far as it can be read."""
     source = source.resolve()
     if source.parent.parent.name != "checkpoints":
@@ -128,7 +128,7 @@ def recorded(source: Path) -> Record:
 
 def card(name: str, loaded: weights.Weights, source: Path) -> str:
     """Return the model card: metadata for the Hub, followed by Markdown."""
-    recipe, record = loaded.recipe, recorded(source)
+    recipe, record = loaded.recipe, read_record(source)
     shown, is_ours = shlex.quote(printable(name)), recipe.task in BUILT_IN_TASKS
     metadata: dict[str, Any] = {"tags": ["rankless"]}
     if is_ours:

@@ -17,7 +17,7 @@ from rankless.engine.settings import computes_like
 from rankless.errors import UserError, counted, nearest, one_of
 from rankless.hardware.compute_device import compute_device
 from rankless.interop import speed
-from rankless.interop.export import PROGRAMS, made
+from rankless.interop.export import PROGRAMS, write_checked
 from rankless.interop.plan import ExportOptions, Plan, plan_export
 from rankless.models.exported.loading import as_model
 from rankless.models.exported.sessions import Session
@@ -178,7 +178,7 @@ class _Bench:
         folder = self.folder / f"{format}-{precision}"
         folder.mkdir()
         try:
-            done = made(plan, format, folder)
+            done = write_checked(plan, format, folder)
             rate = speed.of_session(done.session, self.seen, self.seconds)
             score = self.score(self._model(done.session), exported=True) if scored else None
         except UserError as error:

@@ -40,13 +40,7 @@ def classification_details(probabilities: NDArray[np.float64], truth: NDArray[np
     return {
         "images": len(truth),
         "truths": truths.tolist(),
-        "thresholds": {
-            "best": curve.best,
-            "at_best": list(curve.at_best),
-            "precision": rounded(curve.precision),
-            "recall": rounded(curve.recall),
-            "f1": rounded(curve.f1),
-        },
+        "thresholds": curve.as_json(),
         "pr": pr,
         "calibration": _calibration(confidence, right),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,15 @@ class ThresholdCurve:
     f1: Floats
     best: float
     at_best: tuple[float, float, float]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the curve as plain data."""
+        curves = {"precision": self.precision, "recall": self.recall, "f1": self.f1}
+        return {
+            "best": self.best,
+            "at_best": list(self.at_best),
+            **{name: rounded(values) for name, values in curves.items()},
+        }
 
 
 def threshold_curve(scores: Floats, right: NDArray[np.bool_], truths: int) -> ThresholdCurve:

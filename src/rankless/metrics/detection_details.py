@@ -41,13 +41,7 @@ def detection_details(images: Sequence[ImageBoxes], classes: int) -> tuple[dict[
         return details, matches
     clear = matches.coco != IGNORED
     curve = threshold_curve(matches.score[clear], matches.coco[clear] == RIGHT, int(truths.sum()))
-    details["thresholds"] = {
-        "best": curve.best,
-        "at_best": list(curve.at_best),
-        "precision": rounded(curve.precision),
-        "recall": rounded(curve.recall),
-        "f1": rounded(curve.f1),
-    }
+    details["thresholds"] = curve.as_json()
     details |= _by_class(matches, truths, curve.best)
     details["sizes"] = _by_size(matches, curve.best)
     details |= confusion_entry(confusion(images, curve.best, classes))
