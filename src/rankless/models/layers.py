@@ -24,7 +24,7 @@ BATCH_NORM_MOMENTUM = 0.03
 
 
 class Elementwise(nn.Module):
-    """A module that applies an elementwise function, for functions without a module in PyTorch."""
+    """A module for an elementwise function that has no module in PyTorch."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

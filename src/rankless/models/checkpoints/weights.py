@@ -103,10 +103,7 @@ def load(path: Path, *, checked: bool = False) -> Weights:
             f"{path}: {', '.join(missing)} missing from the header, because the file was changed; use "
             "another copy"
         )
-    try:
-        recipe = from_json(metadata["recipe"])
-    except UserError as error:
-        raise UserError([f"{path}: the recipe inside: {problem}" for problem in error.problems]) from None
+    recipe = from_json(metadata["recipe"], f"{path}: the recipe inside")
     extra = {name: text for name, text in metadata.items() if name not in _RESERVED}
     return Weights(state, recipe, _names(path, metadata["class_names"]), extra)
 

@@ -117,10 +117,7 @@ def read(texts: Mapping[str, str], source: str) -> Facts:
             f"{source}: is an export in format '{printable(written)}'; this version reads only '{FORMAT}'; "
             "update Rankless"
         )
-    try:
-        recipe = from_json(texts.get("recipe", ""))
-    except UserError as error:
-        raise UserError([f"{source}: the recipe inside: {problem}" for problem in error.problems]) from None
+    recipe = from_json(texts.get("recipe", ""), f"{source}: the recipe inside")
     if recipe.task not in BUILT_IN_TASKS:
         raise UserError(
             f"{source}: its task is '{printable(recipe.task)}'; expected one of {', '.join(BUILT_IN_TASKS)}"
