@@ -130,8 +130,8 @@ def test_only_the_chosen_classes(colors, paint):
 
 def test_options_are_checked(colors):
     for options, said in (
-        ({"confidence": 2}, "confidence is 2: expected a number from 0 to 1"),
-        ({"batch": 0}, "batch is 0: expected a whole number"),
+        ({"confidence": 2}, "confidence is 2; expected a number from 0 to 1"),
+        ({"batch": 0}, "batch is 0; expected a whole number"),
         ({"device": "cpu,gpu"}, "device 'gpu'"),
         ({"device": "cpu,cuda"}, "different kinds of devices"),
     ):

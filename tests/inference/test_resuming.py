@@ -140,7 +140,7 @@ def test_what_cannot_go_on(colors, stopped, tmp_path):
     for options, said in (
         ({"resume": True}, "--resume needs the folder of the stopped prediction; add --out FOLDER"),
         ({"resume": True, "out": tmp_path / "none"}, "none: contains no unfinished prediction"),
-        ({"resume": True, "out": out, "force": True}, "give only one of them"),
+        ({"resume": True, "out": out, "force": True}, "remove one of them"),
     ):
         with pytest.raises(UserError, match=said):
             predict(colors, sources, device="cpu", **options)

@@ -191,8 +191,8 @@ def test_a_classifier_has_no_boxes_to_save(tmp_path, painted_file):
         predict(path, [image], out=tmp_path / "out", save=KINDS, device="cpu")
     assert len(error.value.problems) == 4 and not (tmp_path / "out").exists()
     assert error.value.problems[0] == (
-        "--save contains coco, but a classifier does not predict boxes; expected annotated, json, jsonl, "
-        "label-studio, cvat, csv, counts, heatmaps"
+        "--save contains coco, but a classifier does not predict boxes; expected one of annotated, json, "
+        "jsonl, label-studio, cvat, csv, counts, heatmaps"
     )
     with pytest.raises(UserError, match="--classes is a, which selects the boxes of a detector"):
         predict(path, [image], out=tmp_path / "out", classes=["a"], device="cpu")

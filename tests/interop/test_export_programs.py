@@ -399,7 +399,7 @@ def test_files_that_cannot_be_exported_or_read_are_errors(
         export(exported["raw"], format="onnx", out=tmp_path / "net")
     with pytest.raises(UserError, match=r"writes only weights; remove --nms"):
         export(trained, format="pth", out=tmp_path / "net", nms=True)
-    with pytest.raises(UserError, match=r"takes images of 64 × 64 pixels, not 96 × 96; leave out"):
+    with pytest.raises(UserError, match=r"expected images of 64 × 64 pixels, got 96 × 96; remove"):
         predict(exported["nms"], ["digits:val:0"], out=tmp_path / "1", overrides=("model.image_size=96",))
     (tmp_path / "damaged.onnx").write_bytes(exported["raw"].read_bytes()[:100])
     with pytest.raises(UserError, match=r"damaged\.onnx: cannot be read as ONNX \("):

@@ -103,7 +103,7 @@ def write_openvino(plan: Plan, path: Path) -> None:
 def write_triton(plan: Plan, path: Path) -> None:
     """Write a model folder for the repository of Triton Inference Server or OpenVINO Model Server.
 
-    ``path`` is the ONNX file in the folder of its version; only Triton needs the configuration beside it.
+    ``path`` is the ONNX file in the numbered folder of its version. Only Triton needs ``config.pbtxt``.
     """
     onnx = needed("onnx", "onnx", "--format triton")
     proto = model(plan)

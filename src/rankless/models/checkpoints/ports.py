@@ -37,7 +37,7 @@ class Port:
         source: the port's repository.
         model: name of the network; empty if the port supports any named network or cfg file.
         modules: function that yields the port's names for the convolutions of a network, in order.
-        about: differences from Rankless, for the table of ports.
+        about: differences from Rankless, for messages.
         options: recipe options that the port's weights need.
         eps: epsilon of the batch norms.
         order: positions of x, y, width, height and objectness among the values of an anchor.

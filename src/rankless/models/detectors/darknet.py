@@ -109,7 +109,9 @@ def network(model: model_kinds.ModelKeys, classes: int) -> Network:
     cfg = model.cfg if isinstance(model, model_kinds.YoloModel) else ""
     named = MODELS.get(model.name)
     if not isinstance(model, model_kinds.YoloModel | model_kinds.AnchorFreeModel) or not (cfg or named):
-        raise UserError(f"'model.name' is '{model.name}'; expected a Darknet network: {one_of(MODELS)}")
+        raise UserError(
+            f"'model.name' is '{model.name}', which is not a Darknet network; expected {one_of(MODELS)}"
+        )
     made = named.network() if named and not cfg else read_cfg(cfg).network
     made = with_classes(with_width(made, model.width), classes)
     if isinstance(model, model_kinds.YoloModel):

@@ -312,7 +312,9 @@ def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> Transformer
         UserError: the recipe does not describe a transformers detector.
     """
     if not isinstance(model, model_kinds.TransformersModel):
-        raise UserError(f"'model.name' is '{model.name}'; expected a transformers detector: {one_of(MODELS)}")
+        raise UserError(
+            f"'model.name' is '{model.name}', which is not a transformers detector; expected {one_of(MODELS)}"
+        )
     if model.name == CUSTOM and not model.config:
         raise UserError(
             "model.name is 'hf/config', but model.config is empty; expected the path of a transformers "
