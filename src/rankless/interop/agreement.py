@@ -81,7 +81,7 @@ class Agreement:
         return f"compared with PyTorch on {where}: {same}; {far}"
 
     def is_close(self, limits: Limits) -> bool:
-        """Check whether all differences are within limits."""
+        """Check whether all differences are within the given limits."""
         few = self.missing <= limits.missing * max(self.detections or 0, 1)
         return self.scores <= limits.scores and (self.boxes or 0.0) <= limits.boxes and few
 

@@ -115,7 +115,7 @@ def named(name: str) -> PublishedFile:
 
 
 def asked_for(pretrained: str, model: str, *, is_cfg: bool = False) -> PublishedFile | None:
-    """Return the published file that ``model.pretrained`` refers to, or None if it is another kind of value.
+    """Return the published file that ``model.pretrained`` names, or None if it does not name one.
 
     Args:
         pretrained: the value of ``model.pretrained``.
