@@ -171,7 +171,7 @@ def test_names_from_several_folders_do_not_collide(target):
         names = [entry["annotated"] for entry in written(report)]
         assert names == ["x.png", "x-2.png", "X-3.png", "x-2-2.png", "x.jpg"]
         assert report.notes[-1].startswith(
-            "3 images have the same name as an earlier one; their files end in -2"
+            "3 images have the same name as an earlier image, so their files end in -2"
         )
         assert {path.name for path in report.out.iterdir()} == {
             *names,

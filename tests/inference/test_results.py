@@ -122,16 +122,18 @@ def test_only_the_chosen_classes(colors, paint):
     assert rankless.load(colors, ["evaluate.detections=1"]).predict(image)[0].names == ["red"]
     with pytest.raises(UserError) as error:
         rankless.load(colors, classes=["gren", 3])
-    assert error.value.problems[0].startswith("--classes has 'gren': expected names of the model's classes")
+    assert error.value.problems[0].startswith(
+        "--classes contains 'gren'; expected names of the model's classes"
+    )
     assert "did you mean 'green'" in error.value.problems[0] and "'3'" in error.value.problems[1]
 
 
 def test_options_are_checked(colors):
     for options, said in (
-        ({"confidence": 2}, "confidence is 2: expected a number from 0 to 1"),
-        ({"batch": 0}, "batch is 0: expected a whole number"),
+        ({"confidence": 2}, "confidence is 2; expected a number from 0 to 1"),
+        ({"batch": 0}, "batch is 0; expected a whole number"),
         ({"device": "cpu,gpu"}, "device 'gpu'"),
-        ({"device": "cpu,cuda"}, "devices of different kinds"),
+        ({"device": "cpu,cuda"}, "different kinds of devices"),
     ):
         with pytest.raises(UserError, match=said):
             rankless.load(colors, **options)
@@ -166,7 +168,7 @@ def test_supervision_has_the_same(colors, paint):
 
 @pytest.mark.skipif(importlib.util.find_spec("supervision") is not None, reason="supervision is installed")
 def test_without_supervision_it_says_what_to_install(colors, paint):
-    with pytest.raises(UserError, match=r"needs supervision; install it with: pip install supervision"):
+    with pytest.raises(UserError, match=r"needs supervision; run `pip install supervision`"):
         rankless.load(colors).predict(paint("red"))[0].to_supervision()
 
 

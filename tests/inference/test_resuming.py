@@ -138,16 +138,16 @@ def test_another_prediction_does_not_go_on(colors, stopped, tmp_path, painted_fi
 def test_what_cannot_go_on(colors, stopped, tmp_path):
     out, sources = stopped
     for options, said in (
-        ({"resume": True}, "--resume needs the folder of the stopped prediction; name it with --out"),
-        ({"resume": True, "out": tmp_path / "none"}, "none: no unfinished prediction"),
-        ({"resume": True, "out": out, "force": True}, "give only one of them"),
+        ({"resume": True}, "--resume needs the folder of the stopped prediction; add --out FOLDER"),
+        ({"resume": True, "out": tmp_path / "none"}, "none: contains no unfinished prediction"),
+        ({"resume": True, "out": out, "force": True}, "remove one of them"),
     ):
         with pytest.raises(UserError, match=said):
             predict(colors, sources, device="cpu", **options)
     assert not (tmp_path / "none").exists()
     (out / NAME).write_text("not ours")
     with pytest.raises(
-        UserError, match="was written by another version of Rankless; start again with --force"
+        UserError, match="was written by another version of Rankless; add --force to start again"
     ):
         predict(colors, sources, out=out, device="cpu", resume=True)
 
@@ -156,7 +156,7 @@ def test_a_start_that_fails_leaves_nothing(colors, painted_file, monkeypatch, tm
     def fail(*_):
         raise Stop
 
-    monkeypatch.setattr(saving, "rendered", fail)
+    monkeypatch.setattr(saving, "render", fail)
     monkeypatch.chdir(tmp_path)
     for out in (None, tmp_path / "out"):
         with pytest.raises(Stop):

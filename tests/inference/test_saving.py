@@ -52,7 +52,7 @@ def test_only_what_was_asked_for_is_written(saved):
     assert files(saved("annotated", out="2")) == {"a.jpg", "b.png", "a.png"}
     several = saved("jsonl", "csv", "counts", out="3")
     assert files(several) == {"predictions.jsonl", "predictions.csv", "counts.csv"}
-    for wrong, said in ((["jsn"], "--save has 'jsn': .*did you mean 'json'"), ([], "--save is empty")):
+    for wrong, said in ((["jsn"], "--save contains 'jsn'; .*did you mean 'json'"), ([], "--save is empty")):
         with pytest.raises(UserError, match=said):
             saved(*wrong, out="4")
 
@@ -132,7 +132,7 @@ def test_crops_are_the_pixels_in_the_boxes(saved):
 def test_where_nothing_was_found_the_missing_crops_are_said(colors, painted_file, tmp_path):
     plain = str(painted_file("b.png"))
     report = predict(colors, [plain], out=tmp_path / "out", save=["crops"], device="cpu")
-    assert report.notes == ["nothing was found, so there are no crops"]
+    assert report.notes == ["no objects were found, so there are no crops"]
     found = str(painted_file("c.png", "red"))
     assert predict(colors, [found], out=tmp_path / "2", save=["crops"], device="cpu").notes == []
 
@@ -191,10 +191,10 @@ def test_a_classifier_has_no_boxes_to_save(tmp_path, painted_file):
         predict(path, [image], out=tmp_path / "out", save=KINDS, device="cpu")
     assert len(error.value.problems) == 4 and not (tmp_path / "out").exists()
     assert error.value.problems[0] == (
-        "--save has coco, but a classifier finds no boxes; expected some of annotated, json, jsonl, "
-        "label-studio, cvat, csv, counts, heatmaps"
+        "--save contains coco, but a classifier does not predict boxes; expected one of annotated, json, "
+        "jsonl, label-studio, cvat, csv, counts, heatmaps"
     )
-    with pytest.raises(UserError, match="--classes is a, which chooses among the boxes of a detector"):
+    with pytest.raises(UserError, match="--classes is a, which selects the boxes of a detector"):
         predict(path, [image], out=tmp_path / "out", classes=["a"], device="cpu")
     out = predict(path, [image], out=tmp_path / "out", save=["csv", "counts", "heatmaps"], device="cpu").out
     with Image.open(out / "heatmaps/x.png") as drawn, Image.open(image) as original:
@@ -252,7 +252,7 @@ def test_the_map_of_a_class_lies_where_it_is(crop, tmp_path):
         def forward(self, images):
             return self.linear(self.norm(self.patches(images).flatten(2).transpose(1, 2)).mean(1))
 
-    with pytest.raises(UserError, match="the network in net has no last feature map"):
+    with pytest.raises(UserError, match="the network in net has no feature map"):
         predict_classify.class_maps(Patches().eval(), placed, "net")
 
 

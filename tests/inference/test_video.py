@@ -183,7 +183,7 @@ def test_names_of_videos_cameras_and_streams():
 def test_without_av_it_says_what_to_install(colors, clip, tmp_path, monkeypatch):
     monkeypatch.setattr(video.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        UserError, match=r"clip.mp4': video needs av; install it with: pip install 'rankless\[video\]'"
+        UserError, match=r"clip.mp4': video needs the package av; run `pip install 'rankless\[video\]'`"
     ):
         predict(colors, [str(clip)], out=tmp_path / "out", device="cpu")
 
@@ -201,14 +201,17 @@ def test_a_stream_that_sends_nothing_and_one_that_is_not_there_are_told_apart(mo
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         for scheme in ("http", "rtsp"):  # FFmpeg calls the latter's silence invalid data
-            with pytest.raises(UnreadableImage, match=r"cannot be opened \(nothing arrived for 0\.3 s\)"):
+            with pytest.raises(UnreadableImage, match=r"cannot be opened \(no data for 0\.3 s\)"):
                 list(video.frames(f"{scheme}://127.0.0.1:{port}/x"))
     monkeypatch.setattr(video, "_SECONDS_TO_WAIT", 15)
     with pytest.raises(
         UnreadableImage, match=r"cannot be opened \(Connection refused\); check the host, port"
     ):
         list(video.frames(f"rtsp://127.0.0.1:{port}/x"))
-    with pytest.raises(UnreadableImage, match=r"the camera cannot be opened .*; cameras here: "):
+    with pytest.raises(
+        UnreadableImage,
+        match=r"the camera cannot be opened .*; expected one of the cameras of this machine: ",
+    ):
         list(video.frames("webcam:99"))
 
 
@@ -230,7 +233,7 @@ def test_a_stream_that_falls_silent_ends_and_can_be_interrupted_before(clip, mon
     with pytest.raises(KeyboardInterrupt):
         next(seen)
     monkeypatch.setattr(video, "_SECONDS_TO_WAIT", 0.3)
-    with pytest.raises(UnreadableImage, match=r"it breaks off after 3 frames: nothing arrived for 0\.3 s"):
+    with pytest.raises(UnreadableImage, match=r"it cannot be read after 3 frames: no data for 0\.3 s"):
         list(video.frames("rtsp://camera/live"))
     silent.set()
 

@@ -140,9 +140,11 @@ def test_predictions_of_exports_are_those_of_the_weights(
 def test_what_cannot_be_compared_is_said(trained: Path, tmp_path: Path) -> None:
     done = export(trained, format="torchscript", out=tmp_path / "net", nms=True, confidence=0.9999)
     assert done.agreement is not None
-    assert done.agreement.sentence().startswith("PyTorch finds nothing in 4 images of the built-in digits")
+    assert done.agreement.sentence().startswith(
+        "neither PyTorch nor the export finds objects in 4 images of "
+    )
     assert done.agreement.sentence().endswith(
-        "with a lower --confidence, or with other images, as in data.root=FOLDER"
+        "use a lower --confidence, or set data.root to a folder with other images"
     )
 
 
@@ -183,7 +185,7 @@ def test_pytorchs_own_formats_compute_the_same_and_are_not_run_by_us(
     with torch.no_grad():
         np.testing.assert_allclose(module(seen).numpy(), wanted, rtol=1e-5, atol=1e-4)
         assert len(module(batch(5))) > len(wanted), "any number of images"
-    with pytest.raises(UserError, match=r"is code, and Rankless .* code .* files; give the"):
+    with pytest.raises(UserError, match=r"is code, and Rankless .* code .* files; use the"):
         predict(path, ["digits:val:0"], out=tmp_path / "found")
 
 
@@ -335,7 +337,10 @@ def test_what_computes_something_else_is_discarded(
     words = ["export", str(trained), "--format", "torchscript", "--out", str(tmp_path / "net"), "--force"]
     assert main(words) == 1
     said = capsys.readouterr().err
-    assert "net.torchscript: its results differ from PyTorch's, so it was discarded: compared with" in said
+    assert (
+        "net.torchscript: the export was discarded, because its results differ from PyTorch's (compared with"
+        in said
+    )
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("net.torchscript", "old")]
 
 
@@ -344,11 +349,11 @@ def test_what_computes_something_else_is_discarded(
     [
         (
             ["--confidence", "0.5"],
-            "--confidence has an effect only with --nms; add --nms, or leave out --confidence",
+            "--confidence has an effect only with --nms; add --nms, or remove --confidence",
         ),
         (["--nms", "evaluate.nms=diou"], "the recipe's evaluate.nms is 'diou'; add evaluate.nms=iou"),
-        (["--nms", "--confidence", "2"], "--confidence is 2: expected a number from 0 to 1"),
-        (["optim.lr=1"], "key 'optim.lr': an export does not use it; expected one of model.image_size"),
+        (["--nms", "--confidence", "2"], "--confidence is 2; expected a number from 0 to 1"),
+        (["optim.lr=1"], "key 'optim.lr': has no effect on an export; expected one of model.image_size"),
         (["--batch", "none"], "--batch has 'none': expected a whole number of at least 1"),
         (["digits"], "'digits': expected key=value, as in evaluate.iou=0.5"),
     ],
@@ -392,9 +397,9 @@ def test_files_that_cannot_be_exported_or_read_are_errors(
         UserError, match=r"raw\.onnx: is an ONNX file, which .*; expected a run or a weights file"
     ):
         export(exported["raw"], format="onnx", out=tmp_path / "net")
-    with pytest.raises(UserError, match=r"writes only weights; leave out --nms"):
+    with pytest.raises(UserError, match=r"writes only weights; remove --nms"):
         export(trained, format="pth", out=tmp_path / "net", nms=True)
-    with pytest.raises(UserError, match=r"takes images of 64 × 64 pixels, not 96 × 96; leave out"):
+    with pytest.raises(UserError, match=r"expected images of 64 × 64 pixels, got 96 × 96; remove"):
         predict(exported["nms"], ["digits:val:0"], out=tmp_path / "1", overrides=("model.image_size=96",))
     (tmp_path / "damaged.onnx").write_bytes(exported["raw"].read_bytes()[:100])
     with pytest.raises(UserError, match=r"damaged\.onnx: cannot be read as ONNX \("):
@@ -421,7 +426,7 @@ def test_files_that_cannot_be_exported_or_read_are_errors(
         ),
         (["--seconds", "0"], "--seconds is 0: expected a number above 0, at most 3600"),
         (["--batch", "0"], "--batch has '0': expected a whole number of at least 1"),
-        (["evaluate.best=loss"], "key 'evaluate.best': an export does not use it; expected one of"),
+        (["evaluate.best=loss"], "key 'evaluate.best': has no effect on an export; expected one of"),
     ],
 )
 def test_what_cannot_be_measured_is_an_error(

@@ -106,10 +106,10 @@ def test_nothing_is_overwritten_unasked(place, capsys):
 @pytest.mark.parametrize(
     ("words", "sentences"),
     [
-        (["gone.pt", "--out", "no/where"], ["gone.pt: no such file", "no such folder no;"]),
-        (["their.pt", "--out", "."], ["this is a folder"]),
-        (["their.pt", "--out", "o"], ["cannot tell which model the weights belong to: give --model NAME"]),
-        (["their.pt", "--out", "o", "--model", "a", "model.name=b"], ["give one of the two"]),
+        (["gone.pt", "--out", "no/where"], ["gone.pt: no such file", "the folder no does not exist;"]),
+        (["their.pt", "--out", "."], ["is a folder"]),
+        (["their.pt", "--out", "o"], ["the weights do not name their model; add --model NAME"]),
+        (["their.pt", "--out", "o", "--model", "a", "model.name=b"], ["remove one of them"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "lr=1"], ["did you mean 'optim.lr'"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "x"], ["'x': expected key=value"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--classes", "0"], ["--classes has '0'"]),
@@ -118,20 +118,20 @@ def test_nothing_is_overwritten_unasked(place, capsys):
         (["their.pt", "--out", "o", "--model", "yolov3-tiny", NARROW], ["classes is unclear"]),
         (["their.pt", "--out", "o", "--model", "yolov3-tiny", NARROW, "--classes", "3"], ["unexpected "]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", NARROW, "--classes", "5"],
-         ["3 classes", "5 classes", "--partial"]),
+         ["3 classes", "specifies 5;", "--partial"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", NARROW, "--names", "two"],
-         ["3 classes", "2 classes", "--partial"]),
-        (["their.pt", "--out", "o", "--model", "resnet18"], ["other than resnet18: only 0 of that"]),
-        (["their.pt", "--out", "o.pth", "--model", "yolov4-tiny"], ["safetensors; give o.safetensors"]),
+         ["3 classes", "specifies 2;", "--partial"]),
+        (["their.pt", "--out", "o", "--model", "resnet18"], ["do not belong to resnet18"]),
+        (["their.pt", "--out", "o.pth", "--model", "yolov4-tiny"], ["safetensors; use o.safetensors"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--names", "gone"], ["--names gone: cannot"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--names", "their.pt"], ["not UTF-8 text"]),
-        (["their.pt", "--out", "o", "--names", "names", "--classes", "5"], ["names:2: an", "has 3 names"]),
+        (["their.pt", "--out", "o", "--names", "names", "--classes", "5"], ["names:2: the", "has 3 names"]),
         (["their.pt", "--out", "o", "--names", "list"], ["starts like a JSON list"]),
-        (["x.weights", "--out", "o"], ["cannot tell which model the weights belong to: give --model NAME"]),
+        (["x.weights", "--out", "o"], ["the weights do not name their model; add --model NAME"]),
         (["x.weights", "--out", "o", "--model", "resnet18"], ["Darknet has no model resnet18"]),
         (["x.weights", "--out", "o", "--model", "yolov4-tiny"], ["x.weights: ends inside", "layer 0"]),
-        (["x.weights", "--out", "o", "--cfg", "gone.cfg"], ["gone.cfg: this cfg file cannot be read"]),
-        (["x.weights", "--out", "o", "--cfg", "a", "--model", "b"], ["--cfg is a and --model is 'b'"]),
+        (["x.weights", "--out", "o", "--cfg", "gone.cfg"], ["gone.cfg: the cfg file cannot be read"]),
+        (["x.weights", "--out", "o", "--cfg", "a", "--model", "b"], ["--cfg is a, and --model is 'b'"]),
     ],
 )  # fmt: skip
 def test_a_mistake_is_reported_and_nothing_is_written(place, capsys, words, sentences):
@@ -164,7 +164,7 @@ def test_weights_of_other_classes_than_the_cfg_lead_to_fine_tuning(tmp_path, mon
     assert run("coco.weights", "--cfg", "mine.cfg", "--out", "o") == 2
     said = capsys.readouterr().err
     assert said.startswith(
-        "error: coco.weights: its heads have 80 classes, but those of --cfg mine.cfg have 3; exp"
+        "error: coco.weights: its heads have 80 classes, but the heads in --cfg mine.cfg have 3; exp"
     )
     assert run("coco.weights", "--cfg", "other.cfg", "--out", "o") == 2
     assert "belongs to another network" in capsys.readouterr().err

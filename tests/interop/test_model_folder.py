@@ -155,7 +155,7 @@ def test_options_that_change_a_computation_are_refused(
     source = written(tmp_path / "mine.safetensors")
     for more in (["--half"], ["--nms"], ["evaluate.iou=0.5"]):
         assert main(["export", str(source), "--format", "folder", *more, "--out", str(tmp_path / "out")]) == 2
-        assert "--format folder: writes only weights; leave out --nms" in capsys.readouterr().err
+        assert "--format folder: writes only weights; remove --nms" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="did you mean 'folder'"):
         export(source, format="foldr")
@@ -171,7 +171,7 @@ def test_names_from_elsewhere_are_text_and_what_is_missing_is_named(tmp_path: Pa
     assert load(out / "recipe.yaml") == recipe
     table = rows(card)
     assert table["steps of training"] == "12"
-    assert table["the weights that they come from: coco.safetensors"] == "**FILL IN**"
+    assert table["the original weights: coco.safetensors"] == "**FILL IN**"
     assert table["the data: pets; **FILL IN** its source"] == "**FILL IN**"
     assert "'/recipe.yaml --run again data.root=DATA model.pretrained=WEIGHTS" in card
     assert "rankless digest again" not in card  # whether they are a run's best is not known
@@ -182,7 +182,7 @@ def test_imported_weights_name_their_file_and_no_training(tmp_path: Path) -> Non
     export(source, format="folder", out=tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "imported from yolov4-tiny.weights" in card and "--run again" not in card
-    assert "the weights that they come from: yolov4-tiny.weights" in rows(card)
+    assert "the original weights: yolov4-tiny.weights" in rows(card)
 
 
 def test_code_that_weights_name_is_not_run(tmp_path: Path) -> None:

@@ -27,13 +27,16 @@ def notes(source: Path) -> list[str]:
 def test_the_digits_in_a_name_are_compared(unnamed: Path) -> None:
     sha = hashlib.sha256(unnamed.read_bytes()).hexdigest()[:8]
     right = unnamed.rename(unnamed.with_name(f"resnet18-{sha}.pth"))
-    assert notes(right)[0] == f"its SHA-256 begins with {sha}, as its name says"
+    assert notes(right)[0] == f"the SHA-256 of the file starts with {sha}, as in its name"
 
 
 @pytest.mark.slow
 def test_a_difference_is_a_warning(unnamed: Path) -> None:
     (first, *_) = notes(unnamed.rename(unnamed.with_name("mine-20261122.pth")))
-    assert first.startswith("warning: its SHA-256 begins with ") and "20261122 of its name" in first
+    assert (
+        first.startswith("warning: the SHA-256 of the file starts with ")
+        and "20261122 as in its name" in first
+    )
 
 
 @pytest.mark.slow

@@ -242,9 +242,9 @@ def test_darknets_own_files_say_import_them_first(net: Path, capsys):
     assert cli.main(["evaluate", "yolov4.weights"]) == 2
     assert "rankless import yolov4.weights --model yolov4 --out" in capsys.readouterr().err
     assert cli.main(["import", "net.weights", "--model", "yolo-fastest", "--out", "o"]) == 2
-    assert "give its cfg: --cfg yolo-fastest.cfg" in capsys.readouterr().err
+    assert "network, use --cfg yolo-fastest.cfg" in capsys.readouterr().err
     assert cli.main(["import", "net.weights", "--model", "own/net.cfg", "--out", "o"]) == 2
-    assert "give its cfg: --cfg own/net.cfg" in capsys.readouterr().err
+    assert "network, use --cfg own/net.cfg" in capsys.readouterr().err
 
 
 def test_the_number_of_images_seen_survives(net: Path):

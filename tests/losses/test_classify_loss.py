@@ -131,7 +131,7 @@ def test_from_a_recipe():
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        ((1.0, 2.0), "has 2 numbers: expected 3"),
+        ((1.0, 2.0), "has 2 numbers; expected 3"),
         ((0.0, 0.0, 0.0), "are all 0"),
         ("balanced", r"1 class has no training images \(1\)"),
     ],

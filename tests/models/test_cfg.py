@@ -150,14 +150,14 @@ def test_a_layer_that_is_read_twice_computes(section: str) -> None:
         ("[convolutionl]\n", "model.cfg:4: section [convolutionl] is not supported; did you mean"),
         ("[convolutional]\nfilters=0\n", "model.cfg:5: [convolutional] filters=0: expected a whole"),
         ("[convolutional]\nfilters=9999999\n", "model.cfg:5: [convolutional] filters=9999999: expected"),
-        ("[convolutional]\nactivation=gauss\n", "model.cfg:5: [convolutional] activation=gauss is not"),
+        ("[convolutional]\nactivation=gauss\n", "model.cfg:5: [convolutional] activation=gauss: exp"),
         ("[convolutional]\nbinary=1\n", "model.cfg:5: [convolutional] binary=1 is not supported"),
         ("[convolutional]\nfilters=4\ngroups=2\n", "model.cfg:6: [convolutional] groups=2 does not divide"),
         ("[route]\nlayers=-1\n", "model.cfg:5: [route] layers=-1: expected numbers of earlier layers"),
         ("[route]\nlayers=a\n", "model.cfg:5: [route] layers=a: expected comma-separated numbers"),
         ("[shortcut]\nfrom=5\n", "model.cfg:5: [shortcut] from=5: expected numbers of earlier layers"),
         ("[maxpool]\nsize=2\nstride=2\n[shortcut]\nfrom=-1\n[maxpool]\nsize=2\nstride=2\n[route]\nlayers=-1,-2\n",
-         "model.cfg:12: [route] reads maps of different resolution (strides 4, 2)"),
+         "model.cfg:12: [route] reads layers of different resolutions (strides 4, 2)"),
         ("hello\n", "model.cfg:4: 'hello': expected [section] or key=value"),
     ],
 )  # fmt: skip
@@ -173,11 +173,11 @@ def test_all_errors_come_at_once() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (HEAD, r"begins with \[convolutional\] in line 2: expected a Darknet cfg file"),
+        (HEAD, r"starts with \[convolutional\] in line 2; expected a Darknet cfg file"),
         ("[net]\n", r"has no \[yolo\] section"),
-        (NET + HEAD.replace("filters=21", "filters=20"), "needs 21 filters"),
-        (NET + HEAD + "new_coords=1\n", "expected logistic with new_coords=1"),
-        (NET + HEAD.replace("mask=0,1,2", "mask=0,1,3"), "expected numbers of the 3 anchors"),
+        (NET + HEAD.replace("filters=21", "filters=20"), "a layer with 20 filters; expected 21"),
+        (NET + HEAD + "new_coords=1\n", "expected activation=logistic with new_coords=1"),
+        (NET + HEAD.replace("mask=0,1,2", "mask=0,1,3"), "expected indices of the 3 anchors"),
         (NET + "channels=1\n" + HEAD, "expected 3, for color images"),
     ],
 )

@@ -203,7 +203,7 @@ def test_densenet_options_reach_the_network():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("yolov4-tiny", r"'yolov4-tiny', which is not a classifier; expected one, such as resnet18"),
+        ("yolov4-tiny", r"'yolov4-tiny', which is not a classifier; expected a classifier, such as resnet18"),
         ("ResNet_18", "did you mean 'resnet18'"),
         ("efficientnet_b0", "did you mean 'timm/efficientnet_b0'"),
         (

@@ -103,7 +103,7 @@ def test_variances_below_zero_are_fixed_and_reported(tmp_path: Path) -> None:
     state["layers.0.norm.running_var"][1] = -2e-5
     write_weights(tmp_path / "w.weights", TINY, state)
     found = read_weights(tmp_path / "w.weights", TINY)
-    assert found.notes == ("1 negative rolling variances were set to zero",)
+    assert found.notes == ("1 negative running variances were set to zero",)
     model.load_state_dict(found.state, strict=False)
     with torch.no_grad():
         assert all(raw.isfinite().all() for raw in model(torch.rand(1, 3, 64, 64)))
@@ -117,10 +117,10 @@ def test_classes_are_found_from_the_length(tmp_path: Path) -> None:
     ("change", "words"),
     [
         (lambda b: b[:-4], r"ends inside the convolution of layer 36"),
-        (lambda b: b + b"\0" * 8, r"continues for 2 numbers after the network's last convolution"),
+        (lambda b: b + b"\0" * 8, r"has 2 more numbers than the network's"),
         (lambda b: b[:-3], "is truncated or damaged"),
         (lambda b: b[:10], "too few"),
-        (lambda b: b"PK\x03\x04" + b[4:], "does not begin like"),
+        (lambda b: b"PK\x03\x04" + b[4:], "does not start like"),
         (lambda b: b[:-4] + struct.pack("<f", float("nan")), "NaN or infinity"),
     ],
 )

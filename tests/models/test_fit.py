@@ -119,7 +119,7 @@ def test_a_partial_fit_of_nothing_is_an_error():
 def test_values_that_are_no_numbers_are_reported():
     own = nn.Linear(2, 2).state_dict()
     found = {**own, "bias": torch.tensor([1.0, torch.nan])}
-    assert "1 tensor holds NaN or infinite values, such as bias" in fit(own, found).notes[-1]
+    assert "1 tensor contains NaN or infinite values, such as bias" in fit(own, found).notes[-1]
 
 
 def test_the_models_own_tensors_are_not_shared():

@@ -574,12 +574,15 @@ def test_a_cfg_gives_the_network(tmp_path: Path):
     [
         (["--from", "ultralitics-yolov3"], "did you mean 'ultralytics-yolov3'?"),
         (["--from", "x"], "mmdetection          github.com/open-mmlab/mmdetection"),
-        (["--from", "eriklindernoren"], "which builds any cfg: give --model NAME or --cfg FILE"),
+        (["--from", "eriklindernoren"], "which supports any network; add --model NAME or --cfg FILE"),
         (
             ["--from", "tianxiaomo", "--model", "yolov3"],
-            "which is a port of yolov4; leave --model and --cfg out",
+            "which is a port of yolov4; remove --model and --cfg",
         ),
-        (["--from", "mmdetection", "model.width=0.125"], "is it a checkpoint of github.com/open-mmlab/mmdet"),
+        (
+            ["--from", "mmdetection", "model.width=0.125"],
+            "a checkpoint from github.com/open-mmlab/mmdet",
+        ),
     ],
 )
 def test_a_mistake_is_a_sentence(tmp_path: Path, capsys, words: list[str], sentence: str):

@@ -49,7 +49,7 @@ def test_a_head_of_other_classes_is_made_anew(tmp_path: Path) -> None:
     fresh = values(model)
     _, said = start_from(model, str(path), NAMES)
     heads = "head.classes.weight, head.classes.bias"
-    assert said == f"the heads' rows for 5 classes are initialized again for 3: {heads}"
+    assert said == f"the heads' rows for 5 classes are newly initialized for 3: {heads}"
     for name, value in model.state_dict().items():
         assert torch.equal(value, fresh[name] if name.startswith("head.classes") else state[name]), name
 
@@ -78,7 +78,7 @@ def test_other_names_of_as_many_classes_are_reported(tmp_path: Path) -> None:
     path, state = written(tmp_path / "w.safetensors", ("a", "b", "c"))
     model = Net(3, seed=2)
     _, said = start_from(model, str(path), NAMES)
-    assert "other names: a, b, c in the file, cat, dog, owl in the data" in said
+    assert "the class names differ: a, b, c in the file, cat, dog, owl in the data" in said
     assert weights.digest(model.state_dict()) == weights.digest(state)
 
 
@@ -87,7 +87,7 @@ def test_classes_are_matched_by_name_and_others_are_initialized_again(tmp_path: 
     model = Net(3, seed=2)
     fresh = values(model)
     _, said = start_from(model, str(path), NAMES)
-    assert "2 of 3" in said and said.endswith("; initialized again: dog") and "warning" not in said
+    assert "2 of 3" in said and said.endswith("; newly initialized: dog") and "warning" not in said
     for name, value in model.state_dict().items():
         if name.startswith("head.classes"):
             assert torch.equal(value[[0, 2]], state[name][[3, 0]]) and torch.equal(value[1], fresh[name][1])
@@ -222,10 +222,10 @@ def test_another_network_is_reported_by_its_keys(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
         start_from(Net(3, seed=2), str(tmp_path / "w.safetensors"), NAMES, Model(name="yolov4-tiny"))
     assert refused.value.problems == (
-        f"model.pretrained is '{tmp_path}/w.safetensors', which holds another network (13 missing, 1 "
+        f"model.pretrained is '{tmp_path}/w.safetensors', which contains another network (13 missing, 1 "
         "unexpected, 0 with another shape): model.name is 'yolov4-tiny', 'yolov4-tiny-3l' in the file; "
-        "model.width is 1.0, 0.5 in the file; leave these keys out to use the network in the file, leave "
-        "model.pretrained out to start untrained, or give weights that fit",
+        "model.width is 1.0, 0.5 in the file; remove these keys to use the network in the file, "
+        "remove model.pretrained to start untrained, or use weights that fit",
     )
     with pytest.raises(UserError, match=r"model\.name is 'resnet18', 'yolov4") as refused:
         start_from(Net(3, seed=2), str(tmp_path / "w.safetensors"), NAMES, ResnetModel(name="resnet18"))
@@ -233,7 +233,7 @@ def test_another_network_is_reported_by_its_keys(tmp_path: Path) -> None:
     weights.save(
         tmp_path / "cfg.safetensors", {}, recipe=Recipe(model=Model(cfg="[net]\nwidth=64")), class_names=NAMES
     )
-    with pytest.raises(UserError, match=r"name is 'yolov4-tiny', but .* that of a cfg file; l") as refused:
+    with pytest.raises(UserError, match=r"name is 'yolov4-tiny', but .* comes from a cfg file; r") as refused:
         start_from(Net(3, seed=2), str(tmp_path / "cfg.safetensors"), NAMES, Model(name="yolov4-tiny"))
     assert "model.cfg" not in str(refused.value)
     safetensors.torch.save_file({"stem": torch.zeros(2)}, tmp_path / "plain.safetensors")

@@ -94,8 +94,8 @@ def test_timm_says_where_its_weights_are() -> None:
             "published/yolov4.conv.137",
             "fits yolov4, yolov4-anchor-free, but model.name is",
         ),
-        (Model(name="yolov3"), "timm", "the model is not one of timm's"),
-        (Model(name="yolov3", width=0.5), "published", "model.width is 0.5: expected 1"),
+        (Model(name="yolov3"), "timm", "the model is not a timm model"),
+        (Model(name="yolov3", width=0.5), "published", "model.width is 0.5; published weights need 1"),
         (Model(name="resnet18"), "published/timm/nothing", "timm .* has no such model"),
     ],
 )
@@ -153,7 +153,7 @@ def test_darknet_weights_start_a_detector(offered: Any, tmp_path: Path) -> None:
     said = start_from(model, "published", NAMES, keys)
     assert said[0].startswith("starting from the weights in yolov3-tiny: ")
     assert said[0].endswith(f"yolov3-tiny.weights (SHA-256 {known.source.digest})")
-    assert "2 of 3 from the file's 80; initialized again: gnu" in said[1]
+    assert "2 of 3 are among the 80 in the file; newly initialized: gnu" in said[1]
     ours = model.state_dict()
     heads = {name for name in ours if name.startswith(tuple(model.head_names))}
     assert differing(ours, theirs) == heads
@@ -226,7 +226,7 @@ def test_timm_weights_come_from_the_hub_s_cache(tmp_path: Path, monkeypatch: pyt
     safetensors.torch.save_file(theirs, repository / "snapshots" / commit / "model.safetensors")
     for pretrained in ("published", "timm"):
         said = start_from(model, pretrained, NAMES, Model(name="timm/resnet18"))
-        assert commit in said[0] and "initialized again" in said[1]
+        assert commit in said[0] and "newly initialized" in said[1]
         assert differing(model.state_dict(), theirs) == {"fc.weight", "fc.bias"}
     address = "hf://timm/resnet18.a1_in1k/model.safetensors"
     said = start_from(model, address, NAMES)

@@ -70,11 +70,11 @@ def test_the_depth_of_a_dense_network_is_a_key():
     options = model_kinds.Densenet(depth=22)
     net = build_classifier(Model(name="densenet-40-12", densenet=options), 10)
     assert sum(isinstance(one, torch.nn.Conv2d | torch.nn.Linear) for one in net.modules()) == 22
-    with pytest.raises(UserError, match=r"is 23; .* 3n \+ 4 layers .*without bottlenecks, such as 22 or 25"):
+    with pytest.raises(UserError, match=r"is 23; .* 3n \+ 4 .*without bottlenecks, such as 22 or 25"):
         build_classifier(Model(name="densenet-40-12", densenet=model_kinds.Densenet(depth=23)), 10)
-    with pytest.raises(UserError, match=r"6n \+ 4 layers for a DenseNet with bottlenecks, such as 22 or 28"):
+    with pytest.raises(UserError, match=r"6n \+ 4 for a DenseNet with bottlenecks, such as 22 or 28"):
         build_classifier(Model(name="densenet-bc-100-12", densenet=model_kinds.Densenet(depth=25)), 10)
-    with pytest.raises(UserError, match="which only CIFAR's DenseNets have"):
+    with pytest.raises(UserError, match="only the DenseNets for CIFAR have this option"):
         build_classifier(Model(name="densenet121", densenet=options), 10)
 
 

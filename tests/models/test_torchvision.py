@@ -240,7 +240,7 @@ def test_a_darknet_cfg_is_refused_and_no_anchors_are_fitted(
     model = detector(SSDLITE)
     recipe = Recipe(model=Model(name=SSDLITE))
     weights.save(tmp_path / "w", model.state_dict(), recipe=recipe, class_names=["a", "b", "c"])
-    with pytest.raises(UserError, match=f"'{SSDLITE}', which is not one of Darknet's networks"):
+    with pytest.raises(UserError, match=f"'{SSDLITE}', which is not a Darknet network"):
         export(tmp_path / "w", format="darknet", out=tmp_path / "net")
     assert main(["data", "anchors", "digits", "--model", SSDLITE]) == 2
     assert "it has no anchors" in capsys.readouterr().err

@@ -174,11 +174,11 @@ def test_a_fresh_model_expects_few_objects_and_every_class_alike():
         assert cells[:, :, 5:].sigmoid().mean().item() == pytest.approx(0.1, rel=0.3)
 
 
-def test_momentum_is_set_everywhere():
-    model = DetectionModel(network(model_kinds.Model(width=0.25), classes=1), momentum=0.01)
+def test_every_norm_has_the_same_momentum():
+    model = DetectionModel(network(model_kinds.Model(width=0.25), classes=1))
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     assert len(norms) == 19  # of 21 convolutions, the two heads have none
-    assert {norm.momentum for norm in norms} == {0.01}
+    assert {norm.momentum for norm in norms} == {0.03}
     assert {norm.eps for norm in norms} == {1e-5}
 
 

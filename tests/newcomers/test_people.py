@@ -72,7 +72,7 @@ def test_a_classifier_under_data_parallel_on_an_image_folder(
     torch.save(checkpoint | {"best_acc1": torch.tensor(51.0)}, person.folder / "checkpoint.pth.tar")
     (person.folder / "classes.txt").write_text("daisy\nrose\ntulip\n")
     said = person("import checkpoint.pth.tar --model resnet18 --names classes.txt --out start.safetensors")
-    assert "the prefix 'module.' of every name is removed" in said
+    assert "the prefix 'module.' was removed from all names" in said
     words = "model.pretrained=start.safetensors data.root=flowers model.image_size=32"
     person(f"train {words} {SHORT} --devices 2 --run runs/flowers")
     scores = person.scores("runs/flowers")

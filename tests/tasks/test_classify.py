@@ -142,7 +142,7 @@ def test_labels_mean_the_same_in_every_split(tmp_path):
 def test_errors_of_the_recipe():
     with pytest.raises(UserError, match=r".model.name. is 'yolov4-tiny'.*resnet18"):
         open_task(Recipe(task="classify"))
-    with pytest.raises(UserError, match="has 2 numbers: expected 10"):
+    with pytest.raises(UserError, match="has 2 numbers; expected 10"):
         Classify(digits(loss=Loss(class_weights=(1.0, 2.0))))
     with pytest.raises(UserError, match="expected 'detect' or 'classify', or"):
         open_task(Recipe(task="clasify"))

@@ -1,8 +1,8 @@
-"""Box geometry: areas, overlaps and conversions of tensors of boxes.
+"""Box geometry: areas, overlaps and conversions of boxes.
 
-A box is ``xyxy`` (left, top, right, bottom) in pixels unless a function says otherwise; the last dimension
-holds the four coordinates and the others broadcast. Boxes may have any floating dtype. Every function is
-differentiable, and boxes without area give finite values and gradients.
+Boxes are tensors (..., 4) of any floating-point dtype, in ``xyxy`` format (left, top, right, bottom) and in
+pixels unless stated otherwise. The leading dimensions broadcast. All functions are differentiable, and yield
+finite values and gradients for boxes without area.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-# Divisors are at least this many square pixels, so that two boxes without area overlap by 0, not by 0/0.
+# Lower bound of divisors in square pixels, so that the IoU of two boxes without area is 0 instead of NaN.
 _SMALLEST = 1e-9
-# The term in CIoU's trade-off that avoids a division by 0, as in Darknet.
+# Term in CIoU's α that avoids a division by 0, as in Darknet.
 _CIOU_EPS = 1e-6
-# θ of SIoU's shape cost: the paper gives a range of 2 to 6, and its searches ended near 4.
+# θ in SIoU's shape cost. The paper suggests 2 to 6, and its searches found values near 4.
 _SIOU_THETA = 4
 
 
 def to_xyxy(cxcywh: Tensor) -> Tensor:
-    """Convert center x, center y, width, height to xyxy; both of shape (..., 4)."""
+    """Convert boxes (..., 4) from center x, center y, width, height to xyxy."""
     cx, cy, w, h = cxcywh.unbind(-1)
     return torch.stack((cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), -1)
 
 
 def to_cxcywh(xyxy: Tensor) -> Tensor:
-    """Convert xyxy to center x, center y, width, height; both of shape (..., 4)."""
+    """Convert boxes (..., 4) from xyxy to center x, center y, width, height."""
     x1, y1, x2, y2 = xyxy.unbind(-1)
     return torch.stack(((x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1), -1)
 
 
 def clip(boxes: Tensor, height: float, width: float) -> Tensor:
-    """Clip boxes of shape (..., 4) to an image of ``height`` by ``width`` pixels."""
+    """Clip boxes (..., 4) to an image of ``height`` by ``width`` pixels."""
     x1, y1, x2, y2 = boxes.unbind(-1)
     return torch.stack((x1.clamp(0, width), y1.clamp(0, height), x2.clamp(0, width), y2.clamp(0, height)), -1)
 
 
 def area(boxes: Tensor) -> Tensor:
-    """Compute the areas (...) of boxes (..., 4) in square pixels; inverted boxes have an area of 0."""
+    """Compute the areas (...) of boxes (..., 4) in square pixels. The area of inverted boxes is 0."""
     x1, y1, x2, y2 = boxes.unbind(-1)
     return (x2 - x1).clamp(min=0) * (y2 - y1).clamp(min=0)
 
 
 def _intersection_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the intersection and the union, each (...), in square pixels; the union is never 0."""
-    # Coordinate by coordinate: no temporary is larger than the result.
+    """Compute the intersection and the union in square pixels, both (...); the union is never 0."""
+    # Single coordinates are used, so that no temporary is larger than the result.
     ax1, ay1, ax2, ay2 = a.unbind(-1)
     bx1, by1, bx2, by2 = b.unbind(-1)
     w = (torch.minimum(ax2, bx2) - torch.maximum(ax1, bx1)).clamp(min=0)
@@ -58,7 +58,7 @@ def _intersection_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _hull(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the width and the height, each (...), of the smallest box around ``a`` and ``b``."""
+    """Compute the width and the height, both (...), of the smallest box that encloses ``a`` and ``b``."""
     ax1, ay1, ax2, ay2 = a.unbind(-1)
     bx1, by1, bx2, by2 = b.unbind(-1)
     w = torch.maximum(ax2, bx2) - torch.minimum(ax1, bx1)
@@ -73,14 +73,14 @@ def iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the IoU of all pairs of boxes: (..., N, 4), (..., M, 4) -> (..., N, M)."""
+    """Compute the IoU (..., N, M) of all pairs of boxes (..., N, 4) and (..., M, 4)."""
     return iou(a.unsqueeze(-2), b.unsqueeze(-3))
 
 
 def giou(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the generalized IoU, -1..1: IoU minus the empty fraction of the hull.
+    """Compute the generalized IoU (...), in -1..1, of corresponding boxes (..., 4).
 
-    The boxes have shape (..., 4), the result has shape (...) (Rezatofighi et al., 2019).
+    It is the IoU minus the fraction of the enclosing box that neither box covers (Rezatofighi et al., 2019).
     """
     intersection, union = _intersection_union(a, b)
     w, h = _hull(a, b)
@@ -89,18 +89,18 @@ def giou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def diou(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the distance IoU, -1..1: IoU - d²/c², as in :func:`distance` (Zheng et al., 2020).
+    """Compute the distance IoU (...), in -1..1, of corresponding boxes (..., 4) (Zheng et al., 2020).
 
-    The boxes have shape (..., 4), the result has shape (...).
+    It is the IoU minus the :func:`distance`.
     """
-    penalty = distance(a, b)  # before the IoU, because this determines the order in which gradients are added
+    penalty = distance(a, b)  # before the IoU, because this order determines how gradients are added
     return iou(a, b) - penalty
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
-    """Compute DIoU's penalty d²/c², 0..1: the centers' squared distance over the hull's squared diagonal.
+    """Compute the penalty of DIoU, d²/c², in 0..1, of corresponding boxes (..., 4).
 
-    The boxes have shape (..., 4), the result has shape (...).
+    d is the distance between the centers, and c the diagonal of the enclosing box. The result is (...).
     """
     ax, ay, _, _ = to_cxcywh(a).unbind(-1)
     bx, by, _, _ = to_cxcywh(b).unbind(-1)
@@ -110,10 +110,10 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def ciou(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the complete IoU: DIoU - αv, v = 4/π² · (Δ atan(w/h))², α = v / (1 - IoU + v + 1e-6).
+    """Compute the complete IoU (...) of corresponding boxes (..., 4) (Zheng et al., 2020).
 
-    The boxes have shape (..., 4), the result has shape (...). α is a weight and has no gradient (Zheng et
-    al., 2020).
+    It is DIoU - αv, with v = 4/π² · (Δ atan(w/h))² and α = v / (1 - IoU + v + 1e-6). α is a constant without
+    a gradient.
     """
     _, _, aw, ah = to_cxcywh(a).unbind(-1)
     _, _, bw, bh = to_cxcywh(b).unbind(-1)
@@ -130,9 +130,9 @@ def _angle(w: Tensor, h: Tensor) -> Tensor:
 
 
 def eiou(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the efficient IoU: DIoU - Δw²/cw² - Δh²/ch² with the hull's sides cw, ch (Zhang et al., 2021).
+    """Compute the efficient IoU (...) of corresponding boxes (..., 4) (Zhang et al., 2021).
 
-    The boxes have shape (..., 4), the result has shape (...).
+    It is DIoU - Δw²/cw² - Δh²/ch², where cw and ch are the sides of the enclosing box.
     """
     _, _, aw, ah = to_cxcywh(a).unbind(-1)
     _, _, bw, bh = to_cxcywh(b).unbind(-1)
@@ -143,18 +143,18 @@ def eiou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def siou(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the SCYLLA-IoU: IoU - (Δ + Ω) / 2 (Gevorgyan, 2022).
+    """Compute the SCYLLA-IoU (...) of corresponding boxes (..., 4): IoU - (Δ + Ω) / 2 (Gevorgyan, 2022).
 
-    The distance cost Δ = Σ (1 - exp(-γρ)) over x and y, ρ = (center distance / hull's side)², is softened by
-    γ = 2 - Λ if the centers lie on a diagonal: Λ = sin 2α, with α the angle of the line between them. The
-    shape cost is Ω = Σ (1 - exp(-ω))⁴ over width and height, ω = difference / larger. The boxes have shape
-    (..., 4), the result has shape (...).
+    The distance cost is Δ = Σ (1 - exp(-γρ)) over x and y, where ρ = (center distance / side of the enclosing
+    box)², γ = 2 - sin 2α, and α is the angle of the line between the centers.
+
+    The shape cost is Ω = Σ (1 - exp(-ω))⁴ over width and height, where ω = difference / larger value.
     """
     ax, ay, aw, ah = to_cxcywh(a).unbind(-1)
     bx, by, bw, bh = to_cxcywh(b).unbind(-1)
     w, h = _hull(a, b)
     dx, dy = ax - bx, ay - by
-    # 1 - 2 sin²(α - π/4) = sin 2α = 2 sin α cos α. Centers may be much closer than a box is wide.
+    # 1 - 2 sin²(α - π/4) = sin 2α = 2 sin α cos α. Centers may be so close that the bound must be squared.
     angle = 2 * (dx * dy).abs() / (dx.square() + dy.square()).clamp(min=_SMALLEST**2)
     gamma = 2 - angle
     offset = _rise(gamma * dx.square() / w.square().clamp(min=_SMALLEST)) + _rise(
@@ -165,12 +165,11 @@ def siou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _rise(x: Tensor) -> Tensor:
-    """Compute 1 - exp(-x)."""
     return -torch.expm1(-x)
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the term of SIoU's shape cost for the widths, or for the heights, of two boxes."""
+    """Compute the term of SIoU's shape cost for two widths or two heights."""
     return _rise((a - b).abs() / torch.maximum(a, b).clamp(min=_SMALLEST)).pow(_SIOU_THETA)
 
 
@@ -182,4 +181,4 @@ SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "eiou": eiou,
     "siou": siou,
 }
-"""Functions by name that compute the similarity (...), at most 1, of boxes (..., 4), for box losses."""
+"""Similarity functions for box losses by name. They map two tensors of boxes (..., 4) to values (...) ≤ 1."""

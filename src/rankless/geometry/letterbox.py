@@ -1,10 +1,10 @@
 """Letterboxing, the preprocessing that training, evaluation and prediction share.
 
-The image is resized (bilinear, on uint8; see :class:`Placing`), keeping its aspect ratio, and pasted on gray.
-The resize uses the scale instead of a rounded size, so ``input = source * scale + (left, top)`` holds exactly
-in both directions and boxes lose no precision. Without antialiasing, which reproduces Darknet's results, the
-size is rounded as in Darknet, and each side's scale follows from it. An augmented image keeps the exact
-scale, as in Darknet's training, where a crop of the source is resized to the input's size.
+The image is resized (bilinear, on uint8; see :class:`Placing`) with its aspect ratio, and pasted on a gray
+input. The resize uses the exact scale instead of a rounded size, so ``input = source * scale + (left, top)``
+is exact in both directions, and boxes lose no precision. Without antialiasing, the size is rounded as in
+Darknet, and the scale of each side follows from it. Augmented images keep the exact scale, as in Darknet's
+training, where a crop of the source is resized to the input size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rankless.structures import Letterbox
 
-_ONE = 2048  # the weight 1
+_ONE = 2048  # fixed-point representation of a weight of 1
 
 
 def bilinear(image: Tensor, size: tuple[int, int], steps: tuple[float, float]) -> Tensor:
@@ -29,8 +29,8 @@ def bilinear(image: Tensor, size: tuple[int, int], steps: tuple[float, float]) -
 
     Args:
         image: the image, uint8 (3, h, w).
-        size: (H, W), the size of the result in pixels.
-        steps: pixels of the image per pixel of the result, vertically and horizontally.
+        size: (H, W) of the result in pixels.
+        steps: vertical and horizontal distance, in pixels of the image, between pixels of the result.
 
     Returns:
         The resized image, uint8 (3, H, W).
@@ -42,7 +42,7 @@ def bilinear(image: Tensor, size: tuple[int, int], steps: tuple[float, float]) -
     lines = image.permute(1, 2, 0).numpy().take(used, 0).reshape(len(used), -1)  # (rows, w * 3), as decoded
 
     def columns(pixels: NDArray[np.int64], weights: NDArray[np.int32]) -> Tensor:
-        # NumPy takes bytes four times as fast as PyTorch.
+        # For bytes, NumPy's take is four times as fast as PyTorch's.
         values = (3 * pixels[:, None] + np.arange(3)).ravel()
         return torch.from_numpy(lines.take(values, 1)).int().mul_(torch.from_numpy(weights.repeat(3)))
 
@@ -60,7 +60,7 @@ def _points(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
     """Return the pixels before and after each of ``count`` points on a side, and their weights.
 
-    Beyond the border, both pixels are the border pixel; if ``clamped``, as for columns, one of them has the
+    Beyond the border, both pixels are the border pixel. If ``clamped``, as for columns, one of them has the
     full weight.
     """
     at = ((np.arange(count) + 0.5) * step - 0.5).astype(np.float32)
@@ -79,12 +79,12 @@ Fit = Literal["letterbox", "stretch"]
 
 @dataclass(frozen=True)
 class Placing:
-    """Settings for placing images on the network's input: the resize and the margin.
+    """Settings for the placement of images on the network's input.
 
     Attributes:
-        antialias: whether downsampling averages all source pixels. Otherwise it reads the four pixels around
-            each point, as OpenCV's bilinear resize does; see :mod:`rankless.geometry.letterbox`.
-        gray: value of the margin, 0..255; Darknet's letterbox uses 128.
+        antialias: whether downsampling averages all source pixels; otherwise, it reads the four pixels around
+            each point, like OpenCV's bilinear resize.
+        gray: value of the padding, 0..255; Darknet's letterbox uses 128.
     """
 
     antialias: bool = True
@@ -92,30 +92,29 @@ class Placing:
 
 
 USUAL = Placing()
-_NUDGE = 1 + 2**-40  # 640 * (416 / 640) may be 415.99…, and the placed image would be one row short
+_NUDGE = 1 + 2**-40  # otherwise, 640 * (416 / 640) may be 415.99…, and the image one row too short
 
 
 def letterbox(
     image: Tensor, size: tuple[int, int], within: tuple[int, int] | None = None, placing: Placing = USUAL
 ) -> tuple[Tensor, Letterbox]:
-    """Fit the whole image into the network's input, centered.
+    """Fit the whole image into the center of the network's input.
 
     Args:
         image: the image, uint8 (3, h, w).
-        size: the input's (H, W) in pixels.
-        within: (H, W) to fit the image into if ``size`` omits a part of its gray margin; None means ``size``.
-        placing: settings of the resize and the margin.
+        size: (H, W) of the input in pixels.
+        within: (H, W) to fit the image into, if ``size`` omits some of the padding; None means ``size``.
+        placing: settings of the placement.
 
     Returns:
-        The input, uint8 (3, H, W), and the placement. An image that already has this size is returned
-        unchanged.
+        The input, uint8 (3, H, W), and the placement. An image that already has this size is not copied.
     """
     height, width = image.shape[-2:]
     scale = fit(height, width, within or size)
     left, top = centered(height, width, size, scale)
     if placing.antialias:
         return place(image, size, scale, left, top, placing)
-    # As in Darknet, the placed size is rounded to full pixels, so the scales of the two sides differ.
+    # As in Darknet, the resized image has a rounded size, so the scales of the two sides differ.
     inner = scaled(height, scale), scaled(width, scale)
     patch, where = stretched(image, inner, placing)
     return paste(patch, (left, top), size, placing), replace(where, left=float(left), top=float(top))
@@ -128,7 +127,7 @@ def whole(
     within: tuple[int, int] | None = None,
     placing: Placing = USUAL,
 ) -> tuple[Tensor, Letterbox]:
-    """Fit the whole image (3, h, w) into the network's input, by :func:`letterbox` or :func:`stretched`.
+    """Fit the whole image (3, h, w) into the network's input with :func:`letterbox` or :func:`stretched`.
 
     Returns:
         The input, uint8 (3, H, W), and the placement.
@@ -139,7 +138,7 @@ def whole(
 
 
 def stretched(image: Tensor, size: tuple[int, int], placing: Placing = USUAL) -> tuple[Tensor, Letterbox]:
-    """Stretch the whole image (3, h, w) to the size of the network's input, as Darknet does by default.
+    """Stretch the whole image (3, h, w) to the size of the network's input, which is Darknet's default.
 
     Returns:
         The input, uint8 (3, H, W), and the placement.
@@ -154,22 +153,23 @@ def stretched(image: Tensor, size: tuple[int, int], placing: Placing = USUAL) ->
 
 
 def fit(height: int, width: int, size: tuple[int, int]) -> float:
-    """Return the largest scale at which an image of ``height`` × ``width`` pixels fits into ``size``."""
+    """Return the largest scale with which an image of ``height`` × ``width`` pixels fits into ``size``."""
     return min(size[0] / height, size[1] / width)
 
 
 def centered(height: int, width: int, size: tuple[int, int], scale: float) -> tuple[int, int]:
-    """Return the offsets (left, top) in whole pixels that center the scaled image; they may be negative."""
+    """Return the offset (left, top) that centers the scaled image, in whole pixels; it may be negative."""
     return (size[1] - scaled(width, scale)) // 2, (size[0] - scaled(height, scale)) // 2
 
 
 def place(
     image: Tensor, size: tuple[int, int], scale: float, left: int, top: int, placing: Placing = USUAL
 ) -> tuple[Tensor, Letterbox]:
-    """Scale an image (3, h, w), and paste it at (left, top) on the gray input, cropped to the input.
+    """Scale an image (3, h, w), paste it at (left, top) on the gray input, and crop it to the input.
 
-    If the image extends beyond the left or top edge, the returned offsets differ by less than a pixel from
-    ``left`` and ``top``: only the visible part is resized, and its corner is placed at an integer pixel.
+    Only the visible part is resized, and its corner is placed at a whole pixel. Therefore, if the image
+    extends beyond the left or top edge, the returned offset differs from ``left`` and ``top`` by less than a
+    pixel.
 
     Returns:
         The input, uint8 (3, H, W), and the placement.
@@ -187,7 +187,8 @@ def visible_part(
     """Crop the part of an image (3, h, w) that :func:`place` shows.
 
     Returns:
-        The part to scale, a view (3, h', w'); the input pixel (x, y) of its top left corner; the placement.
+        The part to scale (3, h', w'), which is a view; the position (x, y) of its top left corner on the
+        input; and the placement.
     """
     height, width = image.shape[-2:]
     x0, x1, x = _visible(width, size[1], scale, left)
@@ -197,7 +198,7 @@ def visible_part(
 
 
 def paste(patch: Tensor, corner: tuple[int, int], size: tuple[int, int], placing: Placing = USUAL) -> Tensor:
-    """Paste a patch (3, h, w) on a gray input, uint8 (3, H, W), of the same memory format."""
+    """Paste a patch (3, h, w) on a new gray input, uint8 (3, H, W), of the same memory format."""
     if patch.is_contiguous():
         canvas = torch.full((3, *size), placing.gray, dtype=torch.uint8)
     else:
@@ -216,12 +217,12 @@ def lay(canvas: Tensor, patch: Tensor, corner: tuple[int, int]) -> None:
 
 
 def in_source(where: Letterbox, reduced: int, source: tuple[int, int] | None) -> Letterbox:
-    """Convert the placement of an image decoded at a reduced size to the placement of its source.
+    """Convert the placement of an image that was decoded at a reduced size to the placement of its source.
 
     Args:
         where: the placement of the reduced image.
-        reduced: pixels of the source per pixel of the image.
-        source: (H, W) of the source in pixels; None if it was not reduced.
+        reduced: factor by which the image was reduced.
+        source: (H, W) of the source in pixels; None if the image was not reduced.
     """
     if reduced == 1 or source is None:
         return where
@@ -229,7 +230,7 @@ def in_source(where: Letterbox, reduced: int, source: tuple[int, int] | None) ->
 
 
 def to_input(boxes: Tensor, letterbox: Letterbox) -> Tensor:
-    """Convert xyxy boxes of shape (…, 4) from source pixels to input pixels, without clipping."""
+    """Convert boxes (…, 4), xyxy, from source pixels to input pixels, without clipping."""
     placed = boxes * letterbox.scale
     if letterbox.stretch != (1.0, 1.0):
         placed = placed * placed.new_tensor(letterbox.stretch * 2)
@@ -237,7 +238,7 @@ def to_input(boxes: Tensor, letterbox: Letterbox) -> Tensor:
 
 
 def to_source(boxes: Tensor, letterbox: Letterbox) -> Tensor:
-    """Convert xyxy boxes of shape (…, 4) from input pixels to source pixels, without clipping."""
+    """Convert boxes (…, 4), xyxy, from input pixels to source pixels, without clipping."""
     lifted = torch.empty_like(boxes)
     x, y = (letterbox.scale * factor for factor in letterbox.stretch)
     lifted[..., 0::2] = (boxes[..., 0::2] - letterbox.left) / x
@@ -246,7 +247,7 @@ def to_source(boxes: Tensor, letterbox: Letterbox) -> Tensor:
 
 
 def clipped(boxes: Tensor, letterbox: Letterbox) -> Tensor:
-    """Clip xyxy boxes of shape (…, 4), in source pixels, to the source image."""
+    """Clip boxes (…, 4), xyxy in source pixels, to the source image."""
     inside = torch.empty_like(boxes)
     inside[..., 0::2] = boxes[..., 0::2].clamp(0, letterbox.width)
     inside[..., 1::2] = boxes[..., 1::2].clamp(0, letterbox.height)
@@ -254,20 +255,20 @@ def clipped(boxes: Tensor, letterbox: Letterbox) -> Tensor:
 
 
 def _visible(side: int, input_side: int, scale: float, offset: int) -> tuple[int, int, int]:
-    """Return the visible range [first, last) of one side, and the input pixel at which to paste it.
+    """Return the visible range [first, last) of one side, and the position on the input to paste it at.
 
-    A margin as wide as the filter is added on both sides, so that the crop has no visible edge.
+    A margin as wide as the filter is added at both ends, so that the crop has no visible edge.
     """
     margin = 2 + math.ceil(1 / scale)
     first = max(0, math.floor(-offset / scale) - margin)
     last = min(side, math.ceil((input_side - offset) / scale) + margin)
-    # A shift can move a small image off the input; then one pixel is resized and cropped away.
+    # A shift can move a small image off the input. Then one pixel is resized and cropped away.
     first, last = min(first, side - 1), max(last, 1)
     return first, max(last, first + 1), round(offset + first * scale)
 
 
 def resized(image: Tensor, scale: float, placing: Placing = USUAL) -> Tensor:
-    """Scale an image, uint8 (3, h, w), by exactly ``scale``; round its size down to at least one pixel."""
+    """Scale an image, uint8 (3, h, w), by an exact factor; its size is rounded down, but at least 1."""
     if scale == 1.0:
         return image
     new = [scaled(side, scale) for side in image.shape[-2:]]
@@ -280,13 +281,10 @@ def resized(image: Tensor, scale: float, placing: Placing = USUAL) -> Tensor:
 
 
 def _rows_first(image: Tensor) -> Tensor:
-    """Convert an image, uint8 (3, h, w), to channels-last (1, 3, h, w), which PyTorch resizes twice as fast.
-
-    The order of the steps matters: PyTorch does not recognize the layout of ``image[None]``.
-    """
+    """Convert an image to channels-last (``image[None]`` would not), which PyTorch resizes twice as fast."""
     return image.permute(1, 2, 0).contiguous()[None].permute(0, 3, 1, 2)
 
 
 def scaled(side: int, scale: float) -> int:
-    """Return a side's length in pixels after scaling: rounded down, but at least 1."""
+    """Return the scaled length of a side in pixels, rounded down, but at least 1."""
     return max(1, int(side * scale * _NUDGE))

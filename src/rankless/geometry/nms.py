@@ -16,13 +16,13 @@ from torch import Tensor
 
 from rankless.geometry.boxes import distance, iou, pairwise_iou
 
-# Darknet's beta_nms in all its published networks.
+# The value of beta_nms in all published Darknet networks.
 _BETA = 0.6
 # Number of rows of the comparison matrix to compute at once.
 _ROWS = 128
 # With more boxes than this, torchvision processes class by class instead of all classes at once.
 _MANY = {"cpu": 1000, "cuda": 25_000}
-# Libraries with torchvision's operators: since version 0.29, and before.
+# The library with torchvision's operators since version 0.29, and before.
 _OPERATORS = ("_C_stable.so", "_C.so")
 
 
@@ -37,17 +37,17 @@ def nms(
 ) -> Tensor:
     """Select boxes by non-maximum suppression.
 
-    Starting with the best one, each selected box removes the boxes that are too similar to it. Boxes with
-    equal scores rank in the given order.
+    In order of score, each selected box removes all later boxes that are too similar to it. Boxes with equal
+    scores keep their order.
 
     Args:
         boxes: xyxy in pixels, (N, 4).
-        scores: the boxes' scores, (N,), with the dtype of ``boxes``.
+        scores: scores of the boxes, (N,), with the dtype of ``boxes``.
         labels: class ids, (N,).
-        kind: similarity of two boxes: ``iou``, or ``diou``, which is IoU - (d²/c²)^0.6 with the distance d of
-            the centers and the hull's diagonal c (Zheng et al., 2020; Darknet's ``greedynms``).
-        threshold: a box is removed if its similarity to a better box exceeds this.
-        class_agnostic: compare boxes of all classes instead of only the same class.
+        kind: similarity measure: ``iou``, or ``diou``, which is IoU - (d²/c²)^0.6 with the distance d between
+            the centers and the diagonal c of the enclosing box (Zheng et al., 2020; Darknet's ``greedynms``).
+        threshold: similarity to a better box above which a box is removed.
+        class_agnostic: whether boxes of different classes are compared.
 
     Returns:
         Indices of the selected boxes, best first, (K,) int64.
@@ -65,7 +65,7 @@ def nms(
 
 
 def best_first(scores: Tensor, count: int) -> Tensor:
-    """Return the indices of the ``count`` best ``scores`` (N,), best first; ties keep the given order."""
+    """Return the indices of the ``count`` highest scores (N,), best first. Equal scores keep their order."""
     if len(scores) > count:
         # Sorting several hundred thousand scores would take longer than the network itself.
         worst = scores.topk(count).values[-1]
@@ -79,7 +79,7 @@ def best_first(scores: Tensor, count: int) -> Tensor:
 
 @cache
 def _torchvision_nms() -> Callable[[Tensor, Tensor, float], Tensor]:
-    """Load torchvision's operator without importing torchvision, which takes as long as importing PyTorch."""
+    """Load torchvision's operator without importing torchvision, which is as slow as importing PyTorch."""
     package = find_spec("torchvision")
     if package and package.origin and "torchvision" not in sys.modules:
         libraries = (Path(package.origin).with_name(name) for name in _OPERATORS)
@@ -97,8 +97,7 @@ def _by_class(boxes: Tensor, scores: Tensor, labels: Tensor, threshold: float) -
         return labels
     run = _torchvision_nms()
     if len(boxes) <= _MANY.get(boxes.device.type, _MANY["cuda"]):
-        # Shifted apart, no two classes overlap. Boxes may extend a million pixels beyond the image, which
-        # float32 would round.
+        # The offsets separate the classes. float32 would round boxes that extend far beyond the image.
         wide = boxes.double()
         offsets = labels.double() * (wide.max() - wide.min() + 1)
         return run(wide + offsets[:, None], scores.double(), threshold)
@@ -110,7 +109,7 @@ def _by_class(boxes: Tensor, scores: Tensor, labels: Tensor, threshold: float) -
 
 
 def _greedy(boxes: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """Return the indices of the boxes that DIoU-NMS selects from boxes sorted by score."""
+    """Return the indices of the boxes that DIoU-NMS selects, given boxes sorted by score."""
     if not len(boxes):
         return labels
     # Sort by class, so that a block of rows is compared only with the columns of its own classes.
@@ -122,7 +121,7 @@ def _greedy(boxes: Tensor, labels: Tensor, threshold: float) -> Tensor:
         rows, rest = slice(start, stop), slice(start, int(ends[stop - 1]))
         near = pairwise_iou(boxes[rows], boxes[rest]) > threshold
         first, second = (near & (labels[rows, None] == labels[rest])).triu(1).nonzero(as_tuple=True)
-        # The distance only reduces the similarity, so only the few pairs with a large IoU can be similar.
+        # The distance reduces the similarity, so only the few pairs with a large IoU can be similar.
         a, b = boxes[first + start], boxes[second + start]
         similar = iou(a, b) - distance(a, b).pow(_BETA) > threshold
         pairs.append(torch.stack((first[similar], second[similar])) + start)

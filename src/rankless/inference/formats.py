@@ -1,6 +1,6 @@
-"""Write predictions in several formats, from the journal, after the prediction has ended.
+"""Write the predictions in the journal in several formats.
 
-Each writer reads the entries once or twice and keeps none in memory.
+The writers read the entries once or twice, and keep none of them in memory.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ KINDS = (
 
 
 def kinds_named(save: Sequence[str]) -> frozenset[str]:
-    """Check the names of the kinds of files to write, and return them as a set."""
+    """Return the values of ``--save`` as a set.
+
+    Raises:
+        UserError: a value is unknown, or there are none.
+    """
     if unknown := [name for name in save if name not in KINDS]:
         raise UserError(
-            f"--save has '{printable(name)}': expected {one_of(KINDS)}{nearest(name, KINDS)}"
+            f"--save contains '{printable(name)}'; expected {one_of(KINDS)}{nearest(name, KINDS)}"
             for name in unknown
         )
     if not save:
-        raise UserError(f"--save is empty: expected some of {', '.join(KINDS)}")
+        raise UserError(f"--save is empty; expected one or more of {', '.join(KINDS)}")
     return frozenset(save)
 
 
@@ -39,8 +43,8 @@ class Entry(NamedTuple):
     """The predictions for one image.
 
     Attributes:
-        stem: name of the image's files, without extension; for a video frame, it includes the frame's number.
-        image: the image's object in ``predictions.json``.
+        stem: name of the files for the image, without extension; it includes the number of a video frame.
+        image: the object for the image in ``predictions.json``.
     """
 
     stem: str
@@ -48,7 +52,7 @@ class Entry(NamedTuple):
 
 
 Entries = Callable[[], Iterator[Entry]]
-"""A function that returns an iterator over all entries, from the first."""
+"""A function that returns a new iterator over all entries."""
 
 
 def write_json(entries: Entries, file: Path) -> None:
@@ -58,13 +62,13 @@ def write_json(entries: Entries, file: Path) -> None:
 
 
 def write_jsonl(entries: Entries, file: Path) -> None:
-    """Write JSON Lines: one line with a JSON object per image."""
+    """Write JSON Lines, with one object per image."""
     with file.open("w", encoding="utf-8") as out:
         out.writelines(f"{json.dumps(entry.image)}\n" for entry in entries())
 
 
 def write_coco_images(entries: Entries, file: Path, class_names: Sequence[str]) -> None:
-    """Write COCO's images and categories, without annotations; see :func:`image_ids`."""
+    """Write the images and categories in COCO's format, without annotations."""
     categories = [{"id": number, "name": name} for number, name in enumerate(class_names, 1)]
     images = (
         {
@@ -81,7 +85,7 @@ def write_coco_images(entries: Entries, file: Path, class_names: Sequence[str]) 
 
 
 def write_coco_results(entries: Entries, file: Path) -> None:
-    """Write a list of results for COCO's evaluation; ``bbox`` is x, y, width, height in pixels."""
+    """Write the detections in COCO's format for results."""
     results = (
         {
             "image_id": number,
@@ -98,7 +102,7 @@ def write_coco_results(entries: Entries, file: Path) -> None:
 
 
 def image_ids(entries: Entries) -> Iterator[tuple[int, Entry]]:
-    """Yield entries with COCO ids: the file names if they are distinct numbers, otherwise numbers from 1."""
+    """Yield all entries with COCO ids: the file names if they are distinct numbers, otherwise 1, 2, 3 …"""
     seen: set[int] = set()
     numbered = True
     for entry in entries():
@@ -112,7 +116,7 @@ def image_ids(entries: Entries) -> Iterator[tuple[int, Entry]]:
 
 
 def yolo_text(image: dict[str, Any]) -> str:
-    """Return one line per box: class, then center x and y, width and height as fractions of the image."""
+    """Return one line per box: the class, then center x, center y, width and height relative to the image."""
     width, height = image["width"], image["height"]
     return "".join(
         f"{found['label']} {(x1 + x2) / 2 / width:.6f} {(y1 + y2) / 2 / height:.6f} "
@@ -128,7 +132,7 @@ def yolo_names(class_names: Iterable[str]) -> str:
 
 
 def voc_xml(image: dict[str, Any]) -> bytes:
-    """Return an image's Pascal VOC annotation. Characters that XML does not allow become U+FFFD."""
+    """Return the Pascal VOC annotation of an image, with U+FFFD for characters that XML does not allow."""
     objects = (
         VocObject(NOT_XML.sub("\ufffd", found["name"]), tuple(found["box"]), difficult=False)
         for found in image["detections"]
@@ -138,7 +142,7 @@ def voc_xml(image: dict[str, Any]) -> bytes:
 
 
 def write_csv(entries: Entries, file: Path) -> None:
-    """Write a CSV table with a row per object, or per reported class of a classified image."""
+    """Write a CSV table with one row per object, or per class of a classified image."""
     head = ["source", "frame", "time", "label", "name", "score"]
     with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as out:
         rows = csv.writer(out)
@@ -151,7 +155,7 @@ def write_csv(entries: Entries, file: Path) -> None:
 
 
 def write_counts(entries: Entries, file: Path, class_names: Sequence[str]) -> None:
-    """Write a table with a row per image: the number of objects in total and per class."""
+    """Write a CSV table with one row per image: the number of objects in total and per class."""
     with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as out:
         rows = csv.writer(out)
         rows.writerow(["source", "frame", "time", "total", *class_names])
@@ -165,7 +169,6 @@ def write_counts(entries: Entries, file: Path, class_names: Sequence[str]) -> No
 
 
 def _write_list(out: TextIO, items: Iterable[Any], end: str = "") -> None:
-    """Write a JSON list with one item per line, followed by ``end``."""
     out.write("[")
     for number, item in enumerate(items):
         out.write((",\n" if number else "\n") + json.dumps(item))

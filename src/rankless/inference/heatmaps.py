@@ -1,7 +1,7 @@
-"""Draw heat maps over images: for a detector, the best score in every cell.
+"""Compute the heat maps of detectors, and draw heat maps over images.
 
-A cell's score is the best score of any candidate box centered in it, before any box is discarded. For a
-head with objectness, the score is objectness times class probability.
+The heat map of a detector shows, in each cell, the highest score of the candidate boxes centered there,
+before any box is discarded.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from rankless.geometry.letterbox import to_source
 from rankless.structures import Letterbox
 
 CELL = 8
-"""Width and height of a cell in pixels of the network's input: the finest stride of the heads."""
+"""Width and height of a cell in input pixels, which is the finest stride of the heads."""
 
 
 def heat(boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return the best score in each cell, float32 (H / 8, W / 8), on the CPU.
+    """Return the highest score in each cell, float32 (H / 8, W / 8), on the CPU.
 
     Args:
-        boxes: candidates xyxy in pixels of the input, (P, 4).
-        scores: best score of each candidate among the chosen classes, 0..1, (P,).
-        size: the input's (H, W).
+        boxes: candidates, xyxy in input pixels, (P, 4).
+        scores: highest score of each candidate among the selected classes, in 0..1, (P,).
+        size: (H, W) of the input in pixels.
     """
     rows, columns = size[0] // CELL, size[1] // CELL
     centers = (boxes[:, :2] + boxes[:, 2:]) / 2 / CELL
@@ -38,12 +38,12 @@ def heat(boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def in_image(heat: Tensor, letterbox: Letterbox, size: tuple[int, int]) -> Pixels:
-    """Return the heat map resampled to the image's pixels, uint8 (H, W), without the input's margin.
+    """Resample a heat map of the input to the pixels of the image, uint8 (H, W).
 
     Args:
-        heat: heat map over the input, (h, w), 0..1.
+        heat: heat map of the input, in 0..1, (h, w).
         letterbox: placement of the image on the input.
-        size: the input's (H, W).
+        size: (H, W) of the input in pixels.
     """
     corner = to_source(torch.zeros(1, 4), letterbox)[0, :2].tolist()
     far = to_source(torch.tensor([[0.0, 0.0, float(size[1]), float(size[0])]]), letterbox)
@@ -57,7 +57,7 @@ def in_image(heat: Tensor, letterbox: Letterbox, size: tuple[int, int]) -> Pixel
 
 
 def overlaid(image: Pixels, level: Pixels) -> Image.Image:
-    """Return the darkened image (H, W, 3) with the heat map (H, W) over it: dark at 0, yellow at 255."""
+    """Draw a heat map (H, W) over a darkened image (H, W, 3); 0 is dark, and 255 is yellow."""
     from matplotlib import colormaps
 
     table: Any = (colormaps["inferno"](np.arange(256))[:, :3] * 255).round().astype(np.float32)

@@ -21,12 +21,12 @@ from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.sources import SCENES
 
 ImageLike = str | os.PathLike[str] | Image.Image | NDArray[Any] | Tensor
-"""One image: a path or a built-in scene; a PIL image; uint8 RGB (H, W, 3) or gray (H, W) in NumPy; a tensor
-(3, H, W) or (1, H, W), uint8 or floats in 0..1."""
+"""One image: a path, a built-in scene, a PIL image, a NumPy array (uint8 RGB (H, W, 3) or gray (H, W)), or a
+tensor (3, H, W) or (1, H, W) of uint8 or floats in 0..1."""
 
 _EXPECTED = (
-    "expected a path, a PIL image, a NumPy array uint8 (H, W, 3) or (H, W), or a tensor (3, H, W), uint8 or "
-    "floats in 0..1"
+    "expected a path, a PIL image, a NumPy array of uint8 (H, W, 3) or (H, W), or a tensor (3, H, W) of "
+    "uint8 or floats in 0..1"
 )
 
 
@@ -36,7 +36,7 @@ def file_source(name: str) -> Source:
 
 
 def read(name: str, finder: Finder) -> tuple[Tensor, Decoded]:
-    """Read an image. Return it, uint8 (3, H, W), and a copy for the network, reduced as in training."""
+    """Return an image, uint8 (3, H, W), and a copy for the network that is reduced as in training."""
     scene = SCENES.fullmatch(name)
     if scene is None or Path(name).exists():
         image = image_file.read(Path(name))
@@ -49,11 +49,9 @@ def read(name: str, finder: Finder) -> tuple[Tensor, Decoded]:
 
 
 def source_of(image: ImageLike, number: int) -> Source:
-    """Return the source of an image of any kind.
+    """Return the source of an image of any type in :data:`ImageLike`.
 
-    Args:
-        image: see :data:`ImageLike`.
-        number: index of the image, from 0, for messages.
+    ``number`` is the index of the image, for messages.
     """
     if isinstance(image, str | os.PathLike):
         return file_source(os.fspath(image))
@@ -62,12 +60,12 @@ def source_of(image: ImageLike, number: int) -> Source:
 
 
 def whole(image: Tensor) -> Decoded:
-    """Wrap an image (3, H, W) as one that was decoded at full size."""
+    """Wrap an image (3, H, W) of full size."""
     return Decoded(image, 1, (image.shape[-2], image.shape[-1]))
 
 
 def reduced(image: Tensor, finder: Finder) -> tuple[Tensor, Decoded]:
-    """Return the image, and a copy for the network, reduced by the factor used for files of this size."""
+    """Return an image, and a copy for the network that is reduced like a file of the same size."""
     height, width = image.shape[-2:]
     factor = 1 if isinstance(finder, CustomFinder) else finder.shown.reduction(height, width)
     if factor == 1:
@@ -93,7 +91,7 @@ def _tensor(image: Any, where: str) -> Tensor:
     else:
         raise UserError(f"{where}: is {type(image).__name__}; {_EXPECTED}")
     if 0 in tensor.shape:
-        raise UserError(f"{where}: has no pixels: its shape is {tuple(image.shape)}; {_EXPECTED}")
+        raise UserError(f"{where}: has no pixels, because its shape is {tuple(image.shape)}; {_EXPECTED}")
     return tensor
 
 

@@ -1,7 +1,7 @@
-"""The journal of a prediction: one line per image on disk, so that a killed prediction can continue.
+"""The journal of a prediction, a file with one line per image, so that a killed prediction can be resumed.
 
-The file is in the output folder while the prediction runs. At the end, all formats are written from it and it
-is unlinked; an open :class:`Journal` can still read it.
+The file is in the output folder while the prediction runs. At the end, all formats are written from it, and
+it is unlinked. An open :class:`Journal` can still read it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ _AT_ONCE = 1 << 20  # bytes
 
 
 class Journal(Sequence[Entry]):
-    """The entries of all images, in order; each is read from disk on demand.
+    """A sequence of the entries of all images, each of which is read from disk on demand.
 
     Args:
         folder: the output folder, which exists.
-        asked: options of the prediction, which must be unchanged when it is resumed.
-        resume: continue the existing journal.
+        asked: options of the prediction, which must not change when it is resumed.
+        resume: whether to continue an existing journal.
 
     Attributes:
-        failed: source and reason of each image that could not be read.
-        done: sources already finished when the journal was opened; a video is finished after its last frame.
+        failed: source and reason for each image that could not be read.
+        done: sources that were finished when the journal was opened; a video is finished after its last
+            frame.
     """
 
     def __init__(self, folder: Path, asked: Mapping[str, Any], *, resume: bool) -> None:
@@ -46,11 +47,11 @@ class Journal(Sequence[Entry]):
             self._file = os.open(self.path, flags, 0o666)
         except OSError as error:
             raise UserError(
-                f"--out {self.path}: cannot be written: {error.strerror}; give another folder"
+                f"--out {self.path}: cannot be written: {error.strerror}; use another folder"
             ) from error
         weakref.finalize(self, os.close, self._file)
         if resume:
-            self._go_on(head)
+            self._read_existing(head)
         else:
             self._append(head)
 
@@ -69,7 +70,7 @@ class Journal(Sequence[Entry]):
         self._append({"ended": source, "files": list(files)})
 
     def remove(self) -> None:
-        """Unlink the journal's file; this object can still read the entries."""
+        """Unlink the file; this object can still read the entries."""
         self.path.unlink(missing_ok=True)
 
     def __len__(self) -> int:
@@ -107,13 +108,12 @@ class Journal(Sequence[Entry]):
                 raise OSError(0, "the disk is full")
         except OSError as error:
             raise UserError(
-                f"{self.path}: cannot be written: {error.strerror}; free some space, and continue with "
-                "--resume"
+                f"{self.path}: cannot be written: {error.strerror}; free some space and add --resume to "
+                "continue"
             ) from error
         self._end += len(line)
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield each complete line with its offset in bytes."""
         at, rest = 0, b""
         while part := os.pread(self._file, _AT_ONCE, at + len(rest)):
             *lines, rest = (rest + part).split(b"\n")
@@ -121,8 +121,8 @@ class Journal(Sequence[Entry]):
                 yield at, line
                 at += len(line) + 1
 
-    def _go_on(self, head: Mapping[str, Any]) -> None:
-        """Read the existing lines; drop an incomplete last line and the frames of an unfinished video."""
+    def _read_existing(self, head: Mapping[str, Any]) -> None:
+        """Read the existing lines, and drop an incomplete last line and the frames of an unfinished video."""
         video_start, failed_before = None, 0
         for number, (start, line) in enumerate(self._lines()):
             try:
@@ -157,31 +157,31 @@ def _entry(row: Mapping[str, Any]) -> Entry:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Check whether ``folder`` contains a prediction that was stopped before it finished."""
+    """Check whether a folder contains an unfinished prediction."""
     return (folder / NAME).is_file()
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Raise an error if ``folder`` contains an unfinished prediction."""
+    """Raise an error if a folder contains an unfinished prediction."""
     if is_unfinished(folder):
         raise UserError(
-            f"--out {folder}: contains an unfinished prediction; add --resume to continue, or "
-            "--force to start again"
+            f"--out {folder}: contains an unfinished prediction; add --resume to continue it, or --force to "
+            "start again"
         )
 
 
 def refuse_nothing_to_resume(folder: Path) -> None:
-    """Raise an error if ``folder`` has no unfinished prediction to continue."""
+    """Raise an error if a folder does not contain an unfinished prediction."""
     if not is_unfinished(folder):
-        raise UserError(f"--out {folder}: no unfinished prediction to continue; leave --resume out")
+        raise UserError(f"--out {folder}: contains no unfinished prediction to continue; remove --resume")
 
 
 def _refuse_another(path: Path, found: Mapping[str, Any], head: Mapping[str, Any]) -> None:
     if found.get("format") != head["format"]:
-        raise UserError(f"{path}: was written by another version of Rankless; start again with --force")
+        raise UserError(f"{path}: was written by another version of Rankless; add --force to start again")
     changed = [key for key in head if found.get(key) != head[key]]
     if changed:
         raise UserError(
             f"--resume: the prediction in {path.parent} was started with different {' and '.join(changed)}; "
-            "give the same command, or start again with --force"
+            "repeat the original command, or use --force to start again"
         )

@@ -1,8 +1,8 @@
-"""Write predictions as pre-annotations for Label Studio and CVAT, which a person only corrects.
+"""Write predictions as pre-annotations for Label Studio and CVAT.
 
-Label Studio's tasks contain boxes in percent of the image; their results fit the labeling interface in
-``label_studio_config.xml``. CVAT imports ``cvat.xml`` as "CVAT 1.1" into a task that has the same images.
-Both identify an image by its path relative to the folder that contains all images.
+Label Studio's tasks contain boxes in percent of the image, and fit the labeling interface in
+``label_studio_config.xml``. CVAT imports ``cvat.xml`` as "CVAT 1.1" into a task with the same images. Both
+identify an image by its path relative to the folder that contains all images.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from rankless.data.formats.voc_xml import NOT_XML
 from rankless.errors import counted
 
 Images = Callable[[], Iterator[dict[str, Any]]]
-"""A function that returns an iterator over the images' objects in ``predictions.json``, from the first."""
+"""A function that returns a new iterator over the objects in ``predictions.json``."""
 
 KINDS = {"label-studio", "cvat"}
 """The values of ``--save`` that write pre-annotations."""
 _FROM, _TO = "label", "image"
-_NO_FILE = "of a video, a stream or the built-in data, or inside shards or Parquet files"
+_NO_FILE = "from a video, a stream or the built-in data, or in shards or Parquet files"
 
 
 class Labeling:
     """The pre-annotations of one prediction.
 
     Args:
-        images: the predictions; they are written only for images that are files.
+        images: the predictions, which are written only for images that are files.
         class_names: names of the classes.
-        model: the model version that Label Studio shows.
+        model: the model version to show in Label Studio.
     """
 
     def __init__(self, images: Images, class_names: Sequence[str], model: str) -> None:
@@ -42,28 +42,29 @@ class Labeling:
 
     @cached_property
     def root(self) -> Path:
-        """The folder that holds all images."""
+        """The deepest folder that contains all images."""
         folders = {os.path.dirname(_absolute(image)) for image in filter(_is_file, self._every())}  # noqa: PTH120
         return Path(os.path.commonpath(folders)) if folders else Path.cwd()
 
     def notes(self, kinds: frozenset[str]) -> Iterator[str]:
-        """Yield sentences that explain how to import the files of ``kinds``."""
+        """Yield messages that explain how to import the files."""
         if "label-studio" in kinds:
             yield (
-                "label_studio.json is for a Label Studio with LABEL_STUDIO_LOCAL_FILES_SERVING_ENABLED=true, "
-                f"LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT={self.root.parent}, and local storage {self.root}"
+                "to import label_studio.json, start Label Studio with "
+                "LABEL_STUDIO_LOCAL_FILES_SERVING_ENABLED=true and "
+                f"LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT={self.root.parent}, and add the local storage "
+                f"{self.root}"
             )
         if kinds & KINDS and (left_out := sum(not _is_file(image) for image in self._every())):
             images = counted(left_out, "image is", "images are")
-            yield f"{images} {_NO_FILE}; the files for labeling omit such images"
+            yield f"{images} {_NO_FILE}, and therefore not in the files for labeling"
 
     def _images(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield each image's path relative to the root, and its predictions."""
         for image in filter(_is_file, self._every()):
             yield os.path.relpath(_absolute(image), self.root), image
 
     def write_tasks(self, file: Path) -> None:
-        """Write Label Studio's tasks: a JSON list with one task per line."""
+        """Write the tasks for Label Studio as a JSON list with one task per line."""
         with file.open("w", encoding="utf-8") as out:
             out.write("[")
             for number, (name, image) in enumerate(self._images()):
@@ -106,7 +107,7 @@ class Labeling:
         return {"data": {_TO: address}, "predictions": [prediction]}
 
     def write_interface(self, file: Path) -> None:
-        """Write the labeling interface for Label Studio, with the names that the tasks use."""
+        """Write the labeling interface for Label Studio."""
         view = ElementTree.Element("View")
         ElementTree.SubElement(view, "Image", name=_TO, value=f"${_TO}")
         tag, label = ("RectangleLabels", "Label")
@@ -160,11 +161,10 @@ def _absolute(image: dict[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return the text without characters that XML does not allow."""
     return NOT_XML.sub("\ufffd", text)
 
 
 def _save(root: ElementTree.Element, file: Path) -> None:
-    """Write XML in ASCII, without a declaration, because Label Studio refuses pasted text that has one."""
+    """Write XML in ASCII without a declaration, which Label Studio refuses in pasted text."""
     ElementTree.indent(root)
     file.write_bytes(ElementTree.tostring(root, "us-ascii", xml_declaration=False) + b"\n")

@@ -1,4 +1,4 @@
-"""Load a model for prediction: its weights and recipe, the devices, and one finder per device."""
+"""Load the weights and the recipe of a model, and build one predictor per device."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:  # imports torchvision, which detectors do not need
 
 Finder: TypeAlias = "BoxFinder | ClassFinder | CustomFinder"
 BATCH_ON_GPU = 16
-"""Default batch size on a GPU; on a CPU it is 1, or :data:`BATCH_OF_FUSED` if nobody waits for an image."""
+"""Default batch size on a GPU."""
 BATCH_OF_FUSED = 4
-"""Default batch size on a CPU for fused models: a call of a small layer costs as much as its arithmetic."""
+"""Default batch size on a CPU for fused models, whose small layers cost as much to call as to compute."""
 MOST_AT_ONCE = 4096
 
 
@@ -50,24 +50,24 @@ class PredictOptions:
 
     def __post_init__(self) -> None:
         if self.confidence is not None and not 0 <= self.confidence <= 1:
-            raise UserError(f"confidence is {self.confidence:g}: expected a number from 0 to 1")
+            raise UserError(f"confidence is {self.confidence:g}; expected a number from 0 to 1")
         if self.batch is not None and not 1 <= self.batch <= MOST_AT_ONCE:
             raise UserError(
-                f"batch is {self.batch}: expected a whole number of images from 1 to {MOST_AT_ONCE:,}"
+                f"batch is {self.batch}; expected a whole number of images from 1 to {MOST_AT_ONCE:,}"
             )
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A loaded model with one finder per device; finders compute the predictions.
+    """A loaded model.
 
     Attributes:
         path: the weights file.
-        recipe: the weights' recipe with the overrides and the resolved precision.
-        finders: one finder per device, all with the same weights.
-        devices: the finders' devices.
-        batch: number of images per call of a finder, for streams whose results should come at once.
-        patient_batch: number of images per call when all results are collected; a larger one may be faster.
+        recipe: the recipe of the weights, with the overrides and the resolved precision.
+        finders: one predictor per device, all with the same weights.
+        devices: the devices of the predictors.
+        batch: batch size for live sources, whose results should not be delayed.
+        patient_batch: batch size for all other sources.
     """
 
     path: Path
@@ -79,7 +79,7 @@ class Opened:
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        """Set this process's TF32 mode to the recipe's precision within the block."""
+        """Set the TF32 mode of this process to the recipe's precision within the block."""
         restore = set_tf32(self.recipe.precision == "tf32")
         try:
             yield
@@ -88,26 +88,26 @@ class Opened:
 
     @contextmanager
     def computing(self, number: int) -> Iterator[None]:
-        """Enable inference mode and the recipe's autocast for this thread and a finder within the block.
-
-        An image's result does not depend on the other images in its batch.
-        """
+        """Enable inference mode, autocast and batch-invariant kernels for a predictor within the block."""
         finder, device = self.finders[number], self.devices[number]
         with torch.inference_mode():
             if isinstance(finder, BoxFinder) and finder.fused and not is_limited():
-                yield  # the contexts below would intercept every call, which takes a quarter of a small model
+                yield  # the contexts below intercept every call, which adds a third to a small model's time
                 return
             with autocast(self.recipe.precision, device), batch_invariant(device):
                 yield
 
 
 def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], object]) -> Opened:
-    """Load the weights and build a finder on every device.
+    """Load the weights, and build one predictor per device.
 
     Args:
         target: a run directory (its best weights are used) or a weights file.
         asked: options of the prediction.
-        others: further checks; their errors are reported together with errors in the weights and devices.
+        others: further checks, whose errors are reported together with those in the weights and devices.
+
+    Raises:
+        UserError: there are no weights, or the options do not fit them. The error lists all problems.
     """
     *_, devices, (path, found) = check_all(
         *others,
@@ -117,7 +117,7 @@ def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], obje
     recipe = found.recipe
     recipe = replace(recipe, precision=resolve(recipe.precision, devices[0], recipe.cpu_isa))
     found = replace(found, recipe=recipe)
-    if recipe.task not in ("detect", "classify"):  # a user's code is not called from several threads
+    if recipe.task not in ("detect", "classify"):  # user code is not called from several threads
         devices = devices[:1]
     finders = [_finder(found, asked, device, str(path)) for device in devices]
     batch = asked.batch or (BATCH_ON_GPU if devices[0].type == "cuda" else 1)
@@ -129,7 +129,13 @@ def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], obje
 
 
 def devices_named(names: str | None) -> list[torch.device]:
-    """Parse devices such as ``cpu`` or ``cuda:0,cuda:1``; None means all GPUs, or else the CPU."""
+    """Parse devices such as ``cpu`` or ``cuda:0,cuda:1``.
+
+    None means all GPUs, or the CPU if there are none.
+
+    Raises:
+        UserError: a device cannot be used, or the devices are of different kinds.
+    """
     if names is None:
         count = 0 if os.environ.get("RANKLESS_CPU") else torch.cuda.device_count()
         return [torch.device("cuda", number) for number in range(count)] or [torch.device("cpu")]
@@ -147,12 +153,12 @@ def devices_named(names: str | None) -> list[torch.device]:
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).strip().splitlines()[0]
             problems.append(
-                f"device '{name}' cannot be used ({reason}); expected cpu, cuda, cuda:N, or several as in "
+                f"device '{name}' cannot be used ({reason}); expected cpu, cuda, cuda:N, or a list such as "
                 "cuda:0,cuda:1"
             )
     if len(kinds) > 1:
         problems.append(
-            f"device is '{names}': devices of different kinds round differently; give devices of one kind"
+            f"device is '{names}', but different kinds of devices round differently; use devices of one kind"
         )
     if problems:
         raise UserError(problems)
@@ -173,14 +179,13 @@ def _loaded(target: Path, task: type | str | None, overrides: Sequence[str]) -> 
 
 
 def _finder(loaded: weights.Weights, asked: PredictOptions, device: torch.device, source: str) -> Finder:
-    """Return a finder for the task that the weights were trained for."""
     task = loaded.recipe.task
     if task == "detect":
         return BoxFinder(loaded, asked.confidence, device, source, asked.classes)
     if asked.classes:
         raise UserError(
-            f"--classes is {','.join(map(str, asked.classes))}, which chooses among the boxes of a "
-            f"detector, but the task is '{printable(task)}'; leave --classes out"
+            f"--classes is {','.join(map(str, asked.classes))}, which selects the boxes of a detector, but "
+            f"the task is '{printable(task)}'; remove --classes"
         )
     if task == "classify":
         from rankless.inference.predict_classify import ClassFinder
@@ -188,7 +193,7 @@ def _finder(loaded: weights.Weights, asked: PredictOptions, device: torch.device
         return ClassFinder(loaded, asked.confidence or 0.0, device, source)
     if asked.confidence is not None:
         raise UserError(
-            f"--confidence is {asked.confidence:g}, but the task '{printable(task)}' decides itself which "
-            "results to report; leave --confidence out"
+            f"--confidence is {asked.confidence:g}, but the task '{printable(task)}' itself decides which "
+            "results to report; remove --confidence"
         )
     return CustomFinder(loaded, device, source)

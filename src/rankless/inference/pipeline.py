@@ -1,8 +1,8 @@
 """The prediction pipeline: threads read images ahead, devices compute batches, and results keep their order.
 
-At most a few batches are in memory, however many images there are. An image's result depends neither on its
-neighbors nor on the number of devices; on a GPU, where kernels are chosen by the shape of the batch, the last
-image is repeated until the batch is full.
+Only a few batches are in memory at a time. The result for an image depends neither on the other images nor on
+the number of devices. On a GPU, where the shape of the batch determines the kernels, the last batch is filled
+with copies of its last image.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Source(NamedTuple):
     """An image to predict on.
 
     Attributes:
-        name: the image's path or scene, or the video.
-        read: function that returns the image to draw on, uint8 (3, H, W), and the image for the network.
+        name: path of the image or video, or name of the scene.
+        read: function that returns the image to draw on, uint8 (3, H, W), and a copy for the network.
         frame: number of the frame in its video, from 0; None for an image.
-        time: time of the frame in seconds from the video's start; None for an image.
+        time: time of the frame in seconds from the start of the video; None for an image.
         position: index of the image or video among all sources.
     """
 
@@ -44,13 +44,13 @@ class Source(NamedTuple):
     position: int = 0
 
 
-class Answered(NamedTuple):
-    """A model's result for one image.
+class Outcome(NamedTuple):
+    """The result of a model for one image.
 
     Attributes:
-        source: the image's source.
+        source: source of the image.
         image: the image, uint8 (3, H, W); None if it could not be read.
-        answer: the finder's result; for a custom task, its prediction and drawing.
+        answer: result of the predictor; for a custom task, the prediction and the drawing.
         reason: why the image could not be read.
     """
 
@@ -68,13 +68,13 @@ class _Read(NamedTuple):
 
 
 def reading() -> int:
-    """Return the number of threads that read and draw."""
+    """Return the number of threads that read and draw images."""
     return min(usable_cores(), _MOST_THREADS)
 
 
 @contextmanager
 def threads() -> Iterator[Executor]:
-    """Yield a pool of threads that read and draw, and cancel its waiting tasks at the end."""
+    """Yield a pool of threads that read and draw images, and cancel its pending tasks at the end."""
     pool = ThreadPoolExecutor(reading(), "rankless-images")
     try:
         yield pool
@@ -85,13 +85,13 @@ def threads() -> Iterator[Executor]:
 def ordered(
     pool: Executor, function: Callable[[One], Other], items: Iterable[One], ahead: int
 ) -> Iterator[Other]:
-    """Call ``function`` on every item in threads, and yield the results in the order of the items.
+    """Call a function on every item in threads, and yield the results in the order of the items.
 
     Args:
         pool: the threads.
-        function: function to call in the threads; its error is raised when its result is due.
-        items: the function's arguments, which are consumed as results are requested.
-        ahead: maximum number of items to process before their results are requested.
+        function: function to call; an error is raised in place of its result.
+        items: arguments of the function, which are consumed as results are requested.
+        ahead: maximum number of items to process ahead.
     """
     waiting: deque[Future[Other]] = deque()
     for item in items:
@@ -102,8 +102,8 @@ def ordered(
         yield waiting.popleft().result()
 
 
-def answered(opened: Opened, sources: Iterable[Source], pool: Executor, size: int) -> Iterator[Answered]:
-    """Predict on every image in batches of ``size``, and yield the results in the order of the images."""
+def outcomes(opened: Opened, sources: Iterable[Source], pool: Executor, size: int) -> Iterator[Outcome]:
+    """Predict in batches of ``size`` images, and yield the results in the order of the images."""
     finder = opened.finders[0]
 
     def read(source: Source) -> _Read:
@@ -116,26 +116,26 @@ def answered(opened: Opened, sources: Iterable[Source], pool: Executor, size: in
     batches = _batched(ordered(pool, read, sources, size + reading()), size)
     if len(opened.finders) == 1:
         for batch in batches:
-            yield from _answers(opened, 0, batch)
+            yield from _predict_batch(opened, 0, batch)
         return
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(len(opened.finders)):
         free.put(number)
 
-    def on_a_free_device(batch: list[_Read]) -> list[Answered]:
+    def predict_on_free_device(batch: list[_Read]) -> list[Outcome]:
         number = free.get()
         try:
-            return _answers(opened, number, batch)
+            return _predict_batch(opened, number, batch)
         finally:
             free.put(number)
 
     with ThreadPoolExecutor(len(opened.finders), "rankless-devices") as devices:
-        for answers in ordered(devices, on_a_free_device, batches, 2 * len(opened.finders)):
+        for answers in ordered(devices, predict_on_free_device, batches, 2 * len(opened.finders)):
             yield from answers
 
 
 def _batched(items: Iterable[_Read], size: int) -> Iterator[list[_Read]]:
-    """Yield lists of ``size`` readable images each; unreadable images keep their positions between them."""
+    """Yield lists with ``size`` readable images each, and the unreadable images between them."""
     batch: list[_Read] = []
     for item in items:
         batch.append(item)
@@ -146,7 +146,7 @@ def _batched(items: Iterable[_Read], size: int) -> Iterator[list[_Read]]:
         yield batch
 
 
-def _answers(opened: Opened, number: int, batch: Sequence[_Read]) -> list[Answered]:
+def _predict_batch(opened: Opened, number: int, batch: Sequence[_Read]) -> list[Outcome]:
     finder, device = opened.finders[number], opened.devices[number]
     items = [one.item for one in batch if one.image is not None]
     with opened.computing(number):
@@ -156,6 +156,6 @@ def _answers(opened: Opened, number: int, batch: Sequence[_Read]) -> list[Answer
             found = finder.answers(items, opened.batch if device.type == "cuda" else 1) if items else []
     answers = iter(found)
     return [
-        Answered(one.source, one.image, None if one.image is None else next(answers), one.reason)
+        Outcome(one.source, one.image, None if one.image is None else next(answers), one.reason)
         for one in batch
     ]

@@ -1,13 +1,11 @@
 """Predict with a run or a weights file, and write annotated images and videos, and their results.
 
-Images are preprocessed as in evaluation; the detections in an image never depend on other images. Boxes are
-in pixels of the image after its EXIF rotation. In evaluation a box may have several classes, as is usual on
-COCO; here only its best class enters NMS, so a box never appears under its second class. Detectors are in
-:mod:`rankless.inference.predict_detect`, classifiers in :mod:`rankless.inference.predict_classify`, and
-custom tasks in :mod:`rankless.inference.predict_custom`.
+Images are preprocessed as in evaluation, and the result for an image never depends on other images. Boxes are
+in pixels of the image after its EXIF rotation. In evaluation, a box may have several classes, as usual on
+COCO. In prediction, a box has only its best class.
 
-Each image's result is recorded at once (:mod:`rankless.inference.journal`), so memory does not grow with the
-number of images, and a stopped prediction can be resumed.
+The result for each image is recorded immediately (:mod:`rankless.inference.journal`), so memory does not grow
+with the number of images, and a stopped prediction can be resumed.
 """
 
 from __future__ import annotations
@@ -53,29 +51,33 @@ def predict(
 
     Args:
         target: a run directory (its best weights are used) or a weights file.
-        sources: one or several: images, folders (searched with their subfolders), glob patterns, built-in
-            scenes such as ``digits:val:0-7``, video files, cameras such as ``webcam:0``, and streams such as
-            ``rtsp://…``.
-        out: a new or empty folder for the results; by default a new ``predictions``, ``predictions-2`` …
-        confidence: lowest score to keep, 0..1; by default 0.25 for detections and 0 for a classifier, which
+        sources: one or more images, folders (including subfolders), glob patterns, built-in scenes such as
+            ``digits:val:0-7``, video files, cameras such as ``webcam:0``, or streams such as ``rtsp://…``.
+        out: a new or empty folder for the results. By default, a new folder ``predictions``,
+            ``predictions-2`` … is created.
+        confidence: minimum score, 0..1. The default is 0.25 for detections, and 0 for a classifier, which
             reports its best five classes.
-        classes: names or ids of the classes to detect; all if empty.
-        device: a torch device, or several as in ``cuda:0,cuda:1``; all GPUs if there are any, else the CPU.
-        batch: batch size; by default 16 on a GPU, where it may change a score's last bits. On a CPU, where it
-            changes no bit, the default is 1, or 4 for Darknet's networks unless a source is live.
-        overrides: ``key=value``, changes to the recipe of the weights, as in ``evaluate.iou=0.5``.
+        classes: names or ids of the classes to detect; empty means all.
+        device: a torch device, or several such as ``cuda:0,cuda:1``. By default, all GPUs are used, or the
+            CPU if there are none.
+        batch: batch size. The default is 16 on a GPU, where it may change the last bits of a score. On a CPU,
+            where it changes no bits, the default is 1, or 4 for Darknet's networks without live sources.
+        overrides: changes to the recipe of the weights, ``key=value``, such as ``evaluate.iou=0.5``.
         save: kinds of results to write, from :data:`rankless.inference.formats.KINDS`.
-        force: allow an ``out`` that is not empty: results of an earlier call are replaced or removed, other
-            files stay unless a result has the same name (see :mod:`rankless.files.outputs`).
-        resume: continue the stopped prediction in ``out``; all other arguments must be unchanged.
-        task: your own task, as for :func:`rankless.train`; for safety, a task that is named only in the
-            weights' recipe is not run.
+        force: allow an ``out`` that is not empty. Results of an earlier call are replaced or removed. Other
+            files are kept unless a result has the same name (see :mod:`rankless.files.outputs`).
+        resume: continue the stopped prediction in ``out``. All other arguments must be unchanged.
+        task: your own task, as in :func:`rankless.train`. For safety, a task that only the recipe of the
+            weights names is not run.
         progress: show the progress on standard error.
+
+    Returns:
+        A report, which also lists the images that could not be read. If no image can be read, nothing is
+        written.
 
     Raises:
         UserError: there are no weights, a source has no images, the output folder cannot be used, or files in
-            it must not be replaced. The error lists all problems, and nothing is changed. Unreadable images
-            are not an error: the report lists them. If no image can be read, nothing is written.
+            it must not be replaced. The error lists all problems, and nothing is changed.
 
     Examples:
         >>> report = rankless.predict("runs/digits", ["digits:val:1000-1003"], out="found")
@@ -84,16 +86,16 @@ def predict(
     asked = PredictOptions(confidence, classes_of(classes), device, tuple(several(overrides)), task, batch)
     kinds, out = kinds_named(several(save)), None if out is None else Path(out)
     if resume and out is None:
-        raise UserError("--resume needs the folder of the stopped prediction; name it with --out")
+        raise UserError("--resume needs the folder of the stopped prediction; add --out FOLDER")
     if resume and force:
-        raise UserError("--resume continues, and --force starts again; give only one of them")
+        raise UserError("--resume and --force cannot be combined; remove one of them")
     found: list[str] = []
 
-    def look() -> None:
+    def find_sources() -> None:
         found.extend(find(several(sources)))
         video.refuse_without_av([name for name in found if is_video(name)])
 
-    opened = open_finders(Path(target), asked, look)
+    opened = open_finders(Path(target), asked, find_sources)
     finder = opened.finders[0]
     saving.refuse_unfit(kinds, finder)
     for each in opened.finders:
@@ -115,6 +117,6 @@ def predict(
             progress=progress,
         )
         if out is None:
-            with suppress(OSError):  # fails for a folder with results; an empty one is removed
+            with suppress(OSError):  # remove the folder if it is empty
                 folder.rmdir()
         return report

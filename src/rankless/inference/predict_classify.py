@@ -1,4 +1,4 @@
-"""Predict with a trained classifier: report the five best classes, and draw the best one as a caption."""
+"""Predict the classes of images with a trained classifier."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rankless.data.datasets.builtin import DigitImages
 from rankless.data.datasets.classification_input import placement, shown_as
 from rankless.data.images.image_file import Decoded, Pixels, UnreadableImage
 from rankless.errors import UserError
+from rankless.inference.heatmaps import in_image
 from rankless.inference.results import BEST, ClassificationResult
 from rankless.models.checkpoints import weights
 from rankless.structures import Classification, ClassificationItem
@@ -22,14 +23,17 @@ from rankless.tasks.memory_check import refuse_giant_image
 
 
 def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
-    """Return each cell's evidence for the likeliest class (Grad-CAM), (B, h, w), float32 on the CPU.
+    """Compute heat maps of the evidence for the most likely class (Grad-CAM), float32 (B, h, w), on the CPU.
 
-    The highest value of an image is 1, or 0 if no cell is evidence for the class.
+    The highest value of each map is 1, or 0 if there is no evidence.
 
     Args:
         model: the classifier, in evaluation mode.
-        images: the network's input, (B, 3, H, W); it may come from inference mode.
+        images: the input of the network, (B, 3, H, W).
         source: the weights file, for messages.
+
+    Raises:
+        UserError: the network has no feature map before its head.
     """
     torch.clear_autocast_cache()  # weights cast in inference mode have no gradients
     with torch.inference_mode(False), torch.enable_grad():
@@ -38,8 +42,8 @@ def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
             best = model(copies).float().amax(1).sum()
         if not found:
             raise UserError(
-                f"--save includes heatmaps, but the network in {source} has no last feature map to draw them "
-                "from; expected a convolutional classifier; leave heatmaps out"
+                f"--save contains heatmaps, but the network in {source} has no feature map to compute them "
+                "from; expected a convolutional classifier; remove heatmaps from --save"
             )
         (slope,) = torch.autograd.grad(best, found[0])
     weights = slope.float().mean((2, 3), keepdim=True)
@@ -50,10 +54,7 @@ def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
 
 @contextmanager
 def _last_map(model: nn.Module, images: Tensor) -> Iterator[list[Tensor]]:
-    """Collect the last feature map of a forward pass within the block; the list is empty if there is none.
-
-    A network that ends with tokens, such as a vision transformer, has no last feature map.
-    """
+    """Yield a list that receives the last feature map, unless the network ends with tokens."""
     found: list[Tensor] = []
     height, width = images.shape[-2:]
 
@@ -63,7 +64,7 @@ def _last_map(model: nn.Module, images: Tensor) -> Iterator[list[Tensor]]:
         if output.dim() == 3:
             found.clear()
         if output.dim() == 4 and min(output.shape[-2:]) > 1:
-            # Keep maps with the input's aspect ratio, which channels-last outputs do not have.
+            # Only feature maps have the aspect ratio of the input, channels-last outputs do not.
             rows, columns = output.shape[-2:]
             if abs(rows * width - columns * height) <= width + height:
                 found[:] = [output]
@@ -75,11 +76,11 @@ def _last_map(model: nn.Module, images: Tensor) -> Iterator[list[Tensor]]:
 
 
 class ClassAnswer(NamedTuple):
-    """A classifier's result for one image.
+    """The result of a classifier for one image.
 
     Attributes:
         found: the probabilities.
-        heat: heat map of the likeliest class over the input, (h, w); None unless requested.
+        heat: heat map of the input for the most likely class, (h, w); None unless requested.
     """
 
     found: Classification
@@ -91,12 +92,12 @@ class ClassFinder:
 
     Args:
         loaded: the weights, with their recipe and class names.
-        confidence: lowest probability to report, 0..1.
+        confidence: minimum probability to report, 0..1.
         device: device to compute on.
         source: the weights file, for messages.
 
     Attributes:
-        heat: whether results include a heat map.
+        heat: whether to compute heat maps.
     """
 
     def __init__(self, loaded: weights.Weights, confidence: float, device: torch.device, source: str) -> None:
@@ -115,7 +116,7 @@ class ClassFinder:
         """Return an image of a digit from the built-in data, uint8 (3, H, W)."""
         digits = DigitImages(split)
         if index >= len(digits):
-            reason = f"the built-in data has the digits 0 to {len(digits) - 1} in '{split}'"
+            reason = f"the built-in data has only the digits 0 to {len(digits) - 1} in '{split}'"
             raise UnreadableImage(f"digits:{split}:{index}", reason)
         return digits.read(index)
 
@@ -124,30 +125,26 @@ class ClassFinder:
         return self.task.item(view.image)
 
     def answers(self, items: Sequence[ClassificationItem], batch: int) -> list[ClassAnswer]:
-        """Predict the classes of images; see :meth:`.predict_detect.BoxFinder.answers` for the arguments."""
+        """Predict the classes of images. For the arguments, see :meth:`.predict_detect.BoxFinder.answers`."""
         padded = self.task.collate([*items, *[items[-1]] * (batch - len(items))]).to(self.device)
         found = self.task.predict(self.model, padded)[: len(items)]
         if not self.heat:
             return [ClassAnswer(one) for one in found]
-        from rankless.inference.predict_classify import class_maps
-
         maps = class_maps(self.model, self.task.network_input(padded.images), self.source)
         return [ClassAnswer(one, heat) for one, heat in zip(found, maps, strict=False)]
 
     def best(self, answer: ClassAnswer) -> float:
-        """Return the probability of the likeliest class."""
+        """Return the probability of the most likely class."""
         return float(answer.found.log_probabilities.max().exp())
 
     def level(self, answer: ClassAnswer, image: Pixels) -> Pixels | None:
-        """Return the heat map, uint8 (H, W), of an image (H, W, 3), or None if it was not requested."""
-        from rankless.inference.heatmaps import in_image
-
+        """Return the heat map of an image (H, W, 3), uint8 (H, W), or None if it was not requested."""
         cropped = self.task.recipe.data.augment.crop < 1
         where = placement(image.shape[:2], self.task.size, cropped=cropped)
         return None if answer.heat is None else in_image(answer.heat, where, self.task.size)
 
     def result(self, answer: ClassAnswer, image: Pixels, source: str) -> ClassificationResult:
-        """Return the likeliest classes of an image (H, W, 3)."""
+        """Return the most likely classes of an image (H, W, 3)."""
         probabilities = answer.found.log_probabilities.exp()
         scores, labels = probabilities.sort(descending=True, stable=True)
         scores, labels = scores[:BEST], labels[:BEST]

@@ -1,4 +1,4 @@
-"""Predict with a custom task, which returns each image's result as a dict."""
+"""Predict with a custom task."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ _SCENE_SIZE = (256, 256)
 class CustomFinder:
     """A predictor that uses a trained custom task.
 
-    The task needs a method ``predict_image(model, image)``, which accepts an image, uint8 RGB (3, H, W) on
-    the CPU, and returns a dict for ``predictions.json``. Its optional method ``draw(image, prediction)``
-    returns the annotated image, uint8 RGB (3, h, w).
+    The task needs a method ``predict_image(model, image)``. It receives an image, uint8 RGB (3, H, W) on the
+    CPU, and returns a dict for ``predictions.json``. Optionally, a method ``draw(image, prediction)`` returns
+    the annotated image, uint8 RGB (3, h, w).
 
     Args:
-        loaded: the weights; their recipe contains the task that the user has chosen.
+        loaded: the weights, whose recipe names the task.
         device: device of the model.
         source: the weights file, for messages.
     """
 
     def __init__(self, loaded: weights.Weights, device: torch.device, source: str) -> None:
         self.name = printable(loaded.recipe.task)
-        with _users_code():
+        with _user_errors():
             self.task: Any = open_custom(loaded.recipe)
             if not callable(getattr(self.task, _METHOD, None)):
                 raise UserError(
-                    f"the task '{self.name}' has no method {_METHOD}(self, model, image): expected one that "
-                    "returns a dict about one image; add it (docs/own-task.md), or score the weights with: "
-                    "rankless evaluate"
+                    f"the task '{self.name}' has no method {_METHOD}(self, model, image), which returns a "
+                    "dict for one image; add it (see docs/own-task.md), or run `rankless evaluate` to score "
+                    "the weights"
                 )
             model = self.task.model()
         check_model(self.task, model)
@@ -56,8 +56,8 @@ class CustomFinder:
         return DigitScenes(split, index + 1, 0, _SCENE_SIZE).read(index).image
 
     def answer(self, image: Tensor) -> tuple[dict[str, Any], Image.Image | None]:
-        """Return the prediction for an image, uint8 (3, H, W), and its drawing (None without ``draw``)."""
-        with _users_code(), torch.inference_mode():
+        """Return the prediction for an image, uint8 (3, H, W), and the annotated image, if any."""
+        with _user_errors(), torch.inference_mode():
             prediction = self.task.predict_image(self.model, image)
             self._check(prediction)
             if not callable(getattr(self.task, "draw", None)):
@@ -82,14 +82,14 @@ class CustomFinder:
             json.dumps(prediction)
         except (TypeError, ValueError) as error:
             raise UserError(
-                f"{_METHOD}() of the task '{self.name}' returned something that JSON cannot represent "
+                f"{_METHOD}() of the task '{self.name}' returned a value that JSON cannot represent "
                 f"({error}); expected plain values; convert numbers with float(…)"
             ) from None
 
 
 @contextmanager
-def _users_code() -> Iterator[None]:
-    """Turn an error in the user's code within the block into a ``UserError`` that shows the failing lines."""
+def _user_errors() -> Iterator[None]:
+    """Convert errors in user code within the block to a ``UserError`` that shows the failing lines."""
     try:
         yield
     except UserError:

@@ -1,4 +1,4 @@
-"""Predict with a trained detector: boxes, each with its best class."""
+"""Detect objects in images with a trained detector."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rankless.data.images.image_file import Decoded, Pixels, Shown
 from rankless.errors import UserError, listed, nearest
 from rankless.geometry.letterbox import in_source, whole
 from rankless.hardware.precision import dtype_of
+from rankless.inference.heatmaps import heat, in_image
 from rankless.inference.results import DetectionResult
 from rankless.models.checkpoints import weights
 from rankless.models.detectors.protocol import Detector
@@ -28,13 +29,13 @@ _MOST = 100_000  # largest evaluate.detections that a recipe allows
 
 
 class Answer(NamedTuple):
-    """A detector's result for one image.
+    """The result of a detector for one image.
 
     Attributes:
-        found: detections in pixels of the image.
+        found: the detections, in pixels of the image.
         letterbox: placement of the image on the input.
-        best: the highest score, even if it is below the confidence.
-        heat: heat map, see :mod:`rankless.inference.heatmaps`; None unless requested.
+        best: the highest score, even if it is below the confidence threshold.
+        heat: heat map of the input (see :mod:`rankless.inference.heatmaps`); None unless requested.
     """
 
     found: Detections
@@ -48,14 +49,14 @@ class BoxFinder:
 
     Args:
         loaded: the weights, with their recipe and class names.
-        confidence: lowest score of the detections to return, 0..1; None means 0.25.
+        confidence: minimum score, 0..1; None means 0.25.
         device: device to compute on.
         source: the weights file, for messages.
-        classes: names or ids of the classes to find; all if empty.
+        classes: names or ids of the classes to detect; empty means all.
 
     Attributes:
-        fused: whether the model needs neither autocast nor other kernels, see :func:`fold_batch_norms`.
-        heat: whether results include a heat map.
+        fused: whether the model needs neither autocast nor other kernels; see :func:`fold_batch_norms`.
+        heat: whether to compute heat maps.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class BoxFinder:
 
     def scene(self, split: str, index: int) -> Tensor:
         """Return a scene from the built-in data, uint8 (3, H, W)."""
-        # As in training: validation scenes do not depend on the seed.
+        # As in training, validation scenes do not depend on the seed.
         seed = self.task.recipe.seed if split == "train" else 0
         return DigitScenes(split, index + 1, seed, SCENE_SIZE).read(index).image
 
@@ -100,25 +101,30 @@ class BoxFinder:
         """Detect the objects in images, each with its best class.
 
         Args:
-            items: items from :meth:`item`.
-            batch: minimum number of images to compute; shorter batches are filled with the last item.
+            items: results of :meth:`item`.
+            batch: minimum batch size; shorter batches are filled with copies of the last item.
         """
         padded = self.task.collate([*items, *[items[-1]] * (batch - len(items))]).to(self.device)
-        watched = _Watched(self.model)
-        found = self.task.predict(watched, padded)
-        decoded = [(boxes, scores[..., self.wanted or slice(None)]) for boxes, scores in watched.decoded]
+        recorder = _DecodingRecorder(self.model)
+        found = self.task.predict(recorder, padded)
+        decoded = [(boxes, scores[..., self.wanted or slice(None)]) for boxes, scores in recorder.decoded]
         best = [float(one.scores[0]) if len(one.scores) else 0.0 for one in found]
-        for _, scores in decoded:  # NaN is no score
+        for _, scores in decoded:  # max() ignores NaN as its second argument
             best = [max(*pair) for pair in zip(best, scores.flatten(1).amax(1).tolist(), strict=True)]
-        heat: list[Tensor | None] = [*self._heat(*decoded[0])] if self.heat else [None] * len(found)
+        maps: list[Tensor | None] = [None] * len(found)
+        if self.heat:  # without test-time augmentation
+            maps = [
+                heat(boxes, scores.amax(-1), self.task.size)
+                for boxes, scores in zip(*decoded[0], strict=True)
+            ]
         answers = [
             Answer(self._wanted(one), where, top, level)
-            for one, where, top, level in zip(found, padded.letterboxes, best, heat, strict=True)
+            for one, where, top, level in zip(found, padded.letterboxes, best, maps, strict=True)
         ]
         return answers[: len(items)]
 
     def best(self, answer: Answer) -> float:
-        """Return the highest score, even if it is below the confidence."""
+        """Return the highest score, even if it is below the confidence threshold."""
         return answer.best
 
     def result(self, answer: Answer, image: Pixels, source: str) -> DetectionResult:
@@ -137,17 +143,8 @@ class BoxFinder:
         )
 
     def level(self, answer: Answer, image: Pixels) -> Pixels | None:
-        """Return the heat map, uint8 (H, W), of an image (H, W, 3), or None if it was not requested."""
-        from rankless.inference.heatmaps import in_image
-
+        """Return the heat map of an image (H, W, 3), uint8 (H, W), or None if it was not requested."""
         return None if answer.heat is None else in_image(answer.heat, answer.letterbox, self.task.size)
-
-    def _heat(self, boxes: Tensor, scores: Tensor) -> list[Tensor]:
-        """Return each image's heat map, from the candidates without test-time augmentation."""
-        from rankless.inference.heatmaps import heat
-
-        best = scores.amax(-1)
-        return [heat(*one, self.task.size) for one in zip(boxes, best, strict=True)]
 
     def _wanted(self, found: Detections) -> Detections:
         if not self.wanted:
@@ -158,8 +155,8 @@ class BoxFinder:
         )
 
 
-class _Watched(nn.Module):
-    """A detector that remembers its decoded output."""
+class _DecodingRecorder(nn.Module):
+    """A detector that stores its decoded outputs."""
 
     def __init__(self, detector: nn.Module) -> None:
         super().__init__()
@@ -175,7 +172,11 @@ class _Watched(nn.Module):
 
 
 def chosen_classes(classes: Sequence[str | int], names: Sequence[str]) -> list[int]:
-    """Return the sorted ids of classes given by name or id."""
+    """Return the sorted ids of classes that are given by name or id.
+
+    Raises:
+        UserError: the model has no such class.
+    """
     labels, problems = [], []
     for given in classes:
         if given in names:
@@ -184,8 +185,8 @@ def chosen_classes(classes: Sequence[str | int], names: Sequence[str]) -> list[i
             labels.append(int(given))
         else:
             problems.append(
-                f"--classes has '{given}': expected names of the model's classes, {listed(names)}, or their "
-                f"numbers{nearest(str(given), names)}"
+                f"--classes contains '{given}'; expected names of the model's classes ({listed(names)}) or "
+                f"their numbers{nearest(str(given), names)}"
             )
     if problems:
         raise UserError(problems)

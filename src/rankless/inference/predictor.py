@@ -1,4 +1,4 @@
-"""Predict in Python programs, from images to typed results."""
+"""Predict in Python programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import UserError, counted, listed
 from rankless.inference.inputs import ImageLike, source_of
 from rankless.inference.model_loading import Opened, PredictOptions, open_finders
-from rankless.inference.pipeline import Source, answered, threads
+from rankless.inference.pipeline import Source, outcomes, threads
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.results import Result, Results
 
@@ -29,16 +29,18 @@ def load(
     device: str | None = None,
     batch: int | None = None,
 ) -> Predictor:
-    """Load a trained detector or classifier to predict with.
+    """Load a trained detector or classifier for prediction.
 
     Args:
         target: a run directory (its best weights are used) or a weights file.
-        overrides: ``key=value``, changes to the recipe of the weights, as in ``evaluate.iou=0.5``.
-        confidence: lowest score to keep, 0..1; by default 0.25 for detections.
-        classes: names or ids of the classes to detect; all if empty.
-        device: a torch device, or several as in ``cuda:0,cuda:1``; all GPUs if there are any, else the CPU.
-        batch: batch size; by default 16 on a GPU. On a CPU, where it changes no bit, the default is 1, or 4
-            for Darknet's networks in :meth:`Predictor.predict`, which returns all results together.
+        overrides: changes to the recipe of the weights, ``key=value``, such as ``evaluate.iou=0.5``.
+        confidence: minimum score, 0..1. The default is 0.25 for detections, and 0 for a classifier, which
+            reports its best five classes.
+        classes: names or ids of the classes to detect; empty means all.
+        device: a torch device, or several such as ``cuda:0,cuda:1``. By default, all GPUs are used, or the
+            CPU if there are none.
+        batch: batch size. The default is 16 on a GPU. On a CPU, where it changes no bits, the default is 1,
+            or 4 for Darknet's networks in :meth:`Predictor.predict`.
 
     Raises:
         UserError: there are no weights, or the options do not fit them. The error lists all problems.
@@ -53,10 +55,10 @@ def load(
 
 
 class Predictor:
-    """A trained model that predicts; :func:`rankless.load` returns one.
+    """A trained model for prediction, as returned by :func:`rankless.load`.
 
     Attributes:
-        class_names: a name per class id.
+        class_names: one name per class id.
         task: ``detect`` or ``classify``.
         weights: the weights file.
     """
@@ -65,7 +67,7 @@ class Predictor:
         finder = opened.finders[0]
         if isinstance(finder, CustomFinder):
             raise UserError(
-                f"{opened.path}: its task is '{opened.recipe.task}', which is not built in; predict with "
+                f"{opened.path}: its task is '{opened.recipe.task}', which is not built in; use "
                 "rankless.predict(…, task=…)"
             )
         self._opened, self._finder = opened, finder
@@ -73,12 +75,13 @@ class Predictor:
         self.task, self.weights = opened.recipe.task, opened.path
 
     def predict(self, images: ImageLike | Iterable[ImageLike]) -> Results:
-        """Predict on one image or on several.
+        """Predict on one or more images.
 
         Args:
-            images: one image or an iterable of them: a path or a built-in scene (``digits:val:3``), a PIL
-                image, a NumPy array uint8 RGB (H, W, 3) or gray (H, W), or a tensor (3, H, W), uint8 or
-                floats in 0..1. OpenCV's images are BGR: pass ``image[..., ::-1]``.
+            images: an image or an iterable of images. An image is a path, a built-in scene
+                (``digits:val:3``), a PIL image, a NumPy array (uint8 RGB (H, W, 3) or gray (H, W)), or a
+                tensor (3, H, W) of uint8 or floats in 0..1. OpenCV's images are BGR and must be converted
+                with ``image[..., ::-1]``.
 
         Returns:
             A list with one :class:`DetectionResult` or :class:`ClassificationResult` per image.
@@ -97,16 +100,16 @@ class Predictor:
         return results
 
     def stream(self, images: Iterable[ImageLike]) -> Iterator[Result]:
-        """Predict on many images, with only a few in memory at a time.
+        """Predict on many images, with only a few of them in memory at a time.
 
         Args:
-            images: images as for :meth:`predict`.
+            images: see :meth:`predict`.
 
         Yields:
             The results in the order of the images.
 
         Raises:
-            UnreadableImage: an image cannot be read. The error is raised when the image's turn comes.
+            UnreadableImage: an image cannot be read. The error is raised in place of its result.
         """
         for result in self._results(images, self._opened.batch):
             if isinstance(result, UnreadableImage):
@@ -116,11 +119,13 @@ class Predictor:
     def _results(
         self, images: ImageLike | Iterable[ImageLike], batch: int
     ) -> Iterator[Result | UnreadableImage]:
-        if isinstance(images, str | os.PathLike | Image.Image) or _is_one(images):
+        if isinstance(images, str | os.PathLike | Image.Image) or (
+            isinstance(images, np.ndarray | torch.Tensor) and images.ndim < 4
+        ):
             images = [images]  # type: ignore[list-item]
         sources: Iterable[Source] = (source_of(one, number) for number, one in enumerate(images))
         with self._opened.settings(), threads() as pool:
-            for one in answered(self._opened, sources, pool, batch):
+            for one in outcomes(self._opened, sources, pool, batch):
                 if one.image is None:
                     yield UnreadableImage(one.source.name, one.reason)
                 else:
@@ -130,10 +135,3 @@ class Predictor:
     def __repr__(self) -> str:
         classes = f"{counted(len(self.class_names), 'class', 'classes')}: {listed(self.class_names)}"
         return f"<Predictor {self.weights}, {self.task}, {classes}>"
-
-
-def _is_one(images: object) -> bool:
-    """Check whether an array or a tensor is one image and not a batch."""
-    if isinstance(images, np.ndarray):
-        return images.ndim < 4
-    return isinstance(images, torch.Tensor) and images.ndim < 4

@@ -1,4 +1,4 @@
-"""Predict into a folder: draw and record the results image by image, and write all formats at the end."""
+"""Write the results of a prediction to a folder: draw and record each image, then write all formats."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rankless.inference import saving, video
 from rankless.inference.inputs import file_source
 from rankless.inference.journal import Journal, refuse_nothing_to_resume, refuse_unfinished
 from rankless.inference.model_loading import Opened
-from rankless.inference.pipeline import Answered, Source, answered, ordered, reading, threads
+from rankless.inference.pipeline import Outcome, Source, ordered, outcomes, reading, threads
 from rankless.inference.report import ImageReports, PredictionReport
-from rankless.inference.saving import Rendered
+from rankless.inference.saving import Rendering
 from rankless.inference.sources import is_live, is_video, output_names, public, stems
 from rankless.printing import ProgressBar, say
 
@@ -31,7 +31,7 @@ class Recording:
     Args:
         opened: the loaded model.
         sources: images, videos, cameras and streams.
-        out: the folder.
+        out: the output folder.
         kinds: kinds of results to write, from :data:`rankless.inference.formats.KINDS`.
         force, resume: see :func:`rankless.predict`.
     """
@@ -54,7 +54,7 @@ class Recording:
         drawn = names if "annotated" in kinds else []
         files = [out / name for name in [*drawn, *saving.single_files(kinds)] or ["predictions.json"]]
         if reason := unusable(out):
-            raise UserError(f"--out {out}: cannot be the output folder: {reason}; give another one")
+            raise UserError(f"--out {out}: cannot be the output folder: {reason}; use another folder")
         # A new folder has no files to protect.
         self.outputs = Outputs(files[:1] if self._is_new else files, verb="predict", force=force)
         self.outputs.refuse_inputs([*sources, opened.path])
@@ -70,22 +70,25 @@ class Recording:
         """Predict on all sources.
 
         Args:
-            asked: options of the prediction, which must be unchanged when it is resumed.
+            asked: options of the prediction, which must not change when it is resumed.
             progress: show the progress on standard error.
+
+        Raises:
+            UserError: a file cannot be written, or the prediction cannot be resumed.
         """
         try:
             self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
-                f"--out {self.out}: cannot be created ({error.strerror or error}); give another folder"
+                f"--out {self.out}: cannot be created ({error.strerror or error}); use another folder"
             ) from None
         journal = Journal(self.out, asked, resume=self.resume)
         try:
             seconds = self._predict_all(journal, progress=progress)
         except BaseException as error:
-            self._leave_video()
+            self._discard_video()
             if not len(journal):
-                self._leave_nothing(journal)
+                self._clean_up(journal)
             elif progress and isinstance(error, KeyboardInterrupt):
                 done = counted(len(journal), "image")
                 say(
@@ -98,21 +101,21 @@ class Recording:
         report.images, report.failed = ImageReports(journal, self.out), journal.failed
         report.best, report.seconds, report.computed = self._best, seconds, self._computed
         if journal.failed and not len(journal):
-            self._leave_nothing(journal)
+            self._clean_up(journal)
             return report
         class_names = getattr(self.opened.finders[0], "class_names", ())
         model = str(self.opened.path)
         notes = saving.write_formats(journal, self.out, self.kinds, class_names, self.outputs, model)
-        if self.resume:  # files written before the stop belong to this prediction
+        if self.resume:  # files from before the interruption belong to this prediction
             self.outputs.keep(self.out / name for name in journal.files())
         report.removed.extend(saving.remove_others(self.outputs, self.out))
         report.notes.extend([*notes, *self._notes()])
         if "crops" in self.kinds and not (self.out / "crops").is_dir():
-            report.notes.append("nothing was found, so there are no crops")
+            report.notes.append("no objects were found, so there are no crops")
         journal.remove()
         return report
 
-    def _leave_nothing(self, journal: Journal) -> None:
+    def _clean_up(self, journal: Journal) -> None:
         """Remove the journal of a prediction without results, and the folder if it is new."""
         journal.remove()
         if self._is_new:
@@ -120,25 +123,27 @@ class Recording:
                 self.out.rmdir()
 
     def _predict_all(self, journal: Journal, *, progress: bool) -> float:
-        """Predict on the remaining images; return the time taken in seconds."""
+        """Predict on the remaining images, and return the time taken in seconds."""
         left = [number for number, source in enumerate(self.sources) if public(source) not in journal.done]
         finder = self.opened.finders[0]
 
-        def render(one: Answered) -> Rendered:
-            return saving.rendered(one, finder, self.kinds, *self._files_of(one.source))
+        def render(one: Outcome) -> Rendering:
+            name = self._names[one.source.position]
+            stem = self._stems.get(one.source.position) or Path(name).stem
+            return saving.render(one, finder, self.kinds, name, stem)
 
         began = time.monotonic()
         with threads() as pool, self._bar(left, journal, progress=progress) as bar:
             is_live_now = any(is_live(self.sources[position]) for position in left)
             batch = self.opened.batch if is_live_now else self.opened.patient_batch
-            found = answered(self.opened, self._sources(left), pool, batch)
+            found = outcomes(self.opened, self._sources(left), pool, batch)
             try:
                 for one in ordered(pool, render, found, reading() + 1):
-                    self._keep(one, journal)
+                    self._record(one, journal)
                     if bar is not None:
                         bar.advance()
             except KeyboardInterrupt:
-                # Ctrl-C is the only way to end a camera.
+                # Ctrl-C is the usual way to stop a camera.
                 if self._video is None or not is_live(self.sources[self._video[0].position]):
                     raise
         self._end_video(journal)
@@ -150,7 +155,10 @@ class Recording:
         if not progress:
             return nullcontext()
         if any(is_live(self.sources[position]) for position in left):
-            say("predicting until the stream ends; Ctrl-C ends it and writes the results", file=sys.stderr)
+            say(
+                "predicting until the stream ends; press Ctrl-C to stop and write the results",
+                file=sys.stderr,
+            )
             return nullcontext()
         videos = [self.sources[position] for position in left if is_video(self.sources[position])]
         total = len(left) - len(videos) + sum(map(video.frame_count, videos))
@@ -162,18 +170,12 @@ class Recording:
             for source in video.sources(name) if is_video(name) else (file_source(name),):
                 yield source._replace(position=position)
 
-    def _files_of(self, source: Source) -> tuple[str, str]:
-        """Return the name of the source's annotated image or video, and the stem of its other files."""
-        name = self._names[source.position]
-        return name, self._stems.get(source.position) or Path(name).stem
-
-    def _keep(self, one: Rendered, journal: Journal) -> None:
-        """Write the files for an image or a frame, and then record it in the journal."""
-        source = one.answered.source
+    def _record(self, one: Rendering, journal: Journal) -> None:
+        source = one.outcome.source
         if self._video is not None and self._video[0].position != source.position:
             self._end_video(journal)
         if one.entry is None:
-            journal.add_failure(source.name, one.answered.reason)
+            journal.add_failure(source.name, one.outcome.reason)
             self._end_video(journal)
             return
         if source.frame is not None:
@@ -199,7 +201,6 @@ class Recording:
             writer.add(drawn, source.time or 0.0)
 
     def _end_video(self, journal: Journal) -> None:
-        """Finish the current video, if there is one."""
         if self._video is not None:
             source, stack, writer = self._video
             with stack:
@@ -209,29 +210,28 @@ class Recording:
             files = [self._names[source.position]] if writer is not None else []
             journal.end_video(source.name, files)
 
-    def _leave_video(self) -> None:
-        """Remove the current, unfinished video, if there is one."""
+    def _discard_video(self) -> None:
         if self._video is not None:
             _, stack, writer = self._video
             self._video = None
-            with suppress(_GivenUpError), stack:
+            with suppress(_DiscardError), stack:
                 if writer is not None:
                     with suppress(Exception):
                         writer.close()
-                raise _GivenUpError  # so that the partial file is removed
+                raise _DiscardError  # so that the partial file is removed
 
     def _notes(self) -> Iterator[str]:
         stems = [Path(source).stem.casefold() for source in self.sources if not is_live(source)]
         if repeated := len(stems) - len({*stems}):
             have = counted(repeated, "image has", "images have")
-            yield f"{have} the same name as an earlier one; their files end in -2, -3 …, in order"
+            yield f"{have} the same name as an earlier image, so their files end in -2, -3 …"
         if names := unwritable(sorted(self._seen)):
             have = counted(len(names), "class name has", "class names have")
             yield (
-                f"{have} characters that no font here can draw; the images show a number instead: "
+                f"{have} characters that no installed font can draw, so the images show numbers instead: "
                 f"{listed(names)}; install a font such as fonts-noto-cjk, or set RANKLESS_FONT to a font file"
             )
 
 
-class _GivenUpError(Exception):
-    """Raised to make a context manager clean up."""
+class _DiscardError(Exception):
+    """Raised to make the context manager of an output file remove the partial file."""

@@ -1,4 +1,4 @@
-"""The report of a prediction, with the results for each image, read from disk on demand."""
+"""The report of a prediction, whose results are read from disk on demand."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class ImageReport:
     """The predictions for one image, or for one frame of a video.
 
     Attributes:
-        source: the image's path or scene, or the video.
+        source: path of the image or video, or name of the scene.
         annotated: path of the annotated image or video; None if nothing was drawn.
         width, height: size of the image in pixels.
         detections: dicts with ``box`` (xyxy in pixels), ``score``, ``label`` and ``name``, best first.
-        classes: a classifier's best five classes: dicts with ``score``, ``label`` and ``name``, best first.
-        prediction: a custom task's dict; None for built-in tasks.
+        classes: dicts with ``score``, ``label`` and ``name`` of a classifier's best five classes, best first.
+        prediction: the dict that a custom task returned; None for built-in tasks.
         frame: number of the frame in its video, from 0; None for an image.
-        time: time of the frame in seconds from the video's start; None for an image.
+        time: time of the frame in seconds from the start of the video; None for an image.
     """
 
     source: str
@@ -48,7 +48,7 @@ class ImageReport:
 
 
 class ImageReports(Sequence[ImageReport]):
-    """The reports of all images. Each is read from disk on demand, so that they do not fill the memory."""
+    """A sequence of the reports of all images, each of which is read from disk on demand."""
 
     def __init__(self, entries: Sequence[Entry], out: Path) -> None:
         self._entries, self._out = entries, out
@@ -88,14 +88,14 @@ class PredictionReport:
     Attributes:
         out: the folder with the results.
         weights: the weights file.
-        precision: precision of the forward pass, which is the recipe's, as in evaluation.
+        precision: precision of the forward pass, which is that of the recipe.
         images: one report per readable image or frame, in the order of the sources.
-        failed: source and reason of each unreadable image.
-        removed: files of an earlier call that were removed from the folder.
-        best: the highest score of any prediction, reported or not; 0.0 if there is none.
+        failed: source and reason for each unreadable image.
+        removed: files from an earlier call that were removed from the folder.
+        best: the highest score of all predictions, whether reported or not; 0.0 if there are none.
         seconds: time for reading, computing, drawing and writing.
-        computed: number of images and frames in that time; earlier ones are not counted after a resumption.
-        notes: sentences about the results, such as class names that no font can show.
+        computed: number of images and frames computed in this time, without those from before a resumption.
+        notes: messages about the results, for example about class names that no font can draw.
     """
 
     out: Path
@@ -111,12 +111,12 @@ class PredictionReport:
 
     @property
     def exit_code(self) -> int:
-        """The command's exit code: 0 if all images could be read, 1 if some could not, 2 if none could."""
+        """The exit code of the command: 0 if all images could be read, 1 if some could not, 2 if none could."""
         return 0 if not self.failed else 1 if self.images else 2
 
     @property
     def per_second(self) -> float:
-        """Images and frames per second, including reading and writing; 0.0 if nothing was computed."""
+        """The number of images and frames per second, including reading and writing."""
         return self.computed / self.seconds if self.seconds else 0.0
 
     def predictions(self) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ class PredictionReport:
         return [image.as_json() for image in self.images]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as plain data: images with predictions, and failures with reasons."""
+        """Return the report as plain data."""
         return {
             "weights": str(self.weights),
             "computed_in": self.precision,

@@ -1,4 +1,4 @@
-"""The results for one image, for Python programs and notebooks."""
+"""The result for one image, for Python programs and notebooks."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 BEST = 5
 """Number of classes reported for a classified image."""
-_WIDEST = 640  # pixels of an image in a notebook
-_ROWS = 10  # rows of the table below it
-_SHOWN = 12  # images of a list that a notebook shows
+_WIDEST = 640  # maximum side length of an image in a notebook, in pixels
+_ROWS = 10  # maximum number of rows in the table below an image
+_SHOWN = 12  # maximum number of images that a notebook shows for a list
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Result:
-    """Base class of the results for one image.
+    """Base class of results.
 
     Attributes:
         image: the image, uint8 RGB (H, W, 3).
-        scores: float32 in 0..1, the highest first, (N,).
-        classes: int64 class ids, (N,).
-        class_names: the model's classes, a name per id.
-        source: the image's path or scene; empty if unknown.
+        scores: scores in 0..1, highest first, float32 (N,).
+        classes: class ids, int64 (N,).
+        class_names: names of the model's classes, one per id.
+        source: path of the image or name of the scene; empty if unknown.
     """
 
     image: Pixels
@@ -67,7 +67,7 @@ class DetectionResult(_Result):
     """The objects found in one image, best first.
 
     Attributes:
-        xyxy: float32 boxes in pixels of the image, (N, 4): left, top, right, bottom.
+        xyxy: boxes (left, top, right, bottom) in pixels of the image, float32 (N, 4).
     """
 
     xyxy: NDArray[np.float32]
@@ -96,7 +96,7 @@ class DetectionResult(_Result):
         ]
 
     def to_supervision(self) -> supervision.Detections:
-        """Convert the result to ``supervision.Detections``, with the names as ``data["class_name"]``.
+        """Convert the result to ``supervision.Detections``, with the class names in ``data["class_name"]``.
 
         Raises:
             UserError: supervision is not installed.
@@ -129,10 +129,10 @@ class DetectionResult(_Result):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClassificationResult(_Result):
-    """The likeliest classes of one image, best first; at most five.
+    """The most likely classes of one image, at most five, best first.
 
     Attributes:
-        probabilities: probability of every class, float32 (C,).
+        probabilities: probabilities of all classes, float32 (C,).
     """
 
     probabilities: NDArray[np.float32]
@@ -149,7 +149,7 @@ class ClassificationResult(_Result):
         return {**_head(self), "classes": self.rows()}
 
     def marks(self) -> list[Mark]:
-        """Return the mark that :meth:`draw` draws: a box around the image, with the likeliest class."""
+        """Return the mark that :meth:`draw` draws: a box around the image with the most likely class."""
         height, width = self.image.shape[:2]
         whole = (0.0, 0.0, float(width), float(height))
         return [Mark(whole, f"{row['name']}: {row['score']:.0%}", row["label"]) for row in self.rows()[:1]]
@@ -177,7 +177,7 @@ Result = DetectionResult | ClassificationResult
 
 
 class Results(list[Result]):
-    """A list with one result per image. A notebook shows it as images."""
+    """A list with one result per image, which notebooks show as images."""
 
     def _repr_html_(self) -> str:
         more = f"<p>… and {counted(len(self) - _SHOWN, 'more image')}</p>" if len(self) > _SHOWN else ""
@@ -196,7 +196,6 @@ def _about(result: Result) -> str:
 
 
 def _html(result: Result, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return HTML with the annotated image, at most 640 pixels wide and high, above a table."""
     drawn = result.draw()
     drawn.thumbnail((_WIDEST, _WIDEST))
     buffer = io.BytesIO()
@@ -220,7 +219,5 @@ def _supervision() -> Any:
     try:
         import supervision
     except ImportError:
-        raise UserError(
-            "to_supervision() needs supervision; install it with: pip install supervision"
-        ) from None
+        raise UserError("to_supervision() needs supervision; run `pip install supervision`") from None
     return supervision

@@ -1,4 +1,4 @@
-"""Write a prediction's files: annotated images, crops, heat maps, and files with all results."""
+"""Write the files of a prediction: annotated images, crops, heat maps, and files with all results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from rankless.data.images.image_file import Pixels
-from rankless.errors import UserError
+from rankless.errors import UserError, one_of
 from rankless.files.outputs import LIST, Outputs
 from rankless.inference import formats
 from rankless.inference.formats import KINDS, Entry
@@ -22,7 +22,7 @@ from rankless.inference.heatmaps import overlaid
 from rankless.inference.journal import Journal
 from rankless.inference.labeling import Labeling
 from rankless.inference.model_loading import Finder
-from rankless.inference.pipeline import Answered
+from rankless.inference.pipeline import Outcome
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.predict_detect import BoxFinder
 from rankless.inference.results import ClassificationResult, DetectionResult
@@ -42,15 +42,15 @@ _SINGLE = {
 _FOLDERS = ("yolo", "voc", "crops", "heatmaps")
 _OF_BOXES = frozenset({"coco", "yolo", "voc", "crops"})
 _OF_ANY_TASK = frozenset({"annotated", "json", "jsonl"})
-_UNUSABLE = re.compile("[\0-\x1f\x7f/\\\\]")  # characters that a folder's name must not have
+_UNUSABLE = re.compile("[\0-\x1f\x7f/\\\\]")  # characters that are not allowed in the name of a folder
 
 
 def refuse_unfit(kinds: frozenset[str], finder: Finder) -> None:
-    """Check that the requested files can be made from the model's results."""
+    """Raise an error if the requested files cannot be written for the model's task."""
     if isinstance(finder, BoxFinder):
         return
     fit = set(KINDS) - _OF_BOXES
-    what = "a classifier finds no boxes"
+    what = "a classifier does not predict boxes"
     if isinstance(getattr(finder, "model", None), ExportedClassifier):
         fit.remove("heatmaps")
         what = "an exported classifier predicts classes without positions"
@@ -58,57 +58,57 @@ def refuse_unfit(kinds: frozenset[str], finder: Finder) -> None:
         fit, what = set(_OF_ANY_TASK), f"the task '{finder.name}' has its own kind of results"
     if unfit := [name for name in KINDS if name in kinds - fit]:
         raise UserError(
-            f"--save has {name}, but {what}; expected some of {', '.join(k for k in KINDS if k in fit)}"
+            f"--save contains {name}, but {what}; expected {one_of(k for k in KINDS if k in fit)}"
             for name in unfit
         )
 
 
 @dataclass
-class Rendered:
+class Rendering:
     """The journal entry for an image, and the files to write for it.
 
     Attributes:
-        answered: the model's result.
+        outcome: result of the model.
         entry: entry for the journal; None if the image could not be read.
-        best: the highest score, reported or not.
+        best: the highest score, whether reported or not.
         drawn: the annotated image, RGB.
-        files: path (relative to the output folder) and content of each file.
+        files: path relative to the output folder and content of each file.
     """
 
-    answered: Answered
+    outcome: Outcome
     entry: Entry | None = None
     best: float = 0.0
     drawn: Image.Image | None = None
     files: list[tuple[str, bytes]] = field(default_factory=list)
 
 
-def rendered(answered: Answered, finder: Finder, kinds: frozenset[str], name: str, stem: str) -> Rendered:
-    """Draw and encode the results for one image; this function is called in threads."""
-    source, image = answered.source, answered.image
+def render(outcome: Outcome, finder: Finder, kinds: frozenset[str], name: str, stem: str) -> Rendering:
+    """Draw and encode the results for one image. This function is called in threads."""
+    source, image = outcome.source, outcome.image
     if image is None:
-        return Rendered(answered)
+        return Rendering(outcome)
     where: dict[str, Any] = {"source": source.name}
     if source.frame is not None:
         stem = f"{stem}-{source.frame:06}"
         where |= {"frame": source.frame, "time": round(source.time or 0.0, 3)}
     size = {"width": image.shape[-1], "height": image.shape[-2]}
-    made = Rendered(answered)
+    made = Rendering(outcome)
     if isinstance(finder, CustomFinder):
-        prediction, drawn = answered.answer
+        prediction, drawn = outcome.answer
         found: dict[str, Any] = {"prediction": prediction}
         made.drawn = drawn if "annotated" in kinds else None
     else:
         pixels = image.permute(1, 2, 0).contiguous().numpy()
-        result = finder.result(answered.answer, pixels, source.name)
+        result = finder.result(outcome.answer, pixels, source.name)
         found = {"detections": result.rows()}
         if isinstance(result, ClassificationResult):
-            # An image without a likely class is recorded like one without objects.
+            # An image without likely classes is recorded like an image without objects.
             found = {"classes": result.rows()} if len(result) else {"detections": []}
-        made.best = finder.best(answered.answer)
+        made.best = finder.best(outcome.answer)
         made.drawn = result.draw() if "annotated" in kinds else None
         if isinstance(result, DetectionResult) and "crops" in kinds:
             made.files += crops(result, stem, Path(name).suffix)
-        if (level := finder.level(answered.answer, pixels)) is not None:
+        if (level := finder.level(outcome.answer, pixels)) is not None:
             made.files.append((f"heatmaps/{stem}.png", _encoded(overlaid(pixels, level), ".png")))
     shown = {"annotated": name} if made.drawn is not None else {}
     if made.drawn is not None and source.frame is None:
@@ -118,9 +118,9 @@ def rendered(answered: Answered, finder: Finder, kinds: frozenset[str], name: st
 
 
 def crops(result: DetectionResult, stem: str, suffix: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the path and content of each object's crop, best first.
+    """Yield the path and the content of each object's crop, best first.
 
-    Each class has its own folder, so a classifier can be trained on the folders.
+    Each class has its own folder, so a classifier can be trained on the crops.
     """
     height, width = result.image.shape[:2]
     suffix = suffix if suffix.lower() in JPEG else ".png"
@@ -143,7 +143,7 @@ def write_formats(
     outputs: Outputs,
     model: str,
 ) -> list[str]:
-    """Write the results for all images in each requested format, from the journal, and return notes.
+    """Write the results in the journal in each requested format, and return notes.
 
     ``model`` is the name of the model in pre-annotations.
     """
@@ -179,19 +179,19 @@ def write_formats(
 
 
 def single_files(kinds: frozenset[str]) -> list[str]:
-    """Return the names of the files that contain the results of all images."""
+    """Return the names of the files that contain the results for all images."""
     return [name for kind in KINDS if kind in kinds for name in _SINGLE.get(kind, ())]
 
 
 def write(outputs: Outputs, path: Path, content: bytes) -> None:
-    """Write a file for one image, whose name was unknown when ``outputs`` was created."""
+    """Write a file for one image, whose name was still unknown when ``outputs`` was created."""
     outputs.include([path])
     with outputs.writing(path, durable=False) as file:
         file.write_bytes(content)
 
 
 def remove_others(outputs: Outputs, out: Path) -> list[Path]:
-    """Remove files of an earlier prediction that this one did not replace; return their paths."""
+    """Remove files from an earlier prediction that were not replaced, and return their paths."""
     folders = [out, *(out / name for name in _FOLDERS if (out / name).is_dir())]
     if (out / "crops").is_dir():
         folders += sorted(folder for folder in (out / "crops").iterdir() if (folder / LIST).is_file())

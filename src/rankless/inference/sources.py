@@ -1,4 +1,4 @@
-"""Find the images and videos for ``rankless predict``, and choose the names of its output files."""
+"""Find the images and videos for ``rankless predict``, and choose names for its output files."""
 
 from __future__ import annotations
 
@@ -9,40 +9,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rankless.data.images.image_file import EXTENSIONS
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 
-MOST_SCENES = 10_000  # each becomes an image in the output folder
+MOST_SCENES = 10_000  # for each scene, an image is written to the output folder
 SCENES = re.compile(r"digits:(train|val):(\d+)(?:-(\d+))?")
-VIDEOS = frozenset(
-    {
-        ".3gp",
-        ".avi",
-        ".flv",
-        ".m4v",
-        ".mkv",
-        ".mov",
-        ".mp4",
-        ".mpeg",
-        ".mpg",
-        ".mts",
-        ".ogv",
-        ".ts",
-        ".webm",
-        ".wmv",
-    }
-)
+VIDEOS = frozenset({
+    ".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm",
+    ".wmv",
+})  # fmt: skip
 """Extensions of video files, in lower case."""
 CAMERAS = re.compile(r"webcam:(\d+)|/dev/video(\d+)")
 STREAMS = re.compile(r"(rtsps?|rtmps?|https?|udp|srt)://", re.IGNORECASE)
 FRAME = re.compile(r"(.*)-\d{6,}")
-"""The stem of a video's frame."""
+"""A pattern for the stems of the files for a video frame."""
 JPEG = frozenset({".jpg", ".jpeg", ".jpe", ".jfif"})
 
 
 def find(sources: Sequence[str]) -> list[str]:
-    """Return the images and videos that ``sources`` refer to, in order and without duplicates.
+    """Return the images and videos that sources refer to, in order and without duplicates.
 
-    The files of a folder are sorted by path; cameras and streams are returned unchanged.
+    The files in a folder are sorted by path. Cameras and streams are returned unchanged.
+
+    Raises:
+        UserError: a source has no images or videos. The error lists all such sources.
     """
     images: dict[str, str] = {}
     problems = []
@@ -54,13 +43,13 @@ def find(sources: Sequence[str]) -> list[str]:
             images.setdefault(os.path.realpath(match), match)
     if problems or not sources:
         raise UserError(
-            problems or "no images given; name files, folders, patterns or built-in scenes (digits:val:0-7)"
+            problems or "no images given; expected files, folders, patterns or scenes such as digits:val:0-7"
         )
     return list(images.values())
 
 
 def is_live(source: str) -> bool:
-    """Check whether a source is a camera or a stream, which may have no end."""
+    """Check whether a source is a camera or a stream, which may never end."""
     return bool(CAMERAS.fullmatch(source) or STREAMS.match(source))
 
 
@@ -70,7 +59,7 @@ def is_video(source: str) -> bool:
 
 
 def public(source: str) -> str:
-    """Return a source's name without secrets: a stream's address loses its user and password."""
+    """Return the name of a source, without the user and the password in the URL of a stream."""
     if not STREAMS.match(source):
         return source
     scheme, _, rest = source.partition("://")
@@ -107,11 +96,11 @@ def _in_folder(folder: Path) -> list[str]:
 def _no_image(source: str) -> str:
     if Path(source).is_dir():
         kinds = ", ".join(sorted(EXTENSIONS | VIDEOS))
-        return f"'{source}': no images or videos in this folder or below (looked for {kinds})"
+        return f"'{source}': no images or videos in this folder or its subfolders; expected {kinds}"
     if source.startswith("digits:"):
         return (
-            f"'{source}': expected built-in scenes as digits:val:3 or digits:val:0-7, "
-            f"at most {MOST_SCENES:,} at a time"
+            f"'{source}': expected built-in scenes such as digits:val:3 or digits:val:0-7, at most "
+            f"{MOST_SCENES:,} at a time"
         )
     if glob.has_magic(source):
         return f"'{source}': no image matches this pattern"
@@ -119,9 +108,9 @@ def _no_image(source: str) -> str:
 
 
 def output_names(sources: Sequence[str], out: Path) -> list[str]:
-    """Return a unique output name per source: JPEG for JPEG, MP4 for videos, else PNG.
+    """Return a unique file name for each source: a JPEG for a JPEG, an MP4 for a video, otherwise a PNG.
 
-    Repeated names get ``-2``, ``-3`` …
+    ``-2``, ``-3`` … is appended to repeated names.
 
     Raises:
         UserError: a source is in the output folder.
@@ -130,8 +119,8 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
     inside = [source for source in sources if folder in Path(os.path.realpath(source)).parents]
     if inside:
         raise UserError(
-            f"'{inside[0]}' ({len(inside)} of the images) is in the output folder {out}, where annotated "
-            "images would replace it or be mistaken for sources; give another folder with --out"
+            f"{counted(len(inside), 'source is', 'sources are')} in the output folder {out}, such as "
+            f"'{inside[0]}'; expected a folder without sources; use another --out"
         )
     taken: set[str] = set()
     names = []
@@ -156,9 +145,9 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
 
 
 def stems(names: Sequence[str]) -> dict[int, str]:
-    """Return unique stems, by position, for names that differ from another name only in the extension.
+    """Return a unique stem, by position, for each name whose stem is already taken.
 
-    They also differ from the names of video frames, such as ``clip-000001``.
+    A stem is taken by another name or by the frames of a video, such as ``clip-000001``.
     """
     taken, videos = set[str](), set[str]()
     found = {}

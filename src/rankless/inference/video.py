@@ -1,4 +1,4 @@
-"""Read video files, webcams and streams, and write videos, with PyAV (the extra ``video``)."""
+"""Read video files, webcams and streams, and write videos, with PyAV (extra ``video``)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,14 +18,14 @@ import torch
 from PIL import Image
 
 from rankless.data.images.image_file import MOST_PIXELS, Decoded, Pixels, UnreadableImage
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.inference.inputs import reduced
 from rankless.inference.model_loading import Finder
 from rankless.inference.pipeline import Source
 from rankless.inference.sources import CAMERAS, is_live, public
 
 _SECONDS_TO_WAIT = 15.0  # for the next frame of a camera or a stream
-_FFMPEG_WAITS = 20.0  # seconds; longer than _SECONDS_TO_WAIT, which ends a wait first
+_FFMPEG_WAITS = 20.0  # seconds; longer than _SECONDS_TO_WAIT, so that FFmpeg does not time out first
 _USUAL_RATE = Fraction(25)  # for a video without a frame rate
 _HIGHEST_RATE = 240
 _CODECS = ("libx264", "mpeg4")
@@ -35,9 +36,9 @@ class Frame(NamedTuple):
     """A video frame.
 
     Attributes:
-        pixels: uint8 RGB (H, W, 3), upright.
+        pixels: the upright image, uint8 RGB (H, W, 3).
         number: number of the frame, from 0.
-        time: seconds from the first frame.
+        time: seconds since the first frame.
     """
 
     pixels: Pixels
@@ -46,40 +47,46 @@ class Frame(NamedTuple):
 
 
 def refuse_without_av(names: list[str]) -> None:
-    """Raise an error if there are videos to read but PyAV is not installed."""
+    """Raise an error if there are videos but PyAV is not installed."""
     if names and importlib.util.find_spec("av") is None:
         raise UserError(
-            f"'{public(names[0])}': video needs av; install it with: pip install 'rankless[video]'"
+            f"'{public(names[0])}': video needs the package av; run `pip install 'rankless[video]'`"
         )
 
 
 def sources(name: str) -> Iterator[Source]:
-    """Yield the frames of a video on demand.
+    """Yield a source for each frame of a video.
 
-    If a frame cannot be read, the last source raises :class:`UnreadableImage` when it is read.
+    If a frame cannot be read, it is the last one, and its source raises :class:`UnreadableImage`.
     """
     shown = public(name)
     try:
         for frame in frames(name):
-            yield _source(shown, frame)
+            image = torch.from_numpy(frame.pixels).permute(2, 0, 1)
+            yield Source(shown, partial(reduced, image), frame.number, frame.time)
     except UnreadableImage as error:
-        yield Source(shown, _raising(UnreadableImage(shown, error.reason)))
+        reason = error.reason
+
+        def fail(_: Finder) -> tuple[torch.Tensor, Decoded]:
+            raise UnreadableImage(shown, reason)
+
+        yield Source(shown, fail)
 
 
 def frames(name: str) -> Iterator[Frame]:
-    """Yield a video's frames one by one; a camera or a stream has no end."""
-    return _as_they_come(name) if is_live(name) else _decoded(name)
+    """Yield the frames of a video, or of a camera or a stream until it ends."""
+    return _decoded_in_thread(name) if is_live(name) else _decoded(name)
 
 
-def _as_they_come(name: str) -> Iterator[Frame]:
-    """Yield frames read by a thread, because FFmpeg ignores Ctrl-C while it waits for a camera or server."""
-    come: queue.Queue[Frame | UnreadableImage | None] = queue.Queue(2)
+def _decoded_in_thread(name: str) -> Iterator[Frame]:
+    """Decode frames in a thread, because FFmpeg ignores Ctrl-C while it waits for a camera or a server."""
+    ready: queue.Queue[Frame | UnreadableImage | None] = queue.Queue(2)
     left = threading.Event()
 
     def put(one: Frame | UnreadableImage | None) -> bool:
         while not left.is_set():
             with suppress(queue.Full):
-                come.put(one, timeout=0.5)
+                ready.put(one, timeout=0.5)
                 return True
         return False
 
@@ -92,14 +99,14 @@ def _as_they_come(name: str) -> Iterator[Frame]:
     threading.Thread(target=read, name="rankless-stream", daemon=True).start()
     number = 0
     try:
-        while (one := come.get(timeout=_SECONDS_TO_WAIT)) is not None:
+        while (one := ready.get(timeout=_SECONDS_TO_WAIT)) is not None:
             if isinstance(one, UnreadableImage):
                 raise one
             yield one
             number += 1
     except queue.Empty:
-        said = f"nothing arrived for {_SECONDS_TO_WAIT:g} s"
-        raise UnreadableImage(name, _after(number, said) if number else _unopened(name, said)) from None
+        reason = f"no data for {_SECONDS_TO_WAIT:g} s"
+        raise UnreadableImage(name, _failure(name, number, reason)) from None
     finally:
         left.set()
 
@@ -111,7 +118,7 @@ def _decoded(name: str) -> Iterator[Frame]:
     try:
         with _opened(name) as container:
             if not container.streams.video:
-                raise UnreadableImage(name, "it has no video, only sound or other data")
+                raise UnreadableImage(name, "it contains no video, only sound or other data")
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             for frame in container.decode(stream):
@@ -120,35 +127,32 @@ def _decoded(name: str) -> Iterator[Frame]:
                 time = float(frame.time) if frame.time is not None else number / float(_rate(stream))
                 first = time if first is None else first
                 pixels = frame.to_ndarray(format="rgb24")
-                yield Frame(_upright(pixels, frame), number, max(0.0, time - first))
+                # Videos from phones are rotated by their metadata.
+                quarters = round(math.remainder(getattr(frame, "rotation", 0), 360) / 90) % 4
+                yield Frame(np.ascontiguousarray(np.rot90(pixels, quarters)), number, max(0.0, time - first))
                 number += 1
     except (av.error.FFmpegError, OSError, ValueError) as error:
-        said = str(getattr(error, "strerror", None) or error)
-        raise UnreadableImage(name, _after(number, said) if number else _unopened(name, said)) from error
+        reason = str(getattr(error, "strerror", None) or error)
+        raise UnreadableImage(name, _failure(name, number, reason)) from error
     if not number:
         raise UnreadableImage(name, "it has no frames")
 
 
-def _after(number: int, said: str) -> str:
-    return f"it breaks off after {number:,} frames: {said}"
-
-
-def _unopened(name: str, said: str) -> str:
-    """Return the message for a video without a readable frame, with FFmpeg's own message in parentheses."""
+def _failure(name: str, number: int, reason: str) -> str:
+    """Return the message for a video that cannot be read after ``number`` frames."""
+    if number:
+        return f"it cannot be read after {counted(number, 'frame')}: {reason}"
     if CAMERAS.fullmatch(name):
         there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
-        return f"the camera cannot be opened ({said}); cameras here: {there}"
+        return f"the camera cannot be opened ({reason}); expected one of the cameras of this machine: {there}"
     if is_live(name):
-        hint = "check the host, port and path of its address, and that the stream is being sent"
-        return f"the stream cannot be opened ({said}); {hint}"
-    return (
-        f"not a video that can be read ({said}); expected a file that video players can play; give "
-        "another file"
-    )
+        hint = "check the host, port and path of its URL, and that the stream is being sent"
+        return f"the stream cannot be opened ({reason}); {hint}"
+    return f"the video cannot be read ({reason}); expected a file that video players can play"
 
 
 def frame_count(name: str) -> int:
-    """Return the approximate number of frames of a video file; 0 if unknown, or for a camera or stream."""
+    """Return the approximate number of frames in a video file, or 0 if it is unknown."""
     import av
 
     if is_live(name):
@@ -165,7 +169,7 @@ def frame_count(name: str) -> int:
 
 
 def rate_of(name: str) -> Fraction:
-    """Return the frame rate of a video in frames per second, for its annotated copy."""
+    """Return the frame rate of a video in frames per second."""
     import av
 
     if is_live(name):
@@ -184,7 +188,7 @@ class Writer:
         import av
 
         library: Any = av
-        # With the table of frames first, players can start before the file is complete.
+        # Players can start before the file is complete if the table of frames comes first.
         self._container = library.open(str(path), "w", format="mp4", options={"movflags": "faststart"})
         codec = next(name for name in _CODECS if name in av.codecs_available)
         self._stream = self._container.add_stream(codec, rate=rate)
@@ -194,11 +198,11 @@ class Writer:
         self._last, self._size = -1, (0, 0)
 
     def add(self, image: Image.Image, time: float) -> None:
-        """Add an RGB frame at ``time`` seconds from the start, fitted to the first frame's size."""
+        """Add an RGB frame at ``time`` seconds from the start, resized to the size of the first frame."""
         import av
 
         if self._last < 0:
-            # This pixel format stores colors for every second pixel, so both sides must be even.
+            # The pixel format stores colors for every second pixel, so both sides must be even.
             self._size = image.width + image.width % 2, image.height + image.height % 2
             self._stream.width, self._stream.height = self._size
         pixels = np.asarray(image.convert("RGB"))
@@ -219,7 +223,7 @@ class Writer:
 
 
 def _padded(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """Fit a frame to the video's even size by repeating its last column and row, or by resizing it."""
+    """Fit a frame to the even size of the video by repeating its last column and row, or by resizing it."""
     height, width = pixels.shape[:2]
     if not (0 <= size[0] - width <= 1 and 0 <= size[1] - height <= 1):
         return np.asarray(Image.fromarray(pixels).resize(size))
@@ -234,32 +238,10 @@ def _opened(name: str) -> Any:
     if is_live(name):
         options = {"rtsp_transport": "tcp"} if name.lower().startswith("rtsp") else {}
         return av.open(name, options=options, timeout=_FFMPEG_WAITS)
-    # FFmpeg would mistake a relative name with a colon for an address.
+    # FFmpeg would mistake a relative path with a colon for a URL.
     return av.open(str(Path(name).absolute()))
 
 
 def _rate(stream: Any) -> Fraction:
     rate = stream.average_rate or stream.guessed_rate
     return Fraction(rate) if rate and 0 < rate <= _HIGHEST_RATE else _USUAL_RATE
-
-
-def _upright(pixels: Pixels, frame: Any) -> Pixels:
-    """Rotate a frame upright according to its metadata, as videos from phones need."""
-    quarters = round(math.remainder(getattr(frame, "rotation", 0), 360) / 90) % 4
-    return np.ascontiguousarray(np.rot90(pixels, quarters))
-
-
-def _source(name: str, frame: Frame) -> Source:
-    image = torch.from_numpy(frame.pixels).permute(2, 0, 1)
-
-    def read(finder: Finder) -> tuple[torch.Tensor, Decoded]:
-        return reduced(image, finder)
-
-    return Source(name, read, frame.number, frame.time)
-
-
-def _raising(error: UnreadableImage) -> Any:
-    def read(_: Finder) -> tuple[torch.Tensor, Decoded]:
-        raise error
-
-    return read

@@ -1,4 +1,4 @@
-"""Compare a newly written export with PyTorch on real images."""
+"""Compare an exported model with PyTorch on real images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankless.tasks import open_task
 IMAGES = 4
 """Number of images to compare."""
 _BEST = 100
-"""Number of best candidates per image whose boxes are compared, because only these may survive NMS."""
+"""Number of candidates per image whose boxes are compared; others hardly survive NMS."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Limits:
     """The permitted differences between an export and PyTorch.
 
     Attributes:
-        scores: largest difference in a score or a probability.
-        boxes: largest difference in the position of a box's edge, in pixels of the input.
-        missing: fraction of the detections that may differ after NMS.
+        scores: maximum difference between scores or probabilities.
+        boxes: maximum difference between box coordinates, in pixels of the input.
+        missing: maximum fraction of the detections after NMS that differ.
     """
 
     scores: float
@@ -39,7 +39,7 @@ class Limits:
     missing: float
 
 
-# Observed differences of scores and boxes: 1e-6 and 1e-4 pixels in float32, 5e-3 and 1 pixel in float16.
+# Observed differences: 1e-6 and 1e-4 pixels in float32, 5e-3 and 1 pixel in float16.
 LIMITS = {"fp32": Limits(1e-3, 0.1, 0.0), "fp16": Limits(0.05, 8.0, 0.1)}
 
 
@@ -48,12 +48,12 @@ class Agreement:
     """The differences between an export and PyTorch in float32.
 
     Attributes:
-        images: number of compared images.
-        data: source of the images.
-        scores: largest difference in a score or a probability.
-        boxes: largest difference of a box's side, in pixels of the input (of the image after NMS), or per
-            1000 pixels for larger boxes; None for a classifier.
-        detections: number of PyTorch's detections after NMS; None without NMS.
+        images: number of images.
+        data: description of the data set.
+        scores: maximum difference between scores or probabilities.
+        boxes: maximum difference between box coordinates in pixels of the input (with NMS, of the image), for
+            boxes larger than 1000 pixels relative to 1000 pixels of their size; None for a classifier.
+        detections: number of detections by PyTorch after NMS; None without NMS.
         missing: number of detections that only PyTorch or only the export has.
     """
 
@@ -65,7 +65,7 @@ class Agreement:
     missing: int = 0
 
     def sentence(self) -> str:
-        """Return the result as a one-line sentence."""
+        """Describe the result in one line."""
         where = f"{counted(self.images, 'image')} of {self.data}"
         if self.boxes is None:
             return f"compared with PyTorch on {where}: probabilities differ by at most {self.scores:.1e}"
@@ -74,20 +74,20 @@ class Agreement:
             return f"compared with PyTorch on {where}: {far}"
         if not self.detections and not self.missing:
             return (
-                f"PyTorch finds nothing in {where}, and neither does the file, so no box was compared; "
-                "compare with a lower --confidence, or with other images, as in data.root=FOLDER"
+                f"neither PyTorch nor the export finds objects in {where}, so no boxes were compared; use a "
+                "lower --confidence, or set data.root to a folder with other images"
             )
         same = f"{max(self.detections - self.missing, 0)} of {counted(self.detections, 'detection')} the same"
         return f"compared with PyTorch on {where}: {same}; {far}"
 
     def is_close(self, limits: Limits) -> bool:
-        """Check whether all differences are within the limits."""
+        """Check whether all differences are within the given limits."""
         few = self.missing <= limits.missing * max(self.detections or 0, 1)
         return self.scores <= limits.scores and (self.boxes or 0.0) <= limits.boxes and few
 
 
 def compare(plan: Plan, session: Session, source: str) -> Agreement:
-    """Compare an export's outputs with PyTorch's on the same images."""
+    """Compare the outputs of an export with PyTorch's on the same images."""
     batch, data = images(plan)
     facts = plan.facts
     classes, nms = len(facts.class_names), facts.nms is not None
@@ -104,9 +104,10 @@ def compare(plan: Plan, session: Session, source: str) -> Agreement:
 
 
 def images(plan: Plan) -> tuple[Any, str]:
-    """Return a batch of the recipe's first evaluation images, and a description of their source.
+    """Return a batch of the first evaluation images, and a description of their data set.
 
-    Without evaluation images, training images are used, or the built-in digits if no image can be read.
+    If there are no evaluation images, training images are used, or the built-in digits if no image can be
+    read.
     """
     recipe, names = plan.facts.recipe, plan.facts.class_names
     recipe = replace(recipe, evaluate=replace(recipe.evaluate, rectangular=False))
@@ -134,7 +135,6 @@ def images(plan: Plan) -> tuple[Any, str]:
 
 
 def _candidates(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], data: str) -> Agreement:
-    """Compare the scores (B, P, C) of all candidates, and the boxes (B, P, 4) of the best candidates."""
     boxes, scores = ours
     best = scores.amax(2).topk(min(_BEST, scores.shape[1]), 1).indices.unsqueeze(-1).expand(-1, -1, 4)
     return Agreement(
@@ -161,13 +161,13 @@ def _detections(plan: Plan, theirs: nn.Module, batch: Any, data: str) -> Agreeme
         count += len(ours.boxes)
         for found, side in ((ours, 0), (others, 1)):
             alone = set(range(len(found.boxes))) - {match[side] for match in matches}
-            # A score near the confidence threshold may exceed it on one side only.
+            # A score near the confidence threshold may exceed it in only one of the two.
             missing += sum(float(found.scores[one]) - confidence > limits.scores for one in alone)
     return Agreement(len(batch.images), data, scores, boxes, count, missing)
 
 
 def _matches(ours: Detections, theirs: Detections, limits: Limits) -> list[tuple[int, int]]:
-    """Pair an image's detections that have the same class and differ by no more than the limits."""
+    """Pair the detections in an image that have the same class and differ within the limits."""
     pairs: list[tuple[int, int]] = []
     free = set(range(len(theirs.boxes)))
     for first in range(len(ours.boxes)):
@@ -184,12 +184,11 @@ def _matches(ours: Detections, theirs: Detections, limits: Limits) -> list[tuple
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Return the differences between boxes (…, 4) in pixels, or per 1000 pixels of their side if larger."""
+    """Return the differences between boxes (…, 4); see :attr:`Agreement.boxes`."""
     sides = (ours[..., 2:] - ours[..., :2]).amax(-1, keepdim=True)
     return (ours - theirs).abs() / (sides / 1000).clamp(min=1)
 
 
 def _number(value: Tensor) -> float:
-    """Return a difference as a float, with infinity in place of NaN."""
     found = float(value)
     return found if found == found else float("inf")

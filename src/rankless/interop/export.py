@@ -15,9 +15,9 @@ import torch
 from rankless.arguments import several
 from rankless.errors import UserError, nearest, one_of
 from rankless.files.outputs import Outputs
-from rankless.interop import model_folder, onnx_file, openvino_file, torch_files, triton_files
+from rankless.interop import model_folder, onnx_file, torch_files
 from rankless.interop.agreement import LIMITS, Agreement, compare
-from rankless.interop.plan import ExportOptions, Plan, planned
+from rankless.interop.plan import ExportOptions, Plan, plan_export
 from rankless.models.checkpoints import weights
 from rankless.models.checkpoints.darknet_weights import write_weights
 from rankless.models.darknet.cfg_text import write_cfg
@@ -32,10 +32,10 @@ class Exported:
     """The result of :func:`export`.
 
     Attributes:
-        weights: the source file.
-        files: the new files.
-        agreement: the comparison with PyTorch; None for ``darknet``, ``pth`` and ``folder``, which store only
-            weights.
+        weights: the weights file.
+        files: the exported files.
+        agreement: result of the comparison with PyTorch; None for ``darknet``, ``pth`` and ``folder``, which
+            contain only weights.
     """
 
     weights: Path
@@ -49,7 +49,7 @@ class Exported:
 
 
 class DisagreementError(UserError):
-    """Raised when an export's results differ from PyTorch's. The command line exits with 1."""
+    """Raised when the results of an export differ from PyTorch's. The exit code of the command is 1."""
 
     exit_code = 1
 
@@ -59,10 +59,10 @@ class Program:
     """An export format that contains the computation in addition to the weights.
 
     Attributes:
-        endings: suffixes that are added to the export's name, one per file. The first belongs to the main
-            file, which other programs open.
+        endings: suffixes that are appended to the name of the export, one per file. The first one belongs to
+            the main file, which other programs open.
         write: function that writes the files, given the path of the main file.
-        session: function that opens the written files.
+        session: function that opens the main file.
     """
 
     endings: tuple[str, ...]
@@ -82,10 +82,11 @@ PROGRAMS: dict[str, Program] = {
         torch_files.write_pt2,
         lambda path, plan: torch_files.TorchSession(path, plan, script=False),
     ),
-    "openvino": Program((".xml", ".bin"), openvino_file.write, lambda path, _: OpenVinoSession(path)),
+    "openvino": Program((".xml", ".bin"), onnx_file.write_openvino, lambda path, _: OpenVinoSession(path)),
 }
-_SERVED = {"triton": Program(triton_files.PLACES, triton_files.write, lambda path, _: OnnxSession(path))}
-_RUNNABLE = PROGRAMS | _SERVED
+_RUNNABLE = PROGRAMS | {
+    "triton": Program(onnx_file.TRITON_FILES, onnx_file.write_triton, lambda path, _: OnnxSession(path))
+}
 
 
 def export(
@@ -101,33 +102,32 @@ def export(
     any_size: bool = False,
     half: bool = False,
 ) -> Exported:
-    """Export a run's weights for other software.
+    """Export trained weights for other software.
 
-    Files of ``onnx``, ``torchscript``, ``pt2``, ``openvino`` and ``triton`` are compared with PyTorch on
-    real images before they are copied to ``out``.
+    The formats ``onnx``, ``torchscript``, ``pt2``, ``openvino`` and ``triton`` contain the computation. Their
+    results are compared with PyTorch on real images before the files are copied to ``out``.
 
     Args:
         target: a run directory (its best weights are used) or a weights file.
         format: ``onnx`` for ONNX Runtime and most other programs; ``openvino`` (``.xml`` and ``.bin``);
-            ``torchscript`` for LibTorch; ``pt2``, a program of ``torch.export``; ``triton``, the folder of a
-            model in the repository of Triton or OpenVINO Model Server; ``darknet`` (``.cfg``, ``.weights``
-            and ``.names``) for Darknet and OpenCV; ``pth``, a PyTorch state dict with the
-            model's parameter names; ``folder``, a folder to pass on, with a model card for the Hugging Face
+            ``torchscript`` for LibTorch; ``pt2`` for ``torch.export``; ``triton``, a model folder for Triton
+            or OpenVINO Model Server; ``darknet`` (``.cfg``, ``.weights`` and ``.names``) for Darknet and
+            OpenCV; ``pth``, a PyTorch state dict; ``folder``, a folder with a model card for the Hugging Face
             Hub, which Rankless reads like a run.
-        out: the new files' path, with or without the format's extension, or the new folder; by default
-            ``target``'s name in the current folder.
+        out: path of the new files, with or without an extension, or of the new folder. By default, the name
+            of ``target`` in the current folder.
         force: replace existing files.
-        overrides: ``key=value``, changes to the recipe, such as ``evaluate.iou=0.5``.
+        overrides: changes to the recipe, ``key=value``, such as ``evaluate.iou=0.5``.
         nms: include NMS in the exported model.
-        confidence: threshold of the NMS, 0..1: only detections with a higher score are kept; by default 0.25.
-        batch: fixed batch size; by default any.
+        confidence: confidence threshold of the NMS, 0..1; the default is 0.25.
+        batch: fixed batch size; by default, any batch size is accepted.
         any_size: accept any height and width that are multiples of 32.
-        half: compute in float16; inputs and outputs are float32.
+        half: compute in float16, with inputs and outputs in float32.
 
     Raises:
         UserError: the format is unknown, there are no weights, the format does not support the model, or
             output files already exist.
-        DisagreementError: the export's results differ from PyTorch's; its files are removed.
+        DisagreementError: the results of the export differ from PyTorch's. No files are written.
 
     Examples:
         >>> done = rankless.export("runs/digits", format="onnx", out="digits", force=True)
@@ -135,22 +135,23 @@ def export(
         ['digits.onnx']
     """
     if format not in FORMATS:
-        raise UserError(f"--format is '{format}': expected {one_of(FORMATS)}{nearest(format, FORMATS)}")
+        raise UserError(f"--format is '{format}'; expected {one_of(FORMATS)}{nearest(format, FORMATS)}")
     asked, target, overrides = (
         ExportOptions(nms, confidence, batch, any_size, half),
         Path(target),
         several(overrides),
     )
     stem = Path(out) if out else Path(Path(os.path.realpath(target)).name.removesuffix(".safetensors"))
-    if stem.suffix in _endings(format):
+    endings = _RUNNABLE[format].endings if format in _RUNNABLE else _ENDINGS[format]
+    if stem.suffix in endings:
         stem = stem.with_suffix("")
     if not stem.name:
-        raise UserError(f"--out {stem}: expected a path whose last part names the files, such as out/model")
+        raise UserError(f"--out {stem}: expected a path that ends with a file name, such as out/model")
     if format in _RUNNABLE:
-        return _program(planned(target, asked, overrides), format, stem, force)
+        return _program(plan_export(target, asked, overrides), format, stem, force)
     if overrides or asked != ExportOptions():
         raise UserError(
-            f"--format {format}: writes only weights; leave out --nms, --confidence, --batch, --any-size, "
+            f"--format {format}: writes only weights; remove --nms, --confidence, --batch, --any-size, "
             "--half and key=value"
         )
     path = trained_weights_of(target)
@@ -158,13 +159,13 @@ def export(
 
 
 @dataclass(frozen=True)
-class Made:
-    """Exported files in a temporary folder, already compared with PyTorch.
+class CheckedExport:
+    """Exported files in a temporary folder, after the comparison with PyTorch.
 
     Attributes:
-        files: one file per ending of the format.
+        files: the files, in the order of :attr:`Program.endings`.
         session: session that runs the files.
-        agreement: the comparison with PyTorch.
+        agreement: result of the comparison with PyTorch.
     """
 
     files: tuple[Path, ...]
@@ -172,13 +173,17 @@ class Made:
     agreement: Agreement
 
 
-def made(plan: Plan, format: str, folder: Path, name: str = "") -> Made:
-    """Write the files of an export into ``folder``, and compare them with PyTorch.
+def write_checked(plan: Plan, format: str, folder: Path, name: str = "") -> CheckedExport:
+    """Write an export to a folder, and compare its results with PyTorch.
 
-    ``format`` must include the computation (see :class:`Program`); ``name`` is the file's name in messages.
+    Args:
+        plan: the model to export.
+        format: a format that contains the computation; see :class:`Program`.
+        folder: folder for the files.
+        name: name of the export in messages; by default, the format.
 
     Raises:
-        DisagreementError: the export's results differ from PyTorch's.
+        DisagreementError: the results of the export differ from PyTorch's.
     """
     program = _RUNNABLE[format]
     files = _files(folder / "model", program.endings)
@@ -186,12 +191,12 @@ def made(plan: Plan, format: str, folder: Path, name: str = "") -> Made:
     session = program.session(files[0], plan)
     agreement = compare(plan, session, name or format)
     if not agreement.is_close(LIMITS[plan.facts.recipe.precision]):
-        way = "export it without --half" if plan.half else "use another format, and please report this"
+        remedy = "remove --half" if plan.half else "use another format, and report this as a bug"
         raise DisagreementError(
-            f"{name or format}: its results differ from PyTorch's, so it was discarded: "
-            f"{agreement.sentence()}; {way}"
+            f"{name or format}: the export was discarded, because its results differ from PyTorch's "
+            f"({agreement.sentence()}); {remedy}"
         )
-    return Made(files, session, agreement)
+    return CheckedExport(files, session, agreement)
 
 
 def _program(plan: Plan, format: str, stem: Path, force: bool) -> Exported:
@@ -200,7 +205,7 @@ def _program(plan: Plan, format: str, stem: Path, force: bool) -> Exported:
     outputs = Outputs(files, verb=None, force=force)
     outputs.refuse_inputs([plan.source])
     with tempfile.TemporaryDirectory(prefix="rankless-export-") as folder:
-        written = made(plan, format, Path(folder), str(files[0]))
+        written = write_checked(plan, format, Path(folder), str(files[0]))
         with outputs.as_one(files) as parts:
             for source, part in zip(written.files, parts, strict=True):
                 shutil.copyfile(source, part)
@@ -214,7 +219,7 @@ def _files(stem: Path, endings: Sequence[str]) -> tuple[Path, ...]:
 def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> tuple[Path, ...]:
     recipe = loaded.recipe
     if recipe.task != "detect":
-        raise UserError(f"{source}: its task is '{recipe.task}'; Darknet's format is only for detectors")
+        raise UserError(f"{source}: its task is '{recipe.task}', but Darknet's format is only for detectors")
     # Dropout has no weights, and is inactive in exported models.
     model = recipe.model
     if isinstance(model, YoloModel | AnchorFreeModel):
@@ -230,7 +235,7 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
     outputs.refuse_inputs([source])
     problems = [name for name in loaded.class_names if "\n" in name]
     if problems:
-        raise UserError(f"the class name {problems[0]!r} has a line break, which a .names file cannot hold")
+        raise UserError(f"the class name {problems[0]!r} has a line break, which .names files do not support")
     with outputs.as_one(files) as (cfg, numbers, names):
         write_weights(numbers, made, loaded.state, _seen(loaded))
         cfg.write_text(text, encoding="utf-8")
@@ -239,7 +244,7 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
 
 
 def _seen(loaded: weights.Weights) -> int:
-    """Return the number of images the model was trained on; Darknet continues its schedule from there."""
+    """Return the number of images the model was trained on, from which Darknet continues its schedule."""
     if (seen := loaded.extra.get("seen", "")).isdecimal():
         return int(seen)
     step = loaded.extra.get("step", "")
@@ -262,8 +267,3 @@ _WEIGHTS: dict[str, Callable[[weights.Weights, Path, Path, bool], tuple[Path, ..
     "folder": model_folder.write,
 }
 FORMATS = (*_RUNNABLE, *_WEIGHTS)
-
-
-def _endings(format: str) -> tuple[str, ...]:
-    """Return the endings of the files in a format."""
-    return _RUNNABLE[format].endings if format in _RUNNABLE else _ENDINGS[format]

@@ -1,4 +1,4 @@
-"""Convert other projects' weights to weights files with a recipe and class names."""
+"""Convert weights from other projects to weights files with a recipe and class names."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from rankless.recipe.transformers_config import CONFIG, folder_of, recipe_keys
 
 
 def checked_name(source: Path) -> list[str]:
-    """Compare a file's SHA-256 with the digits in its name, as in ``resnet18-f37072fd.pth``.
+    """Compare the SHA-256 of a file with the digits in its name, as in ``resnet18-f37072fd.pth``.
 
     Returns:
-        A list with a note about the result, or an empty list for names without digits. A difference causes
+        A list with a message about the result, or an empty list if the name has no digits. A difference is
         only a warning, because the digits may be a date.
     """
     said = checksums.digits_in(source.name)
@@ -49,21 +49,21 @@ def checked_name(source: Path) -> list[str]:
         return []
     found = checksums.of_file(source)
     if found.startswith(said):
-        return [f"its SHA-256 begins with {said}, as its name says"]
+        return [f"the SHA-256 of the file starts with {said}, as in its name"]
     return [
-        f"warning: its SHA-256 begins with {found[: len(said)]}, not with the {said} of its name; if this is "
-        "a published file, it is damaged: download it again"
+        f"warning: the SHA-256 of the file starts with {found[: len(said)]}, not with {said} as in its name; "
+        "if it is a published file, it is damaged; download it again"
     ]
 
 
 PRECISION = "precision=fp32"  # published scores were computed in single precision
-# ImageNet's classifiers are scored on the center of the image; training uses the published random crop.
+# ImageNet classifiers are evaluated on the center of the image, and trained with the published random crop.
 _CROP = "data.augment.crop=0.08"
-_LEAST_CROPPED = 128  # pixels; CIFAR's classifiers see the uncropped image
+_LEAST_CROPPED = 128  # pixels; CIFAR classifiers are evaluated on the whole image
 
 
 def build_any(recipe: Recipe, classes: int) -> nn.Module:
-    """Build the recipe's model on the CPU, initialized with the recipe's seed as in training."""
+    """Build the model of a recipe on the CPU, initialized with the recipe's seed as in training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(recipe.seed, "model"))
         if recipe.task == "classify":
@@ -72,7 +72,7 @@ def build_any(recipe: Recipe, classes: int) -> nn.Module:
 
 
 def layers_of(model: str, overrides: Sequence[str]) -> tuple[list[Layer], int]:
-    """Return a model's layers and its number of parameters; see :func:`rankless.models.work.layers`."""
+    """Return the layers of a model and its number of parameters; see :func:`rankless.models.work.layers`."""
     recipe = recipe_for(model, overrides)
     if recipe.task == "classify":
         known, size = variant(recipe.model), recipe.model.image_size
@@ -83,33 +83,33 @@ def layers_of(model: str, overrides: Sequence[str]) -> tuple[list[Layer], int]:
     return layers(lambda: build_any(recipe, classes), zoo.spec(recipe.model).size)
 
 
-def _task_of(name: str) -> str:
-    """Return the task of the model ``name``: ``detect`` for a known detector, otherwise ``classify``."""
-    return "detect" if name in zoo.MODELS else "classify"
-
-
 def recipe_for(model: str | None, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe to store with the weights: the defaults for the model, with overrides."""
+    """Return the recipe to store with the weights: the defaults for the model with overrides.
+
+    Raises:
+        UserError: the model is not given, or unknown.
+    """
     named = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == "model.name"]
     if model is not None and named:
-        raise UserError(f"--model is '{model}' and model.name is '{named[-1]}': give one of the two")
+        raise UserError(f"--model is '{model}', and model.name is '{named[-1]}'; remove one of them")
     name = model or (named[-1] if named else None)
     if name is None and any(word.startswith("model.cfg=") for word in overrides):
         return load.default([PRECISION, *overrides])
     if name is None:
         raise UserError(
-            "cannot tell which model the weights belong to: give --model NAME, such as yolov4-tiny, resnet50 "
-            "or timm/convnext_tiny (rankless models lists them), model.cfg=FILE, or, for Darknet weights, "
+            "the weights do not name their model; add --model NAME, such as yolov4-tiny, resnet50 or "
+            "timm/convnext_tiny (`rankless models` lists them), model.cfg=FILE or, for Darknet weights, "
             "--cfg FILE"
         )
     stem = name.removesuffix(".cfg")
     if (name.startswith("yolo") or stem != name) and name not in zoo.MODELS:
         near = nearest(name, zoo.MODELS)
         raise UserError(
-            f"'--model' is '{name}': no such model; expected {one_of(zoo.MODELS)}{near}; for another Darknet "
-            f"network give its cfg: --cfg {stem}.cfg"
+            f"--model is '{name}': no such model; expected {one_of(zoo.MODELS)}{near}; for another Darknet "
+            f"network, use --cfg {stem}.cfg"
         )
-    task = [] if any(word.startswith("task=") for word in overrides) else [f"task={_task_of(name)}"]
+    has_task = any(word.startswith("task=") for word in overrides)
+    task = [] if has_task else ["task=detect" if name in zoo.MODELS else "task=classify"]
     options = [*task, f"model.name={json.dumps(name)}", PRECISION]
     recipe = load.default([*options, *overrides])
     if recipe.task == "classify" and variant(recipe.model).side >= _LEAST_CROPPED:
@@ -118,9 +118,14 @@ def recipe_for(model: str | None, overrides: Sequence[str]) -> Recipe:
 
 
 def read_class_names(path: Path | None, classes: int | None) -> tuple[str, ...] | None:
-    """Read class names from a file with a JSON list or one name per line; return None if ``path`` is None.
+    """Read class names from a file with a JSON list or one name per line.
 
-    ``classes`` is the expected number of names; None accepts any.
+    Args:
+        path: the file; None returns None.
+        classes: expected number of names; None accepts any number.
+
+    Raises:
+        UserError: the file cannot be read, or does not contain the expected names.
     """
     if path is None:
         return None
@@ -130,16 +135,16 @@ def read_class_names(path: Path | None, classes: int | None) -> tuple[str, ...] 
         raise UserError(f"--names {path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise UserError(
-            f"--names {path}: not UTF-8 text (byte {error.start}); expected one class name per line"
+            f"--names {path}: is not UTF-8 text (byte {error.start}); expected one class name per line"
         ) from None
     names = _listed(path, text) if text.lstrip().startswith("[") else text.strip().splitlines()
     names = [name.strip() for name in names]
-    problems = [f"--names {path}:{n}: an empty name" for n, name in enumerate(names, 1) if not name]
+    problems = [f"--names {path}:{n}: the name is empty" for n, name in enumerate(names, 1) if not name]
     if not names:
         problems = [f"--names {path}: has no names; expected one class name per line, or a JSON list"]
     if classes is not None and classes != len(names):
         problems.append(
-            f"--classes is {classes}, but {path} has {counted(len(names), 'name')}; leave --classes out"
+            f"--classes is {classes}, but {path} has {counted(len(names), 'name')}; remove --classes"
         )
     if problems:
         raise UserError(problems)
@@ -150,7 +155,7 @@ def _listed(path: Path, text: str) -> list[str]:
     try:
         names = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"--names {path}: starts like a JSON list but is not valid: {error}") from None
+        raise UserError(f"--names {path}: starts like a JSON list, but is not valid: {error}") from None
     if not all(isinstance(name, str) for name in names):
         raise UserError(f"--names {path}: has entries that are not text; expected a list of class names")
     return list(names)
@@ -167,8 +172,8 @@ class ImportReport:
     Attributes:
         source: the checkpoint.
         weights: the new weights file.
-        model: the model's name, or the cfg file.
-        class_names: a name per class id.
+        model: name of the model, or path of the cfg file.
+        class_names: one name per class id.
         tensors: number of tensors in the model.
         taken: number of tensors copied from the checkpoint.
         sha256: digest of the weights.
@@ -205,22 +210,27 @@ def import_weights(
     overrides: Sequence[str] = (),
     force: bool = False,
 ) -> ImportReport:
-    """Convert the weights of another project to a weights file.
+    """Convert weights from another project to a weights file.
 
     Args:
-        source: a checkpoint; see :func:`~rankless.models.checkpoints.foreign.read_checkpoint`.
-        out: the weights file to write; ``force`` replaces an existing file.
+        source: a Darknet weights file, a transformers model folder, or a checkpoint for
+            :func:`~rankless.models.checkpoints.foreign.read_checkpoint`.
+        out: the weights file to write.
         model: the model, as ``model.name`` in a recipe.
-        cfg: a Darknet cfg file, in place of ``model``.
-        names: a file of class names: one per line, or a JSON list; by default "0", "1" …
-        classes: number of classes if ``names`` is not given; by default, the number in the checkpoint's head.
-        key: the checkpoint's entry with the weights; by default chosen automatically.
-        partial: load every matching tensor, and initialize the others with the recipe's seed.
+        cfg: a Darknet cfg file, instead of ``model``.
+        names: a file with class names, one per line or as a JSON list. By default, classes are numbered.
+        classes: number of classes if ``names`` is not given; by default, it is inferred from the head.
+        key: entry in the checkpoint with the weights; by default, it is found automatically.
+        partial: load all matching tensors, and initialize the others with the recipe's seed.
         by_order: match tensors by order instead of name; with ``partial``, only up to the first tensor with
             another shape.
-        port: the port of YOLO that the checkpoint comes from, one of
+        port: the port of YOLO that the checkpoint comes from, a key of
             :data:`~rankless.models.checkpoints.ports.PORTS`.
-        overrides: ``key=value``, changes to the recipe that is stored with the weights.
+        overrides: changes to the recipe that is stored with the weights, ``key=value``.
+        force: replace an existing file.
+
+    Raises:
+        UserError: the checkpoint cannot be read, its tensors do not fit the model, or ``out`` exists.
     """
     outputs = _outputs(source, out, force, (cfg, names))
     class_names = read_class_names(names, classes)
@@ -232,13 +242,15 @@ def import_weights(
         class_names = class_names or of_folder
     elif port is not None:
         checkpoint, recipe = _from_port(source, port, cfg, model, key, overrides, partial)
-    elif cfg is not None or _is_darknet(source):
+    elif cfg is not None or source.suffix == ".weights" or ".conv." in source.name:
         checkpoint, recipe, known, truncated = _from_darknet(source, cfg, model, overrides)
         extra |= {} if truncated else {"seen": str(checkpoint.seen)}
         partial, classes = partial or truncated, classes or known
         if class_names is not None and len(class_names) != known and not truncated:
             given = counted(len(class_names), "name")
-            raise UserError(f"--names {names}: {given}, but the network has {known}")
+            raise UserError(
+                f"--names {names}: has {given}; expected {known}, the network's number of classes"
+            )
     else:
         recipe = recipe_for(model, overrides)
         checkpoint = read_checkpoint(source, key)
@@ -258,11 +270,11 @@ def import_weights(
 def _from_transformers(
     folder: Path, given: Mapping[str, object], overrides: Sequence[str]
 ) -> tuple[Checkpoint, Recipe, tuple[str, ...]]:
-    """Read a folder that transformers wrote; it defines the network, classes and preprocessing."""
+    """Read a transformers model folder, which defines the network, classes and preprocessing."""
     if wrong := [option for option, value in given.items() if value is not None]:
         raise UserError(
-            f"{folder}: was written by transformers, and its {CONFIG} describes the model; leave "
-            f"out {', '.join(wrong)}"
+            f"{folder}: is a transformers model folder, whose {CONFIG} describes the model; remove "
+            f"{', '.join(wrong)}"
         )
     keys = recipe_keys(folder, "rankless import")
     options = [
@@ -283,26 +295,23 @@ def _fitted(
     by_order: bool,
     partial: bool,
 ) -> tuple[Fit, tuple[str, ...], list[str]]:
-    """Fit the checkpoint to the recipe's model, and return the tensors, the class names and messages.
-
-    ``classes`` are the class names, or their number; None uses the number in the checkpoint's head.
-    """
+    """Fit a checkpoint to the recipe's model, and return the tensors, the class names and messages."""
     notes, head = list(checkpoint.facts), _head(recipe)
     if by_order:
         ours = build_any(recipe, 2).state_dict()
         checkpoint = replace(checkpoint, state=in_order(ours, checkpoint.state, str(source), partial))
-        notes.append("the tensors are matched by their order, not by their names: evaluate the result")
+        notes.append("the tensors were matched by order instead of name; evaluate the result")
     if not isinstance(classes, tuple):
         count = classes or _classes_of(checkpoint.state, recipe, head, source, partial)
         classes = tuple(map(str, range(count)))
-        notes.append(f"no class names are given: the classes are named by their numbers, 0 to {count - 1}")
+        notes.append(f"no class names are given, so the classes are numbered from 0 to {count - 1}")
     state = build_any(recipe, len(classes)).state_dict()
     known = _head_classes(align(state, checkpoint.state)[0], head)
     if not partial and len(known) == 1 and len(classes) not in known and min(known) in range(1, 1_000_000):
         of_file = counted(int(*known), "class", "classes")
         raise UserError(
-            f"{source}: its head has {of_file}, but {counted(len(classes), 'class is', 'classes are')} given "
-            "(--names, --classes); give as many as the head has, or leave the head out with --partial"
+            f"{source}: its head has {of_file}, but --names or --classes specifies {len(classes)}; specify "
+            "as many as the head has, or add --partial to leave out the head"
         )
     fitted = fit(state, checkpoint.state, partial, tuple(head), str(source))
     return fitted, classes, notes + fitted.notes
@@ -311,14 +320,9 @@ def _fitted(
 def _from_darknet(
     source: Path, cfg: Path | None, model: str | None, overrides: Sequence[str]
 ) -> tuple[Checkpoint, Recipe, int, bool]:
-    """Read Darknet's ``.weights`` for a cfg or a named model.
-
-    Returns:
-        The tensors with the model's names; the recipe; the number of classes; and whether the file holds only
-        the weights of the first layers, as published backbones do.
-    """
+    """Return the tensors, the recipe, the number of classes, and whether layers are missing at the end."""
     if cfg is not None and model is not None:
-        raise UserError(f"--cfg is {cfg} and --model is '{model}': give one of the two")
+        raise UserError(f"--cfg is {cfg}, and --model is '{model}'; remove one of them")
     facts: list[str] = []
     if cfg is not None:
         described = read_cfg(str(cfg))
@@ -330,11 +334,11 @@ def _from_darknet(
         known = darknet.MODELS.get(named.name)
         if known is None or known.anchor_free:
             raise UserError(
-                f"{source}: Darknet has no model {named.name}; give the --model that the weights belong to"
+                f"{source}: Darknet has no model {named.name}; set --model to the model of the weights"
             )
         network = darknet.network(named, COCO_CLASSES)
         network = with_classes(network, classes_of(source, network) or COCO_CLASSES)
-        # As in the published cfg files, only Scaled-YOLOv4 letterboxes, and only YOLOv3 has plain NMS.
+        # As in the published cfg files, only Scaled-YOLOv4 uses letterboxing, and only YOLOv3 uses plain NMS.
         letterbox = any(isinstance(layer, Yolo) and layer.new_coords for layer in network.layers)
         nms = "iou" if network.loss == "yolov3" else "diou"
         options = [f"model.name={named.name}"]
@@ -347,12 +351,12 @@ def _from_darknet(
     except UserError as error:
         raise _of_other_classes(source, cfg, network) or error from None
     facts.append(
-        f"{source}: Darknet's weights, {read.filled} of the network's {read.convolutions} convolutions, "
-        f"trained on {counted(read.seen, 'image')}"
+        f"{source} contains Darknet weights for {read.filled} of the network's {read.convolutions} "
+        f"convolutions, trained on {counted(read.seen, 'image')}"
     )
     state = dict(read.state)
     for name in read.state:
-        if name.endswith("running_var"):  # PyTorch's batch norms also have a counter, which is not used
+        if name.endswith("running_var"):  # PyTorch's batch norms also have an unused counter
             state[name.replace("running_var", "num_batches_tracked")] = torch.tensor(0)
     whole = read.filled == read.convolutions
     checkpoint = Checkpoint(state, [*facts, *read.notes], read.seen)
@@ -360,14 +364,14 @@ def _from_darknet(
 
 
 def _of_other_classes(source: Path, cfg: Path | None, network: Network) -> UserError | None:
-    """Return an error if cfg and weights have different numbers of classes; None if they agree."""
+    """Return an error if the cfg file and the weights have different numbers of classes, otherwise None."""
     known = classes_of(source, network) if cfg else None
     if known in (None, network.classes):
         return None
     return UserError(
-        f"{source}: its heads have {counted(known or 0, 'class', 'classes')}, but those of --cfg {cfg} have "
-        f"{network.classes}; expected the cfg that it was trained with; import it with that cfg, and train "
-        "your own classes from it, which get new heads:\n"
+        f"{source}: its heads have {counted(known or 0, 'class', 'classes')}, but the heads in --cfg {cfg} "
+        f"have {network.classes}; expected the cfg file of the weights; to train your own classes, import "
+        "the weights with that file, and start from them with new heads:\n"
         f"  rankless import {source} --cfg ORIGINAL.cfg --out pretrained.safetensors\n"
         "  rankless train fine-tune model.pretrained=pretrained.safetensors data.root=DATA"
     )
@@ -382,16 +386,13 @@ def _from_port(
     overrides: Sequence[str],
     partial: bool,
 ) -> tuple[Checkpoint, Recipe]:
-    """Read a port's checkpoint, and return its tensors under Rankless's names, and the recipe."""
     port = port_named(name)
     if model is None and cfg is None:
         if not port.model:
-            raise UserError(
-                f"--from is '{name}', which builds any cfg: give --model NAME or --cfg FILE as well"
-            )
+            raise UserError(f"--from is '{name}', which supports any network; add --model NAME or --cfg FILE")
         model = port.model
     elif port.model and (cfg is not None or model != port.model):
-        raise UserError(f"--from is '{name}', which is a port of {port.model}; leave --model and --cfg out")
+        raise UserError(f"--from is '{name}', which is a port of {port.model}; remove --model and --cfg")
     options = [*port.options, *overrides]
     if cfg is not None:
         described = read_cfg(str(cfg))
@@ -402,12 +403,12 @@ def _from_port(
     network = darknet.network(recipe.model, 2)
     ours = build_any(recipe, 2).state_dict()
     state, notes = from_port(checkpoint.state, ours, port, network, str(source), partial)
-    facts = [*checkpoint.facts, f"a checkpoint of {port.source}: {port.about}", *notes]
+    facts = [*checkpoint.facts, f"a checkpoint from {port.source} ({port.about})", *notes]
     return Checkpoint(state, facts), recipe
 
 
 def _likely_port(checkpoint: Checkpoint, recipe: Recipe, model: str | None) -> str:
-    """Infer the port that wrote a checkpoint from its tensors; return its name, or "" if it is unknown."""
+    """Infer the name of the port that a checkpoint comes from; empty if it is unknown."""
     known = darknet.MODELS.get(model or "")
     if known is None or known.anchor_free:
         return ""
@@ -415,13 +416,8 @@ def _likely_port(checkpoint: Checkpoint, recipe: Recipe, model: str | None) -> s
     return likely_port(checkpoint.state, recipe.model.name, ours, darknet.network(recipe.model, 2))
 
 
-def _is_darknet(source: Path) -> bool:
-    """Check whether a file has a Darknet name: ``.weights``, or a backbone such as ``darknet53.conv.74``."""
-    return source.suffix == ".weights" or ".conv." in source.name
-
-
 def _head(recipe: Recipe) -> Head:
-    """Map tensors whose shape depends on the classes to their first dimensions for 2 and for 3 classes."""
+    """Map the names of the head's tensors to their first dimensions for 2 and for 3 classes."""
     two, three = (build_any(recipe, classes).state_dict() for classes in (2, 3))
     return {
         name: (two[name].shape[0], three[name].shape[0])
@@ -431,7 +427,7 @@ def _head(recipe: Recipe) -> Head:
 
 
 def _head_classes(theirs: Mapping[str, Tensor], head: Head) -> set[float]:
-    """Return the numbers of classes that the shapes in a checkpoint's head imply: a single one if it fits."""
+    """Return the numbers of classes that the shapes of the head's tensors imply; a single one if they fit."""
     return {
         2 + (theirs[name].shape[0] - of_two) / (of_three - of_two)
         for name, (of_two, of_three) in head.items()
@@ -440,15 +436,12 @@ def _head_classes(theirs: Mapping[str, Tensor], head: Head) -> set[float]:
 
 
 def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source: Path, partial: bool) -> int:
-    """Infer the number of classes from the shape of the checkpoint's head.
-
-    For a backbone without a head, return the published model's number.
-    """
+    """Infer the number of classes from the head, or from the published model for a backbone."""
     ours = build_any(recipe, 2).state_dict()
     theirs, _ = align(ours, state)
     counts = _head_classes(theirs, head)
     if not counts and agrees_in_order(ours, state, tuple(head)):
-        return 2  # the names differ, which is reported when the tensors are compared
+        return 2  # the comparison of the tensors reports that the names differ
     if not counts and partial:
         detects = recipe.task == "detect"
         return zoo.MODELS[recipe.model.name].classes if detects else variant(recipe.model).classes
@@ -458,13 +451,13 @@ def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source:
     same = sum(name in theirs for name in ours)
     if same * 2 < len(ours):
         raise UserError(
-            f"{source}: the weights belong to a model other than {recipe.model.name}: only {same:,} of "
-            f"that model's {counted(len(ours), 'tensor')} occur in the file under the same name, and the "
-            f"file has {len(state):,}; give the --model that they belong to (rankless models lists them)"
+            f"{source}: the weights do not belong to {recipe.model.name}, because the file contains only "
+            f"{same:,} of its {counted(len(ours), 'tensor')} by name, and {len(state):,} tensors in total; "
+            "set --model to the model of the weights (`rankless models` lists all models)"
         )
     raise UserError(
-        f"{source}: the number of classes is unclear ({same:,} of the {len(ours):,} tensors of "
-        f"{recipe.model.name} occur in the file under the same name); give --names FILE or --classes N"
+        f"{source}: the number of classes is unclear, because the file contains {same:,} of the "
+        f"{len(ours):,} tensors of {recipe.model.name} by name; add --names FILE or --classes N"
     )
 
 
@@ -473,16 +466,14 @@ def _outputs(source: Path, out: Path, force: bool, inputs: Sequence[Path | None]
     if not source.exists():
         problems.append(f"{source}: no such file; expected a checkpoint")
     if out.is_dir():
-        problems.append(
-            f"--out {out}: this is a folder; expected a file, such as {out / 'weights.safetensors'}"
-        )
+        problems.append(f"--out {out}: is a folder; expected a file, such as {out / 'weights.safetensors'}")
     elif not out.parent.is_dir():
-        problems.append(f"--out {out}: no such folder {out.parent}; create it first")
+        problems.append(f"--out {out}: the folder {out.parent} does not exist; create it first")
     if problems:
         raise UserError(problems)
     outputs = Outputs([out], verb=None, force=force)
     outputs.refuse_inputs([each for each in (source, *inputs) if each is not None])
     if out.suffix.lower() in (*PYTORCH, ".ckpt", ".bin", ".weights", ".onnx"):
         ours = out.with_suffix(".safetensors")
-        raise UserError(f"--out {out}: the file is written as safetensors; give {ours}")
+        raise UserError(f"--out {out}: the file is written as safetensors; use {ours}")
     return outputs

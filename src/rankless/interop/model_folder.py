@@ -1,6 +1,6 @@
 """Write a folder for sharing a model, with the layout of a repository on the Hugging Face Hub.
 
-The weights are named as in a checkpoint, so every command that accepts a run also accepts the folder.
+Every command that accepts a run also accepts the folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KINDS = {
     "detect": ("object-detection", "An object detector"),
     "classify": ("image-classification", "An image classifier"),
 }
-_NAMED = 100  # classes that the card lists
+_NAMED = 100  # maximum number of classes in the card
 _CARD = """\
 ---
 library_name: rankless
@@ -41,7 +41,7 @@ license: unknown  # FILL IN an identifier of https://huggingface.co/docs/hub/rep
 
 {about}
 
-Lines with **FILL IN** are for the person who shares the model.
+Replace every **FILL IN** before you share the model.
 
 ## Use
 
@@ -67,7 +67,7 @@ Lines with **FILL IN** are for the person who shares the model.
 
 
 class Record(NamedTuple):
-    """The record of a run: the checkpoint's name (``best``, ``last`` or empty), its scores, and facts."""
+    """What a run recorded about a checkpoint: its name (``best``, ``last`` or empty), scores, and facts."""
 
     name: str = ""
     scores: Mapping[str, str] = {}
@@ -75,11 +75,17 @@ class Record(NamedTuple):
 
 
 def write(loaded: weights.Weights, folder: Path, source: Path, force: bool) -> tuple[Path, ...]:
-    """Write a model's files into ``folder``, which is new or empty, or an earlier export if ``force``."""
+    """Write a model to a new or empty folder, or to an earlier export if ``force`` is true.
+
+    Raises:
+        UserError: the folder contains other files, or an earlier export without ``force``.
+    """
     files = tuple(folder / name for name in FILES)
     if folder.is_dir() and any(folder.iterdir()) and not all(file.is_file() for file in files):
-        expected = "expected a new or empty folder"  # all files in the folder are shared
-        raise UserError(f"--out {folder}: contains other files; {expected}; give another --out")
+        # All files in the folder would be shared.
+        raise UserError(
+            f"--out {folder}: contains other files; expected a new or empty folder; use another --out"
+        )
     outputs = Outputs(files, verb=None, force=force)
     outputs.refuse_inputs([source])
     names = json.dumps(loaded.class_names, ensure_ascii=False, indent=1)
@@ -91,8 +97,8 @@ def write(loaded: weights.Weights, folder: Path, source: Path, force: bool) -> t
     return files
 
 
-def recorded(source: Path) -> Record:
-    """Return the record of the run that a weights file belongs to, as far as it can be read."""
+def read_record(source: Path) -> Record:
+    """Return what a run recorded about one of its weights files, as far as it can be read."""
     source = source.resolve()
     if source.parent.parent.name != "checkpoints":
         return Record()
@@ -102,7 +108,7 @@ def recorded(source: Path) -> Record:
     except UserError:
         return Record()
     with suppress(OSError, UserError):
-        if weights_of(source.parent) == source:  # averaged weights are scored, if there are any
+        if weights_of(source.parent) == source:  # the scores belong to the averaged weights, if any
             for entry in journal.read(run.journal):
                 scores = entry["scores"] if entry.get("evaluation") == state["step"] else scores
     about = "digest of the data: classes, sizes of images, annotations"
@@ -121,8 +127,8 @@ def recorded(source: Path) -> Record:
 
 
 def card(name: str, loaded: weights.Weights, source: Path) -> str:
-    """Return the model card of the folder ``name``: metadata for the Hub, and Markdown for people."""
-    recipe, record = loaded.recipe, recorded(source)
+    """Return the model card: metadata for the Hub, followed by Markdown."""
+    recipe, record = loaded.recipe, read_record(source)
     shown, is_ours = shlex.quote(printable(name)), recipe.task in BUILT_IN_TASKS
     metadata: dict[str, Any] = {"tags": ["rankless"]}
     if is_ours:
@@ -131,11 +137,11 @@ def card(name: str, loaded: weights.Weights, source: Path) -> str:
         metadata = {"pipeline_tag": tag, "tags": ["rankless", *named]}
         model = trained.model(open_task(recipe, loaded.class_names), loaded, str(source))
         size = counted(sum(one.numel() for one in model.parameters()), "parameter")
-        network = _plain(named[0]) if named else "the network of a Darknet cfg"
+        network = _plain(named[0]) if named else "the network in a Darknet cfg file"
         about = f"{kind}, {network}, with {size}."
     else:  # the task's code may be untrusted, so it is not run to count the parameters
         size = counted(sum(one.numel() for one in loaded.state.values()), "number")
-        about = f"A model of {size} for {_plain(recipe.task)}, whose code must be passed on with it."
+        about = f"A model of {size} for {_plain(recipe.task)}, whose code is needed as well."
     if names := loaded.class_names:
         listed = ", ".join(map(_plain, names[:_NAMED]))
         about += f" {counted(len(names), 'class', 'classes')}: {listed}{' …' if len(names) > _NAMED else ''}"
@@ -153,7 +159,7 @@ def card(name: str, loaded: weights.Weights, source: Path) -> str:
         more=f"    rankless train model.pretrained={shown} data.root=DATA\n" if is_ours else "",
         scores=_table("score", "on the evaluation images", record.scores)
         if record.scores
-        else "They are not recorded with the weights; `rankless evaluate` computes them.",
+        else "The scores are not recorded with the weights. Run `rankless evaluate` to compute them.",
         training=_training(loaded, record, shown, data),
         receipts=_table("", "", {**receipts, **record.facts}),
         licenses=_licenses(loaded),
@@ -161,25 +167,23 @@ def card(name: str, loaded: weights.Weights, source: Path) -> str:
 
 
 def _training(loaded: weights.Weights, record: Record, name: str, data: str) -> str:
-    """Return the command that repeats the training, or the reason why there is none."""
     if published := loaded.extra.get("imported_from"):
-        return f"The weights were imported from {_plain(published)}; how they were trained is not recorded."
+        return f"The weights were imported from {_plain(published)}, which does not record their training."
     data += "" if is_by_name(loaded.recipe.model.pretrained) else " model.pretrained=WEIGHTS"
     commands = f"    rankless train {name}/recipe.yaml --run again{data}\n"
     if record.name:
         commands += f"    rankless digest again/checkpoints/{record.name}\n"
     return (
-        f"{commands}\nThis repeats the training, on any number of devices. With the same data, versions and "
-        "processors, it gives the same digest."
+        f"{commands}\nThis repeats the training on any number of devices. With the same data, versions and "
+        "processors, the digest is the same."
     )
 
 
 def _licenses(loaded: weights.Weights) -> str:
-    """Return the model card's table of licenses, which the user fills in."""
     rows = {"these weights": "**FILL IN**, also as `license` at the top of this file"}
     if start := loaded.extra.get("imported_from") or loaded.recipe.model.pretrained:
         start = start if is_by_name(start) else Path(start).name
-        rows[f"the weights that they come from: {_plain(start)}"] = "**FILL IN**"
+        rows[f"the original weights: {_plain(start)}"] = "**FILL IN**"
     rows[f"the data: {_plain(Path(loaded.recipe.data.root).name)}; **FILL IN** its source"] = "**FILL IN**"
     rows["the program, Rankless"] = "Apache-2.0"
     return _table("", "license", rows)
@@ -191,5 +195,5 @@ def _table(left: str, right: str, rows: Mapping[str, str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Make untrusted text safe for Markdown: put it on one line, without markup."""
+    """Put untrusted text on one line, and escape Markdown."""
     return re.sub(r"([\\`*_{}\[\]<>()#|!~&])", r"\\\1", printable(text))

@@ -1,19 +1,24 @@
-"""Write ONNX files, with or without NMS."""
+"""Write ONNX files, with or without NMS, and the formats that contain ONNX or are converted from it."""
 
 from __future__ import annotations
 
+import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rankless.extras import needed
-from rankless.interop.plan import Plan
-from rankless.interop.quiet import quiet
+from rankless.interop.plan import Plan, quiet
 from rankless.models.detectors.protocol import CANDIDATES
 from rankless.models.exported.facts import Facts
 
 OPSET = 18
+TRITON_FILES = ("/1/model.onnx", "/config.pbtxt")
+"""Paths of the files in a Triton model folder; ``1`` is the version of the model."""
+_MOST = 8  # maximum batch size of the server
+_PARAMETERS = ("class_names", "preprocessing", "outputs", "digest")
 _DIMENSIONS = {
     "images": ("batch", "3", "height", "width"),
     "boxes": ("batch", "candidates", "4"),
@@ -23,7 +28,7 @@ _DIMENSIONS = {
 }
 
 # As in `rankless predict`, a candidate keeps only its best class, and only the best candidates reach NMS.
-# The operator expects y1, x1, y2, x2, but x1, y1, x2, y2 give the same IoU.
+# The operator expects y1, x1, y2, x2, but x1, y1, x2, y2 yield the same IoU.
 _NMS = """\
 <ir_version: {ir}, opset_import: ["" : {opset}]>
 nms (float[batch, candidates, 4] boxes, float[batch, candidates, classes] scores)
@@ -77,9 +82,35 @@ _OF_ALL = "    by_class = Identity (of_a_class)"
 
 
 def write(plan: Plan, path: Path) -> None:
-    """Write the planned model to an ONNX file."""
+    """Write a model to an ONNX file."""
     onnx = needed("onnx", "onnx", "--format onnx")
     onnx.save_model(model(plan), str(path))
+
+
+def write_openvino(plan: Plan, path: Path) -> None:
+    """Write an ``.xml`` file and its ``.bin`` file. With ``plan.half``, weights are stored in float16."""
+    openvino: Any = needed("openvino", "openvino", "--format openvino")
+    onnx = needed("onnx", "onnx", "--format openvino")
+    with tempfile.TemporaryDirectory(prefix="rankless-") as folder:
+        between = Path(folder) / "model.onnx"
+        onnx.save_model(model(plan, half=False), str(between))
+        made = openvino.convert_model(str(between))
+        for name, text in plan.facts.texts().items():
+            made.set_rt_info(text, ["rankless", name])
+        openvino.save_model(made, str(path), compress_to_fp16=plan.half)
+
+
+def write_triton(plan: Plan, path: Path) -> None:
+    """Write a model folder for the repository of Triton Inference Server or OpenVINO Model Server.
+
+    ``path`` is the ONNX file in the numbered folder of its version. Only Triton needs ``config.pbtxt``.
+    """
+    onnx = needed("onnx", "onnx", "--format triton")
+    proto = model(plan)
+    path.parent.mkdir(parents=True)
+    onnx.save_model(proto, str(path))
+    text = _config(proto.graph, plan)
+    (path.parents[1] / "config.pbtxt").write_text(text, encoding="ascii")
 
 
 def model(plan: Plan, *, half: bool | None = None) -> Any:
@@ -126,7 +157,6 @@ def _nms(facts: Facts, ir: int) -> str:
 
 
 def _name_dimensions(proto: Any) -> None:
-    """Give the free dimensions of inputs and outputs readable names."""
     del proto.graph.value_info[:]  # optional, and contains the exporter's names
     for value in (*proto.graph.input, *proto.graph.output):
         for side, name in zip(value.type.tensor_type.shape.dim, _DIMENSIONS[value.name], strict=True):
@@ -135,9 +165,31 @@ def _name_dimensions(proto: Any) -> None:
 
 
 def _state_kernel_sizes(proto: Any, onnx: Any) -> None:
-    """Add the kernel size to each convolution; it is optional in ONNX, but OpenCV's dnn module needs it."""
+    """Add the kernel size to each convolution, which is optional in ONNX but necessary for OpenCV."""
     sizes = {tensor.name: list(tensor.dims[2:]) for tensor in proto.graph.initializer}
     for node in proto.graph.node:
         is_stated = any(attribute.name == "kernel_shape" for attribute in node.attribute)
         if node.op_type == "Conv" and not is_stated and node.input[1] in sizes:
             node.attribute.append(onnx.helper.make_attribute("kernel_shape", sizes[node.input[1]]))
+
+
+def _config(graph: Any, plan: Plan) -> str:
+    """Return the configuration for Triton, a ``ModelConfig`` in protobuf's text format.
+
+    Dynamic batching is enabled if the first dimension of all inputs and outputs is the batch.
+    """
+    values = [(kind, value) for kind in ("input", "output") for value in getattr(graph, kind)]
+    is_batched = all(value.type.tensor_type.shape.dim[0].dim_param == "batch" for _, value in values)
+    lines = ['backend: "onnxruntime"', f"max_batch_size: {_MOST if is_batched else 0}"]
+    if is_batched:
+        lines.append("dynamic_batching { }")
+    for kind, value in values:
+        sides = value.type.tensor_type.shape.dim[int(is_batched) :]
+        dims = ", ".join(str(side.dim_value if side.HasField("dim_value") else -1) for side in sides)
+        lines.append(f'{kind} {{ name: "{value.name}" data_type: TYPE_FP32 dims: [ {dims} ] }}')
+    texts = plan.facts.texts()
+    for name in _PARAMETERS:
+        # The text format uses the same quotes and escapes as JSON in ASCII.
+        text = json.dumps(texts[name] if name == "digest" else json.dumps(json.loads(texts[name])))
+        lines.append(f'parameters {{ key: "{name}" value {{ string_value: {text} }} }}')
+    return "\n".join(lines) + "\n"

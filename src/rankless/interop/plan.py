@@ -1,14 +1,20 @@
-"""The model to export: its inputs and outputs, the shapes it accepts, and the metadata of the file.
+"""Prepare a model for export: its inputs and outputs, the shapes it accepts, and the metadata of the file.
 
-The exported model's input is ``images``, float32 RGB in 0..1 (B, 3, H, W), and its outputs are boxes and
-scores, or probabilities. It includes decoding and normalization in float32, whatever the network's precision.
+The input of an exported model is ``images``, float32 RGB in 0..1 (B, 3, H, W). The outputs are boxes and
+scores, or probabilities. Normalization and decoding are included, and computed in float32 whatever the
+precision of the network.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
-from collections.abc import Sequence
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError
-from rankless.interop.quiet import quiet
 from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.models.detectors.protocol import CANDIDATES, Exports
@@ -28,8 +33,22 @@ from rankless.runs.trained_weights import trained_weights_of
 from rankless.tasks import open_task, trained
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress the progress, warnings and advice of PyTorch's exporters within the block."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
 class PortableDetector(nn.Module):
-    """A detector that also decodes its outputs to boxes and scores.
+    """A detector together with the decoding of its outputs.
 
     Args:
         detector: a :class:`~rankless.models.detectors.protocol.Detector`.
@@ -39,25 +58,25 @@ class PortableDetector(nn.Module):
     def __init__(self, detector: nn.Module, *, half: bool = False) -> None:
         super().__init__()
         if "backbone" in detector._modules:
-            # PyTorch's exporters look up modules as attributes, where a method ``backbone`` would win.
+            # PyTorch's exporters look up modules as attributes, and would find the method of the same name.
             found = property(lambda self: self._modules["backbone"])
             detector.__class__ = type(type(detector).__name__, (type(detector),), {"backbone": found})
         self.detector = detector.half() if half else detector
         self.half_precision = half
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute boxes (B, P, 4), xyxy in pixels of the input, and scores (B, P, C)."""
+        """Compute boxes (B, P, 4), xyxy in input pixels, and scores (B, P, C) of images (B, 3, H, W)."""
         detector = cast(Any, self.detector)
         boxes, scores = detector.decode(detector(images.half() if self.half_precision else images))
         return boxes, scores
 
 
 class PortableClassifier(nn.Module):
-    """A classifier that also normalizes its input and applies softmax to its output.
+    """A classifier together with the normalization of its input and the softmax of its output.
 
     Args:
         classifier: module that computes logits from normalized images.
-        mean, std: mean and standard deviation of the normalization, one number per channel.
+        mean, std: mean and standard deviation per channel.
         half: whether the network computes in float16.
     """
 
@@ -79,12 +98,12 @@ class PortableClassifier(nn.Module):
 
 
 class WithNms(nn.Module):
-    """A detector followed by NMS, for PyTorch's formats. Its results equal those of ``rankless predict``.
+    """A detector followed by NMS, for PyTorch's formats. The results equal those of ``rankless predict``.
 
     Args:
         detector: a :class:`PortableDetector`.
         settings: settings of the NMS, which compares boxes by IoU.
-        confidence: only candidates with a higher score are kept.
+        confidence: confidence threshold; only candidates with a higher score are kept.
     """
 
     def __init__(self, detector: PortableDetector, settings: Evaluate, confidence: float) -> None:
@@ -94,7 +113,7 @@ class WithNms(nn.Module):
         importlib.import_module("torchvision")  # registers its NMS for PyTorch's exporters
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return detections (N, 7) with image, x1, y1, x2, y2, score and class; best first in each image."""
+        """Return detections (N, 7): image, x1, y1, x2, y2, score and class, best first in each image."""
         boxes, scores = self.detector(images)
         best, labels = scores.max(2)
         best, order = best.sort(dim=1, descending=True, stable=True)
@@ -103,13 +122,13 @@ class WithNms(nn.Module):
         boxes = boxes.gather(1, order.unsqueeze(-1).expand(-1, -1, 4))
         images_of = torch.arange(boxes.shape[0], device=boxes.device).unsqueeze(1).expand_as(labels)
         groups = images_of if self.class_agnostic else images_of * scores.shape[2] + labels
-        # The shifts separate the groups; they are float64 because float32 would round the boxes.
+        # The shifts separate the groups. float32 would round the shifted boxes.
         wide = boxes.double()
         shifts = groups.double() * (wide.amax() - wide.amin() + 1)
         (chosen,) = torch.where((best > self.confidence).flatten())
         apart = (wide + shifts.unsqueeze(-1)).flatten(0, 1)[chosen]
         survivors = torch.ops.torchvision.nms(apart, best.flatten()[chosen].double(), self.iou)
-        rows = chosen[survivors].sort().values  # image by image, best first in each
+        rows = chosen[survivors].sort().values  # image by image, best first in each image
         columns = (images_of.flatten()[rows], best.flatten()[rows], labels.flatten()[rows])
         image, score, label = (one.to(boxes.dtype).unsqueeze(1) for one in columns)
         return torch.cat((image, boxes.flatten(0, 1)[rows], score, label), 1)
@@ -131,8 +150,8 @@ class ExportOptions:
 
     Attributes:
         nms: whether to include NMS in the exported model.
-        confidence: confidence threshold of the NMS; None for 0.25.
-        batch: fixed batch size; None for any.
+        confidence: confidence threshold of the NMS; None means 0.25.
+        batch: fixed batch size; None means any.
         any_size: whether to accept any height and width that are multiples of 32.
         half: whether to compute in float16.
     """
@@ -146,14 +165,14 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """The model to export, and its options.
+    """A model to export, with its options.
 
     Attributes:
         source: the weights file.
-        task: the recipe's task, for predictions and images.
+        task: the recipe's task, which provides images and predictions.
         model: the trained model in float32.
-        facts: the file's metadata.
-        batch: fixed batch size; None for any.
+        facts: metadata of the file.
+        batch: fixed batch size; None means any.
         any_size: whether the file accepts any height and width that are multiples of 32.
         half: whether the network computes in float16.
     """
@@ -167,19 +186,19 @@ class Plan:
     half: bool
 
     def in_half(self) -> Plan:
-        """Return a plan of the same model in float16."""
+        """Return a copy that computes in float16."""
         facts = replace(self.facts, recipe=replace(self.facts.recipe, precision="fp16"))
         return replace(self, facts=facts, half=True)
 
     def portable(self, *, half: bool | None = None) -> nn.Module:
-        """Return a copy of the model for other programs, without NMS; by default, ``half`` is the plan's."""
+        """Return a copy of the model without NMS, for other programs; ``half`` overrides the precision."""
         half, network = self.half if half is None else half, copy.deepcopy(self.model).requires_grad_(False)
         if self.facts.recipe.task == "classify":
             return PortableClassifier(network, self.task.mean, self.task.std, half=half).eval()
         return PortableDetector(network, half=half).eval()
 
     def with_nms(self) -> nn.Module:
-        """Return a copy of the model for other programs, with NMS if requested."""
+        """Return a copy of the model for other programs, with NMS if it was requested."""
         made = self.portable()
         if self.facts.nms is None or not isinstance(made, PortableDetector):
             return made
@@ -191,7 +210,11 @@ class Plan:
         return torch.rand(self.batch or 2, 3, *self.facts.size, generator=drawn)
 
     def program(self, module: nn.Module) -> Any:
-        """Trace a module with ``torch.export``. A free batch size or image size gets a dynamic shape."""
+        """Trace a module with ``torch.export``, with dynamic dimensions if the plan allows any size.
+
+        Raises:
+            UserError: PyTorch cannot export the module.
+        """
         dim = torch.export.Dim
         shapes: dict[int, Any] = {} if self.batch else {0: dim("batch")}
         if self.any_size:
@@ -203,16 +226,20 @@ class Plan:
             raise self.unable(error) from error
 
     def unable(self, error: Exception) -> UserError:
-        """Return the error for a model that PyTorch cannot export."""
+        """Return an error for a model that PyTorch cannot export."""
         reason = " ".join(str(error).split())[:300]
         return UserError(
             f"{self.source}: PyTorch cannot export {self.facts.recipe.model.name} ({reason}); expected a "
-            "model without control flow that depends on its input; try --batch 1 without --any-size"
+            "model whose control flow does not depend on its input; try --batch 1 without --any-size"
         )
 
 
-def planned(target: Path, asked: ExportOptions, overrides: Sequence[str]) -> Plan:
-    """Load the model from a run directory or a weights file, with overrides, and check the options."""
+def plan_export(target: Path, asked: ExportOptions, overrides: Sequence[str]) -> Plan:
+    """Load a model to export from a run directory or a weights file.
+
+    Raises:
+        UserError: there are no weights, or the options or overrides do not fit the model.
+    """
     path = trained_weights_of(target)
     loaded = weights.load(path)
     recipe = _changed(loaded.recipe, overrides, path)
@@ -224,8 +251,8 @@ def planned(target: Path, asked: ExportOptions, overrides: Sequence[str]) -> Pla
         raise UserError(problems)
     if exports.problem:
         raise UserError(
-            f"{path}: {recipe.model.name} cannot be exported: {exports.problem}, which PyTorch cannot trace; "
-            "use --format pth, or another detector"
+            f"{path}: {recipe.model.name} cannot be exported, because {exports.problem}, which PyTorch "
+            "cannot trace; use --format pth, or another detector"
         )
     task: Any = open_task(recipe, loaded.class_names)
     model = trained.model(task, loaded, str(path)).eval()
@@ -251,36 +278,38 @@ def _changed(recipe: Recipe, overrides: Sequence[str], path: Path) -> Recipe:
     keys = _KEYS.get(recipe.task)
     if keys is None:
         raise UserError(
-            f"{path}: its task is '{recipe.task}', a custom task; expected detect or classify; export its "
-            "state dict with --format pth"
+            f"{path}: its task is '{recipe.task}', a custom task; expected detect or classify; use --format "
+            "pth to export the state dict"
         )
     wrong = [key for key in (one.partition("=")[0] for one in overrides) if key not in keys]
     if wrong:
         raise UserError(
-            f"command line: key '{key}': an export does not use it; expected one of {', '.join(keys)}"
+            f"command line: key '{key}': has no effect on an export; expected one of {', '.join(keys)}"
             for key in wrong
         )
     return load.changed(recipe, overrides) if overrides else recipe
 
 
 def _problems(recipe: Recipe, asked: ExportOptions, exports: Exports) -> list[str]:
-    """Return a message for each option that does not fit the recipe."""
     problems = []
     is_detector = recipe.task == "detect"
     if asked.confidence is not None and not asked.nms:
-        problems.append("--confidence has an effect only with --nms; add --nms, or leave out --confidence")
+        problems.append("--confidence has an effect only with --nms; add --nms, or remove --confidence")
     elif asked.confidence is not None and not 0 <= asked.confidence <= 1:
-        problems.append(f"--confidence is {asked.confidence:g}: expected a number from 0 to 1")
+        problems.append(f"--confidence is {asked.confidence:g}; expected a number from 0 to 1")
     if asked.batch is not None and asked.batch < 1:
-        problems.append(f"--batch is {asked.batch}: expected a whole number of at least 1")
+        problems.append(f"--batch is {asked.batch}; expected a whole number of at least 1")
     if asked.nms and not is_detector:
-        problems.append("--nms is for detectors, but these weights belong to a classifier; leave --nms out")
+        problems.append("--nms is for detectors, but these weights belong to a classifier; remove --nms")
     elif asked.nms and recipe.evaluate.nms != "iou":
         problems.append(
             f"--nms computes NMS by IoU, but the recipe's evaluate.nms is '{recipe.evaluate.nms}'; add "
-            "evaluate.nms=iou, or leave --nms out"
+            "evaluate.nms=iou, or remove --nms"
         )
     if asked.any_size and not (is_detector and exports.any_shape):
-        kind = f"{recipe.model.name} has anchors of one size" if is_detector else "a classifier has one size"
-        problems.append(f"--any-size is for YOLO and anchor-free detectors, but {kind}; leave --any-size out")
+        name = recipe.model.name if is_detector else "a classifier"
+        problems.append(
+            f"--any-size is for YOLO and anchor-free detectors, but {name} accepts only one size; remove "
+            "--any-size"
+        )
     return problems

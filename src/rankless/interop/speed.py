@@ -15,17 +15,17 @@ from rankless.interop.plan import Plan
 from rankless.models.exported.sessions import Session
 from rankless.structures import network_input
 
-_WARM_UP = 2  # calls that are not counted, because the first ones allocate memory and choose kernels
+_WARM_UP = 2  # untimed calls, because the first ones allocate memory and choose kernels
 
 
 def inputs(plan: Plan, count: int) -> Tensor:
-    """Return real images as a model's input, float32 (count, 3, H, W), repeated if there are too few."""
+    """Return real images as model input, float32 (count, 3, H, W), repeated if there are too few."""
     seen = network_input(images(plan)[0].images)
     return seen[torch.arange(count) % len(seen)].contiguous()
 
 
 def of_pytorch(model: nn.Module, seen: Tensor, seconds: float) -> float:
-    """Measure the images per second of a PyTorch module in float32, on a GPU if there is one."""
+    """Measure how many images per second a PyTorch module computes in float32, on a GPU if there is one."""
     device = compute_device()
     model, seen = model.to(device), seen.to(device)
 
@@ -39,13 +39,13 @@ def of_pytorch(model: nn.Module, seen: Tensor, seconds: float) -> float:
 
 
 def of_session(session: Session, seen: Tensor, seconds: float) -> float:
-    """Measure the images per second of an exported file; ``seen`` is one batch of images."""
+    """Measure how many images per second an exported file computes, given one batch of images."""
     array = seen.numpy()
     return _rate(lambda: session(array), len(seen), seconds)
 
 
 def _rate(call: Callable[[], Any], count: int, seconds: float) -> float:
-    """Measure images per second from the median time of calls with ``count`` images each."""
+    """Return the images per second in the median of the calls, each of which computes ``count`` images."""
     for _ in range(_WARM_UP):
         call()
     times: list[float] = []

@@ -1,4 +1,4 @@
-"""Write PyTorch's own formats: TorchScript, and programs of ``torch.export``. Both contain code."""
+"""Write PyTorch's formats: TorchScript, and programs of ``torch.export``. Both contain code."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rankless.interop.plan import Plan
-from rankless.interop.quiet import quiet
+from rankless.interop.plan import Plan, quiet
 
 TEXTS = "metadata.json"
-"""Name of the extra file with the metadata of :mod:`rankless.models.exported.facts`."""
+"""Name of the embedded file with the metadata of :mod:`rankless.models.exported.facts`."""
 
 
 class TorchSession:
-    """A session for a file that this process has just written; see ``models.exported.sessions.Session``.
+    """A session for a TorchScript or ``torch.export`` file.
 
-    Loading such a file runs its code, so it must come from this process.
+    Loading the file runs its code, so it must have been written by this process.
     """
 
     def __init__(self, path: Path, plan: Plan, *, script: bool) -> None:
@@ -35,14 +34,14 @@ class TorchSession:
                 self._module = torch.export.load(path).module()
 
     def __call__(self, images: NDArray[np.float32]) -> list[NDArray[Any]]:
-        """Return the outputs for images (B, 3, H, W) in 0..1."""
+        """Compute the outputs for images (B, 3, H, W) in 0..1."""
         with torch.no_grad():
             computed = self._module(torch.from_numpy(images))
         return [one.numpy() for one in (computed if isinstance(computed, tuple) else (computed,))]
 
 
 def write_torchscript(plan: Plan, path: Path) -> None:
-    """Write the planned model as a traced TorchScript module."""
+    """Write a model as a traced TorchScript module."""
     with quiet(), torch.no_grad():
         try:
             traced: Any = torch.jit.trace(plan.with_nms(), (plan.example(),), check_trace=False)
@@ -52,7 +51,7 @@ def write_torchscript(plan: Plan, path: Path) -> None:
 
 
 def write_pt2(plan: Plan, path: Path) -> None:
-    """Write the planned model as a program of ``torch.export``."""
+    """Write a model as a program of ``torch.export``."""
     program = plan.program(plan.with_nms())
     with path.open("wb") as file, quiet():
         torch.export.save(program, file, extra_files={TEXTS: json.dumps(plan.facts.texts())})

@@ -17,8 +17,8 @@ from rankless.engine.settings import computes_like
 from rankless.errors import UserError, counted, nearest, one_of
 from rankless.hardware.compute_device import compute_device
 from rankless.interop import speed
-from rankless.interop.export import PROGRAMS, made
-from rankless.interop.plan import ExportOptions, Plan, planned
+from rankless.interop.export import PROGRAMS, write_checked
+from rankless.interop.plan import ExportOptions, Plan, plan_export
 from rankless.models.exported.loading import as_model
 from rankless.models.exported.sessions import Session
 from rankless.tasks import open_task
@@ -127,7 +127,7 @@ def benchmark(
             f"--formats has '{name}': expected {one_of(PROGRAMS)}{nearest(name, PROGRAMS)}"
             for name in unknown
         )
-    plan = planned(target, ExportOptions(batch=batch), overrides)
+    plan = plan_export(target, ExportOptions(batch=batch), overrides)
     notes: list[str] = []
     with (
         computes_like(plan.facts.recipe),
@@ -175,7 +175,7 @@ class _Bench:
         folder = self.folder / f"{format}-{precision}"
         folder.mkdir()
         try:
-            done = made(plan, format, folder)
+            done = write_checked(plan, format, folder)
             rate = speed.of_session(done.session, self.inputs, self.seconds)
             score = self.score(self._model(done.session), exported=True) if scored else None
         except UserError as error:

@@ -1,6 +1,6 @@
 """Elementwise losses that compare σ(logit) with a target.
 
-They are computed from the logit, so no precision is lost if σ is nearly 0 or 1.
+They are computed from the logit, so they do not lose precision if σ is nearly 0 or 1.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Lower bound of |σ - y| in the quality focal loss: a power below 1 has no finite gradient at 0.
+# Lower bound of |σ - y| in the quality focal loss, because the gradient of a power below 1 is infinite at 0.
 _LEAST_GAP = 1e-6
 
 
@@ -32,8 +32,8 @@ def focal(logits: Tensor, present: Tensor, gamma: float, alpha: float | None = N
     Args:
         logits: the logits, of any shape.
         present: whether the sample is positive, bool, of the same shape.
-        gamma: how strongly easy samples are down-weighted; 0 gives the cross-entropy.
-        alpha: weight of positives; the weight of negatives is 1 - α. None gives both a weight of 1.
+        gamma: how strongly easy samples are down-weighted; 0 yields the cross-entropy.
+        alpha: weight of positives; the weight of negatives is 1 - α. None means a weight of 1 for both.
 
     Returns:
         The losses, of the same shape.

@@ -1,9 +1,9 @@
-"""Match detections to objects at an IoU of 0.5: by COCO's rule, by Pascal VOC's rule, or across classes.
+"""Match detections with objects at an IoU of 0.5: by COCO's rule, by Pascal VOC's rule, or across classes.
 
 By COCO's rule (cocoapi's ``cocoeval``), each detection, in order of descending score, is matched with the
-unmatched object of its class with the largest IoU. By Pascal VOC's rule (the devkit's ``VOCevaldet``), each
-detection is matched with the object of its class with the largest IoU, and counts as wrong if that object is
-already matched with a higher-scoring detection.
+object of its class with the largest IoU that is not matched yet. By Pascal VOC's rule (the devkit's
+``VOCevaldet``), it is matched with the object of its class with the largest IoU, and counts as wrong if that
+object is already matched with a better detection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankless.structures import Detections
 
 IOU = 0.5
 MOST = 100
-"""Maximum number of detections per class and image that are scored, as in COCO's metric."""
+"""Maximum number of detections per class and image, as in COCO's metric."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ class ImageBoxes:
     """The objects and the detections in one image.
 
     Attributes:
-        truths: the objects' boxes, xyxy in pixels of the source, (N, 4).
-        labels: the objects' labels, (N,).
-        counts: whether an object is scored, as found or missed, (N,).
-        crowd: true if a box marks a group, (N,).
-        areas: the objects' areas in pixels, (N,).
-        boxes: the detections, best first, at most :data:`MOST` of a class, (K, 4).
-        found: the labels of the detections, (K,).
-        scores: the detections' scores, descending, (K,).
-        overlaps: IoU of each detection with each object, (K, N); for a crowd, the fraction of the detection
-            inside it.
+        truths: boxes of the objects, xyxy in pixels of the source image, (N, 4).
+        labels: labels of the objects, (N,).
+        counts: whether the object counts as found or missed, (N,).
+        crowd: whether the box marks a group of objects, (N,).
+        areas: areas of the objects in square pixels, (N,).
+        boxes: boxes of the detections, best first, at most :data:`MOST` per class, (K, 4).
+        found: labels of the detections, (K,).
+        scores: scores of the detections, descending, (K,).
+        overlaps: IoU of each detection and each object or, for a crowd, the fraction of the detection inside
+            it, (K, N).
     """
 
     truths: Floats
@@ -59,13 +59,14 @@ class ImageBoxes:
 
 @dataclass(frozen=True)
 class Matches:
-    """The matched detections in a data set, and the objects that are scored.
+    """The matched detections in a data set, and the objects that count.
 
     Attributes:
         image, label, score: image number, label and score of each detection, (D,).
-        coco, pascal: ``WRONG``, ``RIGHT`` or ``IGNORED`` for each detection by each rule, (D,).
+        coco, pascal: ``WRONG``, ``RIGHT`` or ``IGNORED`` for each detection by COCO's and by Pascal VOC's
+            rule, (D,).
         truth_image, truth_label, truth_area: image number, label and area of each object, (T,).
-        truth_score: score of the detection that found the object by COCO's rule; −1 if none did, (T,).
+        truth_score: score of the matching detection by COCO's rule; −1 if there is none, (T,).
     """
 
     image: Integers
@@ -80,7 +81,7 @@ class Matches:
 
 
 def image_boxes(truth: Truth, detections: Detections) -> ImageBoxes:
-    """Prepare one image for matching; see :class:`ImageBoxes` for shapes and units."""
+    """Sort the detections in an image and compute their overlaps with its objects."""
     truths = truth.boxes.double().numpy().reshape(-1, 4)
     labels = truth.labels.numpy().astype(np.int64)
     none = np.zeros(len(labels), bool)
@@ -111,7 +112,7 @@ def _place_in_class(labels: Integers) -> Integers:
 
 
 def _overlaps(boxes: Floats, truths: Floats, crowd: NDArray[np.bool_]) -> Floats:
-    """Compute the IoU (K, N) of detections and objects; for a crowd, the detection's fraction inside it."""
+    """Compute the overlaps (K, N) of detections and objects; see :attr:`ImageBoxes.overlaps`."""
     low = np.maximum(boxes[:, None, :2], truths[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], truths[None, :, 2:])
     inside = (high - low).clip(0).prod(2)  # (K, N)
@@ -123,7 +124,7 @@ def _overlaps(boxes: Floats, truths: Floats, crowd: NDArray[np.bool_]) -> Floats
 
 
 def match(images: Sequence[ImageBoxes]) -> Matches:
-    """Match the detections in all images with objects, by COCO's rule and by Pascal VOC's."""
+    """Match the detections and objects in all images by COCO's and by Pascal VOC's rule."""
     rows = [_of_image(number, each) for number, each in enumerate(images)]
     if not rows:
         empty, none = np.zeros(0, np.int64), np.zeros(0)
@@ -137,7 +138,7 @@ def _of_image(number: int, image: ImageBoxes) -> tuple[NDArray[np.generic], ...]
     taken: set[int] = set()  # by Pascal VOC's rule
     counts, crowd = image.counts.tolist(), image.crowd.tolist()
     for row, candidates in _candidates(image):
-        # If overlaps are equal, the later object wins, as in cocoapi.
+        # As in cocoapi, the later object wins a tie.
         free = [one for one in candidates if counts[one[1]] and truth_score[one[1]] < 0]
         if free:
             coco[row], truth_score[max(free)[1]] = RIGHT, image.scores[row]
@@ -158,7 +159,7 @@ def _of_image(number: int, image: ImageBoxes) -> tuple[NDArray[np.generic], ...]
 
 
 def _candidates(image: ImageBoxes) -> Iterator[tuple[int, list[tuple[float, int]]]]:
-    """Yield each detection that can match an object, best first, with its pairs (overlap, object)."""
+    """Yield each detection that can match objects, best first, with their overlaps and numbers."""
     rows, columns = np.nonzero(image.same)
     overlaps = image.overlaps[rows, columns].tolist()
     groups: dict[int, list[tuple[float, int]]] = {}
@@ -173,8 +174,9 @@ def confusion(images: Sequence[ImageBoxes], threshold: float, classes: int) -> I
     Pairs with an IoU above 0.5 are matched one to one, first within the same class, then by descending IoU.
 
     Returns:
-        The counts, (C + 1, C + 1). Rows are the objects' classes, and columns are the detections' classes.
-        The last row counts detections without an object, and the last column objects without a detection.
+        The counts, (C + 1, C + 1), with a row per class of the objects and a column per class of the
+        detections. The last row counts detections without an object, and the last column objects without a
+        detection.
     """
     matrix = np.zeros((classes + 1, classes + 1), np.int64)
     for image in images:

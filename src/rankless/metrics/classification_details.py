@@ -1,4 +1,4 @@
-"""Compute a classifier's curves and calibration for the report."""
+"""Compute the curves and the calibration of a classifier for the report."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankless.metrics.curves import interpolated, precision_recall, threshold_curve
+from rankless.metrics.curves import interpolated, precision_recall, rounded, threshold_curve
 from rankless.metrics.detection_details import most_frequent
-from rankless.metrics.rounding import rounded
 
 BINS = 10
-"""Number of confidence ranges for the calibration."""
+"""Number of confidence ranges in the calibration."""
 
 
 def classification_details(probabilities: NDArray[np.float64], truth: NDArray[np.int64]) -> dict[str, Any]:
-    """Compute the report's details from the predictions for a data set.
+    """Compute the details for the report from the predictions for a data set.
 
-    The predicted class is the likeliest one, and the confidence is its probability.
+    The predicted class is the most likely one, and the confidence is its probability.
 
     Args:
         probabilities: the predicted probabilities, (N, C), with N at least 1.
         truth: the true classes, (N,).
 
     Returns:
-        JSON-ready: ``images``; ``truths``, the number of images per class; ``thresholds``; ``pr``, for
-        each class against all others; and ``calibration``, as docs/report.md describes them.
+        A JSON-compatible dict with ``images``; ``truths``, the number of images per class; ``thresholds``;
+        ``pr``, for each class against all others; and ``calibration``. See docs/report.md.
     """
     classes = probabilities.shape[1]
     answers, confidence = probabilities.argmax(1), probabilities.max(1)
@@ -41,13 +40,7 @@ def classification_details(probabilities: NDArray[np.float64], truth: NDArray[np
     return {
         "images": len(truth),
         "truths": truths.tolist(),
-        "thresholds": {
-            "best": curve.best,
-            "at_best": list(curve.at_best),
-            "precision": rounded(curve.precision),
-            "recall": rounded(curve.recall),
-            "f1": rounded(curve.f1),
-        },
+        "thresholds": curve.as_json(),
         "pr": pr,
         "calibration": _calibration(confidence, right),
     }

@@ -1,8 +1,8 @@
-"""COCO's box metric, computed in pixels of the source images.
+"""COCO's metric for boxes.
 
 AP is the mean over classes of the average precision at IoU 0.50, 0.55 … 0.95, interpolated at 101 recalls
 (Lin et al., "Microsoft COCO: Common Objects in Context", 2014). The scores equal those of cocoapi's
-``cocoeval``, but they are computed from flat arrays of all images.
+``cocoeval``.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Truth(NamedTuple):
     Attributes:
         boxes: xyxy in pixels of the source image, (N, 4).
         labels: class ids, (N,).
-        crowd: true if a box marks a group: detections in it are ignored, (N,).
-        areas: the objects' areas in pixels, which determine whether they are small, medium or large, (N,);
-            NaN or None means the area of the box.
-        ignored: true if a box counts neither as missed nor as detected, as Pascal VOC's difficult objects do,
-            (N,). Unlike with ``crowd``, detections are matched by IoU.
+        crowd: whether the box marks a group of objects, in which detections are ignored, (N,).
+        areas: areas of the objects in square pixels, which determine whether they are small, medium or large,
+            (N,); NaN or None means the area of the box.
+        ignored: whether the object counts neither as missed nor as detected, like the difficult objects in
+            Pascal VOC, (N,). Unlike with ``crowd``, detections are matched by IoU.
     """
 
     boxes: Tensor
@@ -65,23 +65,23 @@ def coco_scores(
     """Score the detections in a data set.
 
     Args:
-        detections: one per image, in the order of ``truths``, with boxes (K, 4) in pixels of the source. As
-            in pycocotools, the best 100 of each class in each image count.
-        truths: :class:`Truth` or ``(boxes, labels)`` per image, of shapes (N, 4) and (N,).
-        class_names: a name per class id.
+        detections: the detections of each image, with boxes in pixels of the source image. As in cocoapi, the
+            best 100 per class and image count.
+        truths: a :class:`Truth` or ``(boxes, labels)`` for each image, of shapes (N, 4) and (N,).
+        class_names: one name per class id.
 
     Returns:
         COCO's twelve scores: ``AP``, ``AP50`` and ``AP75``; ``APs``, ``APm`` and ``APl`` for small, medium
         and large objects; the recalls ``AR1``, ``AR10`` and ``AR100`` with at most that many detections per
-        class and image; and ``ARs``, ``ARm`` and ``ARl`` with at most 100. Also ``per_class``: ``AP`` and
-        ``AP50`` by class name. Each score is in 0..1, or None without ground truth.
+        class and image; and ``ARs``, ``ARm`` and ``ARl`` with at most 100. ``per_class`` contains ``AP`` and
+        ``AP50`` by class name. Each score is in 0..1, or None if there is no ground truth.
     """
     if len(detections) != len(truths):
         raise ValueError(f"{len(detections)} predictions for {len(truths)} images")
     classes = len(class_names)
     found, objects = _found(detections, classes), _objects([Truth(*truth) for truth in truths], classes)
     outcomes = matched(found, objects)
-    # Mean precision (IoU, class, area) and recall (IoU, class, area, detections); −1 without an object.
+    # Mean precision (IoU, class, area) and recall (IoU, class, area, detections); −1 without objects.
     precision = np.full((len(IOUS), classes, len(AREAS)), -1.0)
     recall = np.full((*precision.shape, len(_MAX_DETECTIONS)), -1.0)
     for label in np.unique(objects.group // max(len(truths), 1)).tolist():
@@ -96,11 +96,7 @@ def coco_scores(
 def _accumulate(
     outcomes: NDArray[np.int8], place: Integers, objects: Integers, precision: Floats, recall: Floats
 ) -> None:
-    """Fill in the precision and recall of one class.
-
-    ``outcomes`` (K, 10, 4) and ``place`` (K,) belong to its detections by descending score; ``objects`` (4,)
-    counts its objects.
-    """
+    """Fill in the precision and recall of one class, given its detections by descending score."""
     right, counted = outcomes == RIGHT, outcomes != IGNORED
     present = np.flatnonzero(objects)
     for column, most in enumerate(_MAX_DETECTIONS):
@@ -111,13 +107,13 @@ def _accumulate(
         rows = np.flatnonzero(right[:, at, area])
         hits = np.arange(1, len(rows) + 1)
         share = hits / (counted[:, at, area].cumsum()[rows] + np.spacing(1))
-        highest = np.maximum.accumulate(share[::-1])[::-1]  # at this recall or any larger one
+        highest = np.maximum.accumulate(share[::-1])[::-1]  # at this recall or above
         reached = np.searchsorted(hits / objects[area], _RECALLS)
         precision[at, area] = np.append(highest, 0)[reached].mean()
 
 
 def _summary(precision: Floats, recall: Floats, class_names: Sequence[str]) -> Scores:
-    """Average ``precision`` (10, K, 4) and ``recall`` (10, K, 4, 3); ignore entries of −1 (no objects)."""
+    """Average ``precision`` (10, C, 4) and ``recall`` (10, C, 4, 3), ignoring entries of −1 (no objects)."""
     every = precision[:, :, 0]
     scores: Scores = {
         "AP": _mean(every),
@@ -162,7 +158,7 @@ def _objects(truths: Sequence[Truth], classes: int) -> Objects:
 
 
 def _column(parts: Sequence[Tensor | None], sizes: Sequence[int], otherwise: float) -> Floats:
-    """Join the columns (N,) of all images; a missing column is filled with ``otherwise``."""
+    """Concatenate the values of all images; missing values are replaced by ``otherwise``."""
     columns = [
         np.full(size, otherwise) if part is None else part.double().numpy()
         for part, size in zip(parts, sizes, strict=True)
@@ -171,7 +167,7 @@ def _column(parts: Sequence[Tensor | None], sizes: Sequence[int], otherwise: flo
 
 
 def _boxes(images: Sequence[Detections] | Sequence[Truth], classes: int) -> tuple[Floats, Integers]:
-    """Return all boxes as x, y, width, height, (N, 4), and the number of each box's class and image, (N,)."""
+    """Return all boxes (N, 4) as x, y, width, height, and the number of each box's class and image (N,)."""
     labels = [one.labels.numpy() for one in images]
     for image, each in enumerate(labels):
         for label in each[(each < 0) | (each >= classes)][:1]:

@@ -1,6 +1,6 @@
-"""Match all detections with the objects in a data set, by the rule of cocoapi's ``cocoeval``.
+"""Match the detections and objects in a data set by the rule of cocoapi's ``cocoeval``.
 
-All images and classes are matched at once, for ten IoUs and four ranges of areas.
+All images and classes are matched at once, for ten IoU thresholds and four ranges of areas.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 IOUS = np.linspace(0.5, 0.95, 10)
 AREAS = ("all", "small", "medium", "large")
 WRONG, RIGHT, IGNORED = 0, 1, 2
-"""The possible outcomes of a detection. A match with a crowd or a difficult object is ignored."""
+"""The outcomes of a detection. A match with a crowd or a difficult object is ignored."""
 _RANGES = np.array([(0, 1e10), (0, 32**2), (32**2, 96**2), (96**2, 1e10)])  # pixels, both ends included
 _PAIRS = 1 << 18  # number of pairs (detection, object) to compare at once
 Floats = NDArray[np.float64]
@@ -29,7 +29,7 @@ class Found(NamedTuple):
         boxes: x, y, width and height in pixels, (D, 4).
         group: number of the class and image, ascending, (D,).
         place: number of better detections in the same group, (D,).
-        scores: the detections' scores, (D,).
+        scores: scores of the detections, (D,).
     """
 
     boxes: Floats
@@ -39,14 +39,14 @@ class Found(NamedTuple):
 
 
 class Objects(NamedTuple):
-    """The objects in all images, sorted by class, then by image, then in the given order.
+    """The objects in all images, sorted by class, then by image, otherwise in their original order.
 
     Attributes:
         boxes: x, y, width and height in pixels, (G, 4).
         group: as in :class:`Found`, (G,).
-        crowd: true if a box marks a group of objects, (G,).
+        crowd: whether the box marks a group of objects, (G,).
         shared: whether several detections may match the object, (G,).
-        counts: whether the object counts as missed if nothing matches it, in each range of areas, (G, 4).
+        counts: whether the object counts as missed if it is not matched, for each range of areas, (G, 4).
     """
 
     boxes: Floats
@@ -57,20 +57,20 @@ class Objects(NamedTuple):
 
 
 def in_ranges(areas: Floats) -> Flags:
-    """Check whether each area (N,), in square pixels, lies in each of the ranges :data:`AREAS`, (N, 4)."""
+    """Return whether each area (N,) in square pixels lies in each range of :data:`AREAS`, as (N, 4)."""
     flags: Flags = (areas[:, None] >= _RANGES[:, 0]) & (areas[:, None] <= _RANGES[:, 1])
     return flags
 
 
 def places(group: Integers) -> Integers:
-    """Count, for each entry of the sorted ``group`` (N,), the earlier entries of the same group."""
+    """Return the number of earlier entries in the same group, for each entry of the sorted ``group`` (N,)."""
     return np.arange(len(group)) - np.searchsorted(group, group)
 
 
 def matched(found: Found, objects: Objects) -> NDArray[np.int8]:
-    """Return the outcome of each detection for each IoU and each range of areas, (D, 10, 4).
+    """Return the outcome of each detection for each IoU threshold and each range of areas, (D, 10, 4).
 
-    In order of score, each detection is matched with the object of its group with the largest IoU. Objects
+    In order of score, each detection is matched with the object in its group with the largest IoU. Objects
     that count take precedence over others, and the later object wins a tie. An object that is not shared is
     matched only once.
     """
@@ -100,11 +100,11 @@ def _match(
     outcomes: NDArray[np.int8],
     taken: Flags,
 ) -> None:
-    """Match the detections ``rows`` with the objects ``columns``, which hold all pairs of each detection."""
+    """Match detections with objects, given all pairs of their indices ``rows`` and ``columns``."""
     iou = _iou(found.boxes[rows], objects.boxes[columns], objects.crowd[columns])
     near = iou >= IOUS[0]
     rows, columns, iou = rows[near], columns[near], iou[near]
-    # Groups are independent: first the best detection of each is matched, then the second of each, …
+    # Groups are independent, so the best detections of all groups are matched first, then the second best, …
     those, inverse = np.unique(rows, return_inverse=True)
     turns = places(found.group[those])[inverse]
     order = np.lexsort((columns, iou, rows, turns))
@@ -124,7 +124,7 @@ def _match(
 
 
 def _iou(boxes: Floats, objects: Floats, crowd: Flags) -> Floats:
-    """Return the IoU of pairs (P,); for a crowd, the fraction of the box inside it."""
+    """Compute the IoU of pairs (P,) or, for a crowd, the fraction of the box inside it."""
     low = np.maximum(boxes[:, :2], objects[:, :2])
     high = np.minimum(boxes[:, :2] + boxes[:, 2:], objects[:, :2] + objects[:, 2:])
     inside = (high - low).clip(0).prod(1)

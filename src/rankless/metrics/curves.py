@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 RECALLS = np.linspace(0, 1, 101)
-"""Recalls at which COCO reads the precision."""
+"""The recalls at which COCO's metric evaluates the precision."""
 THRESHOLDS = np.linspace(0, 1, 101)
 
 
 @dataclass(frozen=True)
 class ThresholdCurve:
-    """Precision, recall and F1 of the predictions that score at least a threshold.
+    """Precision, recall and F1 as functions of the score threshold.
 
     Attributes:
-        precision: at each of :data:`THRESHOLDS`, NaN if no prediction scores that high, (101,).
-        recall, f1: at each of :data:`THRESHOLDS`, (101,).
-        best: the threshold with the largest F1 (the highest such score); 0 without a correct prediction.
+        precision: precision at each of :data:`THRESHOLDS`, NaN if no score reaches the threshold, (101,).
+        recall, f1: recall and F1 at each of :data:`THRESHOLDS`, (101,).
+        best: the threshold with the largest F1 (the highest in a tie); 0 if no prediction is correct.
         at_best: precision, recall and F1 at ``best``.
     """
 
@@ -30,11 +31,23 @@ class ThresholdCurve:
     best: float
     at_best: tuple[float, float, float]
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the curve as plain data."""
+        curves = {"precision": self.precision, "recall": self.recall, "f1": self.f1}
+        return {
+            "best": self.best,
+            "at_best": list(self.at_best),
+            **{name: rounded(values) for name, values in curves.items()},
+        }
+
 
 def threshold_curve(scores: Floats, right: NDArray[np.bool_], truths: int) -> ThresholdCurve:
-    """Compute precision, recall and F1 as functions of the threshold on ``scores`` (D,), which are in 0..1.
+    """Compute precision, recall and F1 as functions of the score threshold.
 
-    ``truths`` is the number of ground-truth objects or images, at least 1.
+    Args:
+        scores: scores of the predictions in 0..1, (D,).
+        right: whether the predictions are correct, (D,).
+        truths: number of ground-truth objects or images, at least 1.
     """
     order = np.argsort(-scores, kind="stable")
     falling, hits = scores[order], np.cumsum(right[order])
@@ -55,28 +68,32 @@ def threshold_curve(scores: Floats, right: NDArray[np.bool_], truths: int) -> Th
 def precision_recall(scores: Floats, right: NDArray[np.bool_], truths: int) -> tuple[Floats, Floats]:
     """Compute precision (D,) and recall (D,) after each prediction, in order of descending score.
 
-    Predictions with equal scores keep their order. ``truths`` is the number of ground-truth objects or
-    images, at least 1.
+    Predictions with equal scores keep their order. For the arguments, see :func:`threshold_curve`.
     """
     hits = np.cumsum(right[np.argsort(-scores, kind="stable")])
     return hits / np.arange(1, len(hits) + 1), hits / truths
 
 
 def interpolated(precision: Floats, recall: Floats) -> Floats:
-    """Return the precision (101,) at :data:`RECALLS`: the best at that recall or above, as in cocoapi."""
+    """Return the highest precision at each of :data:`RECALLS` or above, (101,), as in cocoapi."""
     envelope = np.maximum.accumulate(precision[::-1])[::-1]
     at = np.searchsorted(recall, RECALLS, side="left")
     return np.concatenate([envelope, [0.0]])[np.minimum(at, len(envelope))]
 
 
-def voc_average_precision(precision: Floats, recall: Floats) -> tuple[float, float]:
-    """Compute Pascal VOC's AP: at 11 recalls (VOC 2007), and at all points (VOC 2010 and later).
+def rounded(values: Floats, digits: int = 5) -> list[float | None]:
+    """Return the rounded values as a JSON-compatible list, with None in place of NaN."""
+    return [None if value != value else round(value, digits) for value in values.tolist()]
 
-    ``precision`` and ``recall`` hold the values after each prediction, (D,).
+
+def voc_average_precision(precision: Floats, recall: Floats) -> tuple[float, float]:
+    """Compute Pascal VOC's AP at 11 recalls (VOC 2007) and at all points (VOC 2010 and later).
+
+    ``precision`` (D,) and ``recall`` (D,) are the results of :func:`precision_recall`.
     """
     if not len(recall):
         return 0.0, 0.0
-    # The devkit compares 0:0.1:1 with recalls that are fractions, and 3 / 10 must reach its third step.
+    # The tolerance ensures that a recall of 3 / 10 reaches the step at 0.3, as in the devkit.
     reached = recall[None, :] >= np.linspace(0, 1, 11)[:, None] - 1e-12
     eleven = np.where(reached, precision, 0.0).max(1).mean()
     envelope = np.maximum.accumulate(precision[::-1])[::-1]

@@ -1,4 +1,4 @@
-"""Compute the numbers that a detector's report shows in addition to COCO's scores, at an IoU of 0.5."""
+"""Compute the details that the report of a detector shows in addition to COCO's scores, at an IoU of 0.5."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from rankless.metrics.coco_matching import IGNORED, RIGHT
 from rankless.metrics.curves import (
     interpolated,
     precision_recall,
+    rounded,
     threshold_curve,
     voc_average_precision,
 )
-from rankless.metrics.rounding import rounded
 from rankless.metrics.topk import MOST_CONFUSED
 
 SIDES = (0, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
-"""Lower bounds of the ranges of object sizes: square roots of areas, in pixels. COCO's are 32 and 96."""
+"""Lower bounds of the ranges of object sizes, which are square roots of areas in pixels."""
 SHOWN_PAIRS = 50
-"""Number of frequent confusions that are listed instead of the matrix if there are many classes."""
+"""Number of confusions that are listed instead of the matrix if there are many classes."""
 Integers = NDArray[np.int64]
 
 
 def detection_details(images: Sequence[ImageBoxes], classes: int) -> tuple[dict[str, Any], Matches]:
-    """Compute the report's details from the detections in a data set.
+    """Compute the details for the report from the detections in a data set.
 
     Returns:
-        The JSON-ready details, and the matches they are computed from. Without any object, the details are
-        ``images``, ``iou`` and ``truths``; otherwise, they also include ``thresholds``, ``pr``, ``at_best``,
-        ``pascal``, ``sizes`` and ``confusion``, as docs/report.md describes them.
+        A JSON-compatible dict, and the matches. The dict contains ``images``, ``iou``, ``truths`` and, if
+        there are objects, ``thresholds``, ``pr``, ``at_best``, ``pascal``, ``sizes`` and ``confusion``. See
+        docs/report.md.
     """
     matches = match(images)
     truths = np.bincount(matches.truth_label, minlength=classes)
@@ -41,13 +41,7 @@ def detection_details(images: Sequence[ImageBoxes], classes: int) -> tuple[dict[
         return details, matches
     clear = matches.coco != IGNORED
     curve = threshold_curve(matches.score[clear], matches.coco[clear] == RIGHT, int(truths.sum()))
-    details["thresholds"] = {
-        "best": curve.best,
-        "at_best": list(curve.at_best),
-        "precision": rounded(curve.precision),
-        "recall": rounded(curve.recall),
-        "f1": rounded(curve.f1),
-    }
+    details["thresholds"] = curve.as_json()
     details |= _by_class(matches, truths, curve.best)
     details["sizes"] = _by_size(matches, curve.best)
     details |= confusion_entry(confusion(images, curve.best, classes))
@@ -55,7 +49,7 @@ def detection_details(images: Sequence[ImageBoxes], classes: int) -> tuple[dict[
 
 
 def _by_class(matches: Matches, truths: Integers, threshold: float) -> dict[str, Any]:
-    """Compute precision–recall curves, Pascal VOC's AP, and precision and recall at the threshold."""
+    """Compute the precision–recall curve, Pascal VOC's AP, and precision and recall at the threshold."""
     curves: list[list[float | None] | None] = [None] * len(truths)
     pascal: list[tuple[float, float] | None] = [None] * len(truths)
     at_best: list[list[float | None] | None] = [None] * len(truths)
@@ -82,7 +76,6 @@ def _by_class(matches: Matches, truths: Integers, threshold: float) -> dict[str,
 
 
 def _by_size(matches: Matches, threshold: float) -> dict[str, list[int]]:
-    """Count all objects, and all detected objects, by size."""
     place = np.searchsorted(SIDES, np.sqrt(matches.truth_area.clip(0)), side="right") - 1
     found = place[matches.truth_score >= max(threshold, 0)]
     ever = place[matches.truth_score >= 0]
@@ -101,7 +94,7 @@ def most_frequent(truths: Integers) -> list[int]:
 
 
 def confusion_entry(matrix: Integers) -> dict[str, Any]:
-    """Return the matrix or, for many classes, its most frequent confusions: (truth, prediction, count)."""
+    """Return the matrix or, for many classes, the most frequent confusions as (truth, prediction, count)."""
     if len(matrix) <= MOST_CONFUSED + 1:
         return {"confusion": matrix.tolist()}
     off = matrix - np.diag(np.diag(matrix))

@@ -1,4 +1,4 @@
-"""Compute a classifier's accuracy, scores per class and confusion matrix."""
+"""Compute the accuracy, scores per class and confusion matrix of a classifier."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from torch import Tensor
 from rankless.structures import Scores
 
 MOST_CONFUSED = 100
-"""Maximum number of classes with a confusion matrix, which every evaluation writes to the journal."""
+"""Maximum number of classes for a confusion matrix, which every evaluation writes to the journal."""
 
 
 def score_names(classes: int) -> tuple[str, ...]:
-    """Return the names of the scores that :func:`topk_scores` computes for this many classes."""
+    """Return the names of the scores that :func:`topk_scores` computes, given the number of classes."""
     return ("top1", *(("top5",) if classes > 5 else ()), "nll", "precision", "recall", "f1")
 
 
 def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence[str]) -> Scores:
     """Score the predictions for a data set.
 
-    Equal probabilities rank by class id, so ties are resolved deterministically.
+    Classes with equal probabilities are ranked by class id.
 
     Args:
-        log_probabilities: natural logarithms, (N, C).
-        labels: the true classes, int64 (N,).
-        class_names: a name per class, length C.
+        log_probabilities: natural logarithms of the probabilities, (N, C).
+        labels: the true classes, int64, (N,).
+        class_names: one name per class, length C.
 
     Returns:
-        ``top1``; ``top5`` with more than five classes; ``nll``, the mean of -log p of the true class, None if
-        it is infinite; ``precision``, ``recall`` and ``f1``, means over the classes that occur;
+        ``top1``; ``top5`` if there are more than five classes; ``nll``, the mean of -log p of the true class,
+        None if it is infinite; ``precision``, ``recall`` and ``f1``, means over the classes that occur;
         ``per_class``, with ``precision``, ``recall``, ``f1`` and ``support`` (number of images) by class
-        name; and ``confusion``, (C, C), with a row per true class and a column per predicted class. A class
-        that is never predicted has precision 0; recall and F1 of a class that never occurs are None.
+        name; and ``confusion``, (C, C), with a row per true class and a column per predicted class. The
+        precision of a class that is never predicted is 0. Recall and F1 of a class that never occurs are
+        None.
     """
     count, classes = log_probabilities.shape
     if labels.shape != (count,) or len(class_names) != classes or not count:

@@ -1,14 +1,13 @@
 """Activation checkpointing: blocks store only their inputs and are recomputed in the backward pass.
 
-The results have the same bits: PyTorch repeats the random numbers and the autocast settings of the first
-computation in the second, and running statistics are read before the second
-(:mod:`rankless.engine.statistics`).
+The results are bitwise identical: PyTorch restores the random state and the autocast settings for the
+recomputation, and running statistics are read before it (:mod:`rankless.engine.statistics`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -24,24 +23,24 @@ _LISTS = (nn.ModuleList, nn.ModuleDict)
 def checkpoint_activations(model: nn.Module) -> int:
     """Make a model recompute its blocks in the backward pass, and return the number of blocks.
 
-    Names and state dicts do not change. Without gradients, blocks are computed as usual.
+    Names and state dicts do not change. If gradients are disabled, nothing is recomputed.
     """
     found = [*blocks(model)]
     for block in found:
         block.forward = _Checkpointed(block)
     if not found:
         raise UserError(
-            f"model.checkpointing is true, but the model ({type(model).__name__}) has no blocks: modules of "
-            "several layers in an nn.Sequential, nn.ModuleList or nn.ModuleDict; leave model.checkpointing "
-            "out"
+            f"model.checkpointing is true, but the model ({type(model).__name__}) has no blocks; expected "
+            "modules with several layers in an nn.Sequential, nn.ModuleList or nn.ModuleDict; remove "
+            "model.checkpointing"
         )
     return len(found)
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield a module's blocks: members of lists that have several layers, and sequences of single layers.
+    """Yield the outermost blocks of a module.
 
-    Only the outermost blocks are yielded.
+    A block is a member of a list that has several layers, or a sequence of single layers.
     """
     for child in module.children():
         if not any(True for _ in child.children()):
@@ -63,16 +62,13 @@ def _is_flat(module: nn.Module) -> bool:
 
 
 def _contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """Return contexts for the first computation, which already runs in autocast, and for the second."""
     first, second = recomputed()
-    return first, _inside(replaced_kernels(torch.device("cpu")), second)
+    return first, _with_kernels(second)
 
 
 @contextmanager
-def _inside(*contexts: AbstractContextManager[object]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for one in contexts:
-            stack.enter_context(one)
+def _with_kernels(context: AbstractContextManager[object]) -> Iterator[None]:
+    with replaced_kernels(torch.device("cpu")), context:  # the forward pass already runs in the former
         yield
 
 
@@ -94,7 +90,7 @@ class _Checkpointed:
         if [one._version for one in tensors] != before:
             raise UserError(
                 f"model.checkpointing is true, but a block of the model ({self.name}) changes its input in "
-                "place, so it cannot be computed again; use inplace=False in its first layers, or leave "
-                "model.checkpointing out"
+                "place, so it cannot be recomputed; use inplace=False in its first layers, or remove "
+                "model.checkpointing"
             )
         return made

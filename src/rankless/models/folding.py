@@ -1,4 +1,4 @@
-"""Fold batch norms and activations into the preceding convolutions, for prediction only."""
+"""Fold batch norms and activations into the preceding convolutions, to predict faster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from rankless.models.heads.anchor_free.layers import AnchorFreeHeadLayers
 from rankless.models.layers import ConvBlock, Involution
 
-# oneDNN's names and parameters of activations.
+# Names and parameters of the activations in oneDNN.
 _ACTIVATIONS: dict[type[nn.Module], Callable[[Any], tuple[str, list[float]]]] = {
     nn.Identity: lambda _: ("none", []),
     nn.ReLU: lambda _: ("relu", []),
@@ -22,18 +22,18 @@ _ACTIVATIONS: dict[type[nn.Module], Callable[[Any], tuple[str, list[float]]]] = 
 
 
 def fold_batch_norms(model: nn.Module, dtype: torch.dtype) -> bool:
-    """Replace the convolution and batch norm of every :class:`ConvBlock` with one convolution, in place.
+    """Replace the convolution and the batch norm in each :class:`ConvBlock` with one convolution, in place.
 
     The model computes the same function except for rounding. On a CPU with oneDNN, the convolution also
-    applies the activation. With many small layers, a prediction takes two thirds of the time.
+    applies the activation. Models with many small layers need a third less time.
 
     Args:
         model: a model in evaluation mode.
-        dtype: dtype of the folded weights; with autocast's dtype, forward passes need no conversion.
+        dtype: dtype of the folded weights; if it is the dtype of autocast, no conversions are needed.
 
     Returns:
-        Whether oneDNN computes all layers that have weights, in ``dtype`` and with the same bits in a batch
-        of any size, so that neither autocast nor other kernels are needed.
+        Whether oneDNN computes all layers with weights in ``dtype``. Then the result does not depend on the
+        batch size, and neither autocast nor other kernels are needed.
     """
     fused = 0
     for parent in list(model.modules()):
@@ -59,7 +59,7 @@ def _fold(block: ConvBlock, dtype: torch.dtype) -> None:
 
 
 def _is_fusible(conv: nn.Conv2d, activation: nn.Module, dtype: torch.dtype) -> bool:
-    """Return whether oneDNN computes a convolution in this dtype correctly; see ``hardware.convolutions``."""
+    """Check whether oneDNN computes a convolution correctly in a dtype; see ``hardware.convolutions``."""
     if conv.weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     multiplies = conv.groups > 1 and conv.weight.shape[1] == 1 and conv.out_channels > conv.groups
@@ -71,7 +71,7 @@ def _is_fusible(conv: nn.Conv2d, activation: nn.Module, dtype: torch.dtype) -> b
 
 
 class _Fused(nn.Module):
-    """A convolution and an activation in one call of oneDNN, which also computes the smallest inputs."""
+    """A convolution and an activation that oneDNN computes in one call, for inputs of any size."""
 
     def __init__(self, conv: nn.Conv2d, activation: nn.Module) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class _Fused(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, channels, H / stride, W / stride)."""
-        if not self._is_packed:  # in oneDNN's layout for this size; other sizes convert it
+        if not self._is_packed:  # to oneDNN's layout for this input size; for other sizes, oneDNN converts it
             self._weight = torch.ops.mkldnn._reorder_convolution_weight(self._weight, *self._sides, x.shape)
             self._is_packed = True
         if x.dtype != self._dtype:

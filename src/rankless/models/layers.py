@@ -18,13 +18,13 @@ Activation = Literal[
 LEAKY_SLOPE = 0.1
 BATCH_NORM_EPS = 1e-5
 INVOLUTION_GROUP = 16  # number of channels that share a kernel
-# Darknet's momentum is 0.01 (weight of the new statistics), chosen for half a million steps. With it, a run
-# of a few thousand steps would be evaluated with outdated statistics.
+# Darknet's momentum of 0.01 suits half a million steps. Runs of a few thousand steps would be evaluated with
+# outdated statistics.
 BATCH_NORM_MOMENTUM = 0.03
 
 
 class Elementwise(nn.Module):
-    """An elementwise function for which torch has no module."""
+    """A module for an elementwise function that has no module in PyTorch."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def _ramp(x: Tensor) -> Tensor:
     return x.relu() + 0.1 * x
 
 
-# In place if the gradient can be computed from the result, which saves memory.
+# Activations whose gradient can be computed from the result work in place, to save memory.
 _ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
     "leaky": lambda: nn.LeakyReLU(LEAKY_SLOPE, inplace=True),
     "relu": lambda: nn.ReLU(inplace=True),
@@ -70,22 +70,21 @@ _ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
 
 
 def activate(name: Activation) -> nn.Module:
-    """Build an activation; every call returns a new module, because a PReLU has a parameter."""
+    """Build an activation module. Each call returns a new module, because a PReLU has a parameter."""
     return _ACTIVATIONS[name]()
 
 
 class ConvBlock(nn.Module):
-    """A block of convolution, batch norm and activation. The resolution is divided by ``stride``.
+    """A convolution followed by batch norm and an activation.
 
     Args:
         channels_in, channels: channels of the input and of the output.
-        kernel: side of the kernel in pixels.
-        stride: stride of the convolution.
+        kernel: side length of the kernel in pixels.
+        stride: stride of the convolution, which divides the resolution.
         activation: name of the activation.
         norm: whether to use batch norm; without it, the convolution has a bias.
         groups, dilation: groups and dilation of the convolution.
-        padding: padding in pixels on each side; None means half the kernel times the dilation.
-        momentum: momentum of the batch norm's running statistics, as PyTorch defines it.
+        padding: padding in pixels on each side; None means half of the kernel times the dilation.
     """
 
     def __init__(
@@ -100,14 +99,13 @@ class ConvBlock(nn.Module):
         groups: int = 1,
         dilation: int = 1,
         padding: int | None = None,
-        momentum: float = BATCH_NORM_MOMENTUM,
     ) -> None:
         super().__init__()
         padding = kernel // 2 * dilation if padding is None else padding
         self.conv = nn.Conv2d(channels_in, channels, kernel, stride, padding, dilation, groups, bias=not norm)
-        self.norm = nn.BatchNorm2d(channels, eps=BATCH_NORM_EPS, momentum=momentum) if norm else nn.Identity()
+        self.norm = nn.BatchNorm2d(channels, BATCH_NORM_EPS, BATCH_NORM_MOMENTUM) if norm else nn.Identity()
         self.activation = activate(activation)
-        # fan_out preserves the variance of the gradients; batch norm takes care of the activations.
+        # fan_out preserves the variance of the gradients, and batch norm that of the activations.
         nn.init.kaiming_normal_(self.conv.weight, a=LEAKY_SLOPE, mode="fan_out", nonlinearity="leaky_relu")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -119,11 +117,11 @@ class ConvBlock(nn.Module):
 class PaddedPool(nn.Module):
     """Max pooling with asymmetric padding, as in Darknet's ``[maxpool]``.
 
-    ``size=2 stride=1`` preserves the resolution by adding a row at the bottom and a column on the right.
+    With ``size=2 stride=1``, it adds a row at the bottom and a column on the right to keep the resolution.
 
     Args:
         size, stride: size and stride of the window.
-        padding: total padding in pixels; the smaller half is on the left and top.
+        padding: total padding in pixels, with the smaller half on the left and top.
     """
 
     def __init__(self, size: int, stride: int, padding: int) -> None:
@@ -138,7 +136,7 @@ class PaddedPool(nn.Module):
 
 
 def max_pool(size: int, stride: int, padding: int) -> nn.Module:
-    """Build the fastest module that computes Darknet's ``[maxpool]`` (for inputs of even size)."""
+    """Build the fastest module that computes Darknet's ``[maxpool]``, for inputs with even sides."""
     if size == stride == 2 and padding <= 1:
         return nn.MaxPool2d(2, 2)  # the padding matters only for odd sides
     if padding == size - 1 and padding % 2 == 0:
@@ -147,28 +145,27 @@ def max_pool(size: int, stride: int, padding: int) -> nn.Module:
 
 
 class Involution(nn.Module):
-    """An involution, in which each pixel weights its neighbors by a kernel that is computed from the pixel.
+    """An involution (Li et al., 2021, "Involution: Inverting the Inherence of Convolution").
 
-    It consists of a 1×1 convolution to C/4 channels with batch norm and ReLU, a second 1×1 convolution to
-    size² values per group, and a weighted sum of the neighborhood (Li et al., 2021, "Involution: Inverting
-    the Inherence of Convolution").
+    Each pixel of the output is a weighted sum of its neighborhood, and the weights are computed from the
+    pixel. A 1×1 convolution to C/4 channels with batch norm and ReLU, followed by a 1×1 convolution, computes
+    size² weights per group of 16 channels.
 
     Args:
         channels: channels of the input and of the output.
-        size: odd side of the neighborhood in pixels.
-        momentum: momentum of the batch norm's running statistics, as PyTorch defines it.
+        size: side length of the neighborhood in pixels, which is odd.
     """
 
-    def __init__(self, channels: int, size: int, momentum: float = BATCH_NORM_MOMENTUM) -> None:
+    def __init__(self, channels: int, size: int) -> None:
         super().__init__()
         self.size = size
         self.groups = channels // math.gcd(channels, INVOLUTION_GROUP)
         squeezed = max(1, channels // 4)
-        self.reduce = ConvBlock(channels, squeezed, 1, activation="relu", momentum=momentum)
+        self.reduce = ConvBlock(channels, squeezed, 1, activation="relu")
         self.span = nn.Conv2d(squeezed, size * size * self.groups, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the weighted sums: (B, C, H, W) -> (B, C, H, W)."""
+        """Map (B, C, H, W) to the weighted sums (B, C, H, W)."""
         batch, channels, height, width = x.shape
         kernels = self.span(self.reduce(x)).view(batch, self.groups, 1, self.size**2, height, width)
         around = F.unfold(x, self.size, padding=self.size // 2).to(kernels.dtype)  # (B, C * size², H * W)
@@ -180,7 +177,7 @@ class Involution(nn.Module):
 def upsample(x: Tensor, factor: int = 2) -> Tensor:
     """Upsample (B, C, H, W) to (B, C, factor · H, factor · W), repeating every pixel factor² times.
 
-    ``nearest`` is deterministic even on CUDA, where one thread gathers each input's gradient in a fixed
-    order; the bilinear kernels add with atomics. It preserves channels_last.
+    The nearest-neighbor kernels are deterministic even on CUDA, because one thread adds the gradients of each
+    input pixel in a fixed order. The bilinear kernels use atomic additions. channels_last is preserved.
     """
     return F.interpolate(x, scale_factor=float(factor), mode="nearest")

@@ -1,4 +1,4 @@
-"""List all models, with their sizes and costs."""
+"""List all models with their parameters and computational cost."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from rankless.recipe import model_kinds
 
 @dataclass(frozen=True)
 class Listed:
-    """Facts about a published model.
+    """An entry in the list of models.
 
     Attributes:
         name: the value of ``model.name`` in a recipe.
         task: ``detect`` or ``classify``.
         classes: number of classes that the model was published for.
-        size: (height, width) of the input in pixels.
+        size: published (height, width) of the input in pixels.
         parameters: number of learned parameters.
         gflops: operations per image, in 10⁹; a multiply-accumulate counts as two.
-        source: the model's paper or origin.
+        source: the paper or the origin of the model.
     """
 
     name: str
@@ -42,8 +42,6 @@ class Listed:
 
 
 class _Whole(nn.Module):
-    """A detector that also decodes its outputs."""
-
     def __init__(self, spec: DetectorSpec, classes: int) -> None:
         super().__init__()
         self.detector: Any = spec.build(classes)

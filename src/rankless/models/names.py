@@ -6,14 +6,11 @@ from rankless.errors import UserError
 
 
 def problem(task: str, name: str) -> str | None:
-    """Check a model's name, and describe the problem if there is one.
+    """Return a message if a task has no model with the given name, otherwise None.
 
     Args:
         task: ``detect``, ``classify``, or a custom task, whose model names are not checked.
-        name: the recipe's ``model.name``.
-
-    Returns:
-        A sentence; None if there is no problem.
+        name: the value of ``model.name``.
     """
     try:
         if task == "detect":

@@ -1,4 +1,4 @@
-"""Find and download the weights that the models' publishers offer, by name.
+"""Find and download published weights by name.
 
 ``published.yaml`` lists Darknet's files. The installed torchvision and timm list their own files.
 """
@@ -22,7 +22,7 @@ from rankless.recipe.model_kinds import ModelKeys
 from rankless.recipe.transformers_config import folder_of
 
 PUBLISHED = "published"
-"""The value of ``model.pretrained`` for the weights that the model's publisher offers."""
+"""The value of ``model.pretrained`` for the weights that were published with the model."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,14 @@ class PublishedFile:
     """A file with published weights.
 
     Attributes:
-        name: the file's name in Rankless: for Darknet, the file name without ``.weights``; for torchvision,
-            ``MODEL.WEIGHTS``; for timm, ``timm/MODEL.TAG``.
-        models: values of ``model.name`` that the file fits. The first file listed for a model is its default.
-        source: an address with a checksum, or a file on the Hugging Face Hub.
-        score: the published score and the data it was measured on.
+        name: name of the file in Rankless: the file name without ``.weights`` for Darknet, ``MODEL.WEIGHTS``
+            for torchvision, ``timm/MODEL.TAG`` for timm.
+        models: values of ``model.name`` that the file fits. A model's default is the first file listed for
+            it.
+        source: a URL with a checksum, or a file on the Hugging Face Hub.
+        score: the published score and the data set it was measured on.
         license: the license according to the publisher.
-        categories: names of the classes; empty if they are not published with the file.
+        categories: class names; empty if they were not published with the file.
     """
 
     name: str
@@ -55,7 +56,7 @@ class PublishedFile:
 
     @property
     def checked_by(self) -> str:
-        """The checksum that the content is verified against."""
+        """A description of the checksum that verifies the file."""
         if not isinstance(self.source, Offer):
             return "the Hub's SHA-256"
         if not self.source.digest:
@@ -83,19 +84,23 @@ _OF_DATA = "may depend on the data (torchvision's README)"
 
 
 def all_published() -> list[PublishedFile]:
-    """Return Darknet's and torchvision's files; a model's default file comes first."""
+    """Return the files of Darknet and torchvision, where a model's default file comes first."""
     return [*_of_darknet(), *_of_torchvision()]
 
 
 def all_of_timm(matches: Callable[[str], bool]) -> Iterator[PublishedFile]:
-    """Yield the files of timm whose names satisfy ``matches``."""
+    """Return an iterator over the files of timm whose names satisfy ``matches``."""
     import timm
 
     return (_of_timm(name) for name in timm.list_pretrained() if matches(TIMM + name))
 
 
 def named(name: str) -> PublishedFile:
-    """Return the file called ``name``, or the default file of the model called ``name``."""
+    """Return the file with the given name, or the default file of the model with that name.
+
+    Raises:
+        UserError: there is no such file.
+    """
     if name.startswith(TIMM):
         timm_facts(name.removeprefix(TIMM))  # refuses unknown names
         return _of_timm(name.removeprefix(TIMM))
@@ -104,27 +109,30 @@ def named(name: str) -> PublishedFile:
         return found
     known = [*(one.name for one in files), *(model for one in files for model in one.models)]
     raise UserError(
-        f"'{name}': no weights are published under this name; expected one listed by `rankless weights "
+        f"'{name}': no weights are published under this name; expected a name listed by `rankless weights "
         f"list`, or timm/NAME{nearest(name, known)}"
     )
 
 
 def asked_for(pretrained: str, model: str, *, is_cfg: bool = False) -> PublishedFile | None:
-    """Return the published file that ``model.pretrained`` refers to, or None if it refers to no such file.
+    """Return the published file that ``model.pretrained`` names, or None if it does not name one.
 
     Args:
-        pretrained: ``model.pretrained``.
-        model: ``model.name``; empty if the model is not in the zoo.
-        is_cfg: whether the network is described by a cfg file instead of ``model``.
+        pretrained: the value of ``model.pretrained``.
+        model: the value of ``model.name``; empty if the model is not in the zoo.
+        is_cfg: whether a cfg file describes the network.
+
+    Raises:
+        UserError: there is no such file, or it does not fit the model.
     """
     try:
         if pretrained == "timm":
             if model not in CLASSIFIERS and not model.startswith(TIMM):
-                raise UserError("the model is not one of timm's; give 'published', or a weights file")
+                raise UserError("the model is not a timm model; expected 'published' or a weights file")
             return named(TIMM + model.removeprefix(TIMM))
         if pretrained == PUBLISHED:
             if is_cfg or not model:
-                raise UserError("the network is your own; name the file, as in published/yolov4.conv.137")
+                raise UserError("the network is your own; expected a file, such as published/yolov4.conv.137")
             return named(model)
         if not pretrained.startswith(f"{PUBLISHED}/"):
             return None
@@ -137,7 +145,7 @@ def asked_for(pretrained: str, model: str, *, is_cfg: bool = False) -> Published
 
 
 def fetch(wanted: PublishedFile) -> tuple[Path, str]:
-    """Download a published file unless it is in the cache; return its path and SHA-256."""
+    """Return the path and the SHA-256 of a published file, and download it unless it is in the cache."""
     source = wanted.source
     if not isinstance(source, Offer):
         path = hub.file_of(source)
@@ -150,7 +158,7 @@ def fetch(wanted: PublishedFile) -> tuple[Path, str]:
 
 
 def prefetch(model: ModelKeys) -> None:
-    """Download the weights for ``model.pretrained``, if needed, before this machine's ranks start."""
+    """Download the weights for ``model.pretrained`` if needed, before the ranks on this machine start."""
     if folder_of(model.pretrained) is not None:
         return
     if model.pretrained.startswith(hub.PREFIX):
@@ -158,8 +166,8 @@ def prefetch(model: ModelKeys) -> None:
     elif wanted := asked_for(model.pretrained, model.name, is_cfg=bool(getattr(model, "cfg", ""))):
         if (width := getattr(model, "width", 1.0)) != 1:
             raise UserError(
-                f"model.pretrained is '{model.pretrained}', but model.width is {width:g}: expected 1, as "
-                "published; give model.width=1, or leave model.pretrained out"
+                f"model.pretrained is '{model.pretrained}', but model.width is {width:g}; published weights "
+                "need 1; set model.width=1, or remove model.pretrained"
             )
         fetch(wanted)
 
@@ -204,7 +212,6 @@ def _of_torchvision() -> Iterator[PublishedFile]:
 
 
 def _of_timm(name: str) -> PublishedFile:
-    """Return the weights of timm's model ``name``, which may include the tag of its weights."""
     import timm
 
     config: Any = timm.get_pretrained_cfg(name)
@@ -215,6 +222,6 @@ def _of_timm(name: str) -> PublishedFile:
         where = hub.parse(f"{hub.PREFIX}{config.hf_hub_id}/{config.hf_hub_filename or 'model.safetensors'}")
         return PublishedFile(full, models, where, license=license_)
     if not config.url:
-        raise UserError(f"'{TIMM}{name}': timm offers no weights for it")
+        raise UserError(f"'{TIMM}{name}': timm has no weights for this model")
     offer = Offer(config.url, digest=checksums.digits_in(config.url))
     return PublishedFile(full, models, offer, license=license_)

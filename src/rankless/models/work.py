@@ -7,21 +7,21 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-# These modules preserve shapes and are not counted. Yet they take nearly all the time, because each runs
-# dozens of small operations in Python on the meta device.
+# These modules preserve shapes and do not count as work. On the meta device, they would take nearly all the
+# time, because each runs dozens of small operations in Python.
 _SHAPE_PRESERVING = (nn.BatchNorm2d, nn.ReLU, nn.LeakyReLU, nn.SiLU, nn.Mish, nn.Sigmoid)
 
 
 def parameters_and_gflops(build: Callable[[], nn.Module], size: tuple[int, int]) -> tuple[int, float]:
-    """Count the parameters and the GFLOPs per image, without computing outputs or drawing random numbers.
+    """Count the parameters and the GFLOPs per image.
 
     Args:
         build: function that builds the network.
         size: (height, width) of the input in pixels.
 
     Returns:
-        The number of parameters, and the operations in 10⁹: two per multiply-accumulate of a convolution or a
-        matrix product.
+        The number of parameters, and the operations in convolutions and matrix products in 10⁹, where a
+        multiply-accumulate counts as two.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -37,7 +37,7 @@ def parameters_and_gflops(build: Callable[[], nn.Module], size: tuple[int, int])
 
 
 def convolution_outputs(build: Callable[[], nn.Module], size: tuple[int, int]) -> list[int]:
-    """Count each convolution's output values for one image, without computing or drawing random numbers.
+    """Count the output values of each convolution for one image.
 
     Args:
         build: function that builds the network.
@@ -57,18 +57,18 @@ def convolution_outputs(build: Callable[[], nn.Module], size: tuple[int, int]) -
 
 
 Layer = tuple[str, str, str, int]
-"""A layer's name, type, output shape for one image, and number of parameters (0 if it is used again)."""
+"""The name, type, output shape for one image, and number of parameters of a layer (0 if it is reused)."""
 
 
 def layers(build: Callable[[], nn.Module], size: tuple[int, int]) -> tuple[list[Layer], int]:
-    """List the layers of a network in the order of computation, without computing their outputs.
+    """List the layers of a network in the order of computation.
 
     Args:
         build: function that builds the network.
         size: (height, width) of the input in pixels.
 
     Returns:
-        The layers, and the network's number of parameters.
+        The layers, and the number of parameters of the network.
     """
     with torch.device("meta"):
         model = build().eval()

@@ -1,4 +1,4 @@
-"""Find detectors by name. A new family needs a module that builds it and one line here."""
+"""Find detectors by name."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ MODELS: dict[str, Published] = {name: one for models, _ in _FAMILIES for name, o
 
 
 def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys | None = None) -> DetectorSpec:
-    """Return the detector that a recipe asks for.
+    """Return the specification of a recipe's detector.
 
     Args:
-        model: the recipe's ``model``; its ``anchors`` must be resolved (``default`` or pairs) before it is
-            built.
-        loss: the recipe's ``loss``; by default the published loss.
+        model: the recipe's ``model``. Before the detector is built, ``anchors`` must be resolved to
+            ``default`` or pairs.
+        loss: the recipe's ``loss``; by default, the published loss.
+
+    Raises:
+        UserError: there is no such detector, or its options are invalid.
     """
     loss = model_kinds.loss_of(model, loss)
     if isinstance(model, model_kinds.YoloModel) and model.cfg:
@@ -40,29 +43,32 @@ def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys | None = None) 
 
 
 def build(model: model_kinds.ModelKeys, classes: int, loss: loss_kinds.LossKeys | None = None) -> nn.Module:
-    """Return a freshly initialized :class:`~rankless.models.detectors.protocol.Detector` on the CPU.
+    """Return a :class:`~rankless.models.detectors.protocol.Detector` on the CPU.
 
-    Its weights are drawn from torch's global generator.
+    The weights are initialized with torch's global generator.
 
     Args:
         model, loss: see :func:`spec`.
         classes: number of classes.
+
+    Raises:
+        UserError: there is no such detector, its options are invalid, or there are no classes.
     """
     if classes < 1:
         raise UserError(
-            f"the data has {classes} classes, but a detector needs at least one; name the classes"
+            f"the data has {classes} classes; a detector needs at least one; list them in data.classes"
         )
     return spec(model, loss).build(classes)
 
 
 def check_name(name: str) -> None:
-    """Raise an error if there is no detector called ``name``."""
+    """Raise an error if there is no detector with the given name."""
     if name in MODELS or name == transformers.CUSTOM:
         return
     if name in CLASSIFIERS or name.startswith(TIMM):
         raise UserError(
-            f"'model.name' is '{name}', which is a classifier; expected a detector, such as "
-            "yolov4-tiny; give one, or set task to 'classify'"
+            f"'model.name' is '{name}', which is a classifier; expected a detector, such as yolov4-tiny; to "
+            "train a classifier, set task to 'classify'"
         )
     raise UserError(
         f"'model.name' is '{name}': no such model; expected {one_of(MODELS)}{nearest(name, MODELS)}"

@@ -539,7 +539,7 @@ def test_the_target_of_quality_focal_has_no_gradient():
 
 def test_yolov3_of_a_cfg_has_no_further_anchors():
     assert from_recipe(loss_kinds.CfgLoss(anchor_iou=0.2), "yolov4").name == "yolov4"
-    with pytest.raises(UserError, match=r"'loss.anchor_iou': only yolov4 has it; the cfg's loss is yolov3"):
+    with pytest.raises(UserError, match=r"'loss.anchor_iou': the cfg file's loss is yolov3"):
         from_recipe(loss_kinds.CfgLoss(anchor_iou=0.2), "yolov3")
 
 

@@ -1,8 +1,9 @@
 """Read and write Darknet's ``.weights`` files.
 
-A file holds three int32 (major, minor, revision), the number of images seen (uint64 from version 0.2 on, else
-uint32), then float32 numbers: β, γ, mean, variance and kernels of each convolution with batch norm, biases
-and kernels of each other convolution. The file does not say which network it belongs to.
+A file starts with three int32 values (major, minor, revision) and the number of images seen (uint64 from
+version 0.2 on, otherwise uint32). Float32 values follow: β, γ, mean, variance and kernels for each
+convolution with batch norm, or biases and kernels for a convolution without. The file does not name its
+network.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rankless.models.darknet.reshape import with_classes
 
 _VERSION = (0, 2, 5)
 MOST_CLASSES = 10_000
-_LEAST = 1e-4  # least fraction of a network's numbers in a file; published backbones have a tenth or more
+_LEAST = 1e-4  # minimum fraction of a network's values; published backbones have at least a tenth
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,11 @@ class DarknetWeights:
     """The contents of a ``.weights`` file, arranged for a network.
 
     Attributes:
-        state: tensors by the network's names; layers beyond the end of the file are missing.
+        state: tensors by name; layers after the end of the file are missing.
         seen: number of images the weights were trained on.
-        filled: number of the network's first convolutions that are in the file.
+        filled: number of convolutions in the file.
         convolutions: number of convolutions in the network.
-        notes: sentences about corrections.
+        notes: messages about corrected values.
     """
 
     state: dict[str, Tensor]
@@ -49,8 +50,6 @@ class DarknetWeights:
 
 @dataclass(frozen=True)
 class _Part:
-    """The name and shape of one tensor in the file."""
-
     name: str
     shape: tuple[int, ...]
 
@@ -60,7 +59,7 @@ class _Part:
 
 
 def read_weights(path: Path, network: Network) -> DarknetWeights:
-    """Read the weights of a network, or of its first layers (such as ``.conv.74``)."""
+    """Read a network's weights, or only those of its first layers, as in ``darknet53.conv.74``."""
     numbers, seen = _numbers(path)
     layers = list(_layers(network))
     state: dict[str, Tensor] = {}
@@ -72,8 +71,8 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
         if start + needed > len(numbers):
             raise UserError(
                 f"{path}: ends inside the convolution of layer {name} ({len(numbers) - start:,} of "
-                f"{needed:,} numbers), so it is truncated or belongs to another network; give the cfg or "
-                "the model it was trained with"
+                f"{needed:,} numbers), so it is truncated or belongs to another network; use the cfg or the "
+                "model it was trained with"
             )
         for part in parts:
             piece = numbers[start : start + part.numbers]
@@ -82,27 +81,27 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
         filled += 1
     if start < len(numbers):
         raise UserError(
-            f"{path}: continues for {len(numbers) - start:,} numbers after the network's last convolution "
-            f"({start:,}), so it belongs to another network; give the cfg or the model it was trained with"
+            f"{path}: has {len(numbers) - start:,} more numbers than the network's {start:,}, so it belongs "
+            "to another network; use the cfg or the model it was trained with"
         )
     total = sum(part.numbers for _, parts in layers for part in parts)
     if start < _LEAST * total:
         raise UserError(
-            f"{path}: has {start:,} of the network's {total:,} numbers, which is less than a backbone; give "
-            "the cfg or the model it was trained with"
+            f"{path}: has {start:,} of the network's {total:,} numbers, too few even for a backbone; use the "
+            "cfg or the model it was trained with"
         )
     notes = _fix_variances(state)
     bad = [name for name, tensor in state.items() if not tensor.isfinite().all()]
     if bad:
         raise UserError(
-            f"{path}: {counted(len(bad), 'tensor holds', 'tensors hold')} NaN or infinity, "
-            f"such as {bad[0]}; take another copy"
+            f"{path}: {counted(len(bad), 'tensor contains', 'tensors contain')} NaN or infinity, "
+            f"such as {bad[0]}; use another copy"
         )
     return DarknetWeights(state, seen, filled, len(layers), notes)
 
 
 def classes_of(path: Path, network: Network) -> int | None:
-    """Infer the number of classes from the size of the file; None if no number fits, as for a backbone."""
+    """Infer the number of classes from the file size. Returns None if no number fits, as for a backbone."""
     count = len(_numbers(path)[0])
     one, two = (
         sum(p.numbers for _, parts in _layers(with_classes(network, c)) for p in parts) for c in (1, 2)
@@ -112,13 +111,13 @@ def classes_of(path: Path, network: Network) -> int | None:
 
 
 def write_weights(path: Path, network: Network, state: Mapping[str, Tensor], seen: int = 0) -> None:
-    """Write a network's weights. The network must be expressible as a cfg file.
+    """Write the weights of a network that can be expressed as a cfg file.
 
     Args:
         path: the file, which is overwritten.
         network: the network's layers.
-        state: one tensor per name, as :meth:`torch.nn.Module.state_dict` returns; kernels have the shape
-            (filters, channels / groups, size, size), all others (filters,).
+        state: tensors by name, as :meth:`torch.nn.Module.state_dict` returns them. Kernels have the shape
+            (filters, channels / groups, size, size), and all other tensors (filters,).
         seen: number of images the network was trained on.
     """
     with path.open("wb") as file:
@@ -129,7 +128,6 @@ def write_weights(path: Path, network: Network, state: Mapping[str, Tensor], see
 
 
 def _numbers(path: Path) -> tuple[NDArray[np.float32], int]:
-    """Read the values in a file, and the number of images that the network was trained on."""
     try:
         content = reading.read_bytes(path)
     except OSError as error:
@@ -139,30 +137,30 @@ def _numbers(path: Path) -> tuple[NDArray[np.float32], int]:
     body = content[20 if wide else 16 :]
     if len(body) % 4:
         raise UserError(
-            f"{path}: is truncated or damaged: {len(body):,} bytes are not a whole number of float32"
+            f"{path}: is truncated or damaged: {len(body):,} bytes are not a whole number of float32 values"
         )
     return np.frombuffer(body, "<f4").astype(np.float32), int(seen)
 
 
 def check_header(path: Path) -> None:
-    """Raise an error if a file does not begin like Darknet's weights."""
+    """Raise an error if a file does not start with the header of a Darknet weights file."""
     with reading.opened(path) as file:
         _is_wide(file.read(20), path)
 
 
 def _is_wide(head: bytes, path: Path) -> bool:
-    """Check whether the header counts the images in 64 bits; raise an error if it is not Darknet's."""
+    """Check whether the number of images has 64 bits. Raises an error if the header is not Darknet's."""
     if len(head) < 20:
         raise UserError(f"{path}: {len(head)} bytes are too few for a Darknet weights file")
     major, minor, _ = struct.unpack_from("<3i", head)
     # Darknet writes 0.1 or 0.2; versions from 1000 (transposed fully connected layers) are not supported.
     if not (0 <= major < 1000 and 0 <= minor < 1000):
-        raise UserError(f"{path}: does not begin like a Darknet weights file (version {major}.{minor})")
+        raise UserError(f"{path}: does not start like a Darknet weights file (version {major}.{minor})")
     return bool(major * 10 + minor >= 2)
 
 
 def _layers(network: Network) -> Iterator[tuple[str, list[_Part]]]:
-    """Yield the convolutions and their tensors in the order of the file."""
+    """Yield the name and the tensors of each convolution, in the order of the file."""
     shapes = network.shapes()
     for number, layer in enumerate(network.layers):
         if not isinstance(layer, Conv):
@@ -182,10 +180,10 @@ def _layers(network: Network) -> Iterator[tuple[str, list[_Part]]]:
 
 
 def _fix_variances(state: dict[str, Tensor]) -> tuple[str, ...]:
-    """Set negative variances, which published files contain, to zero."""
+    """Replace negative variances, which some published files contain, with zero."""
     below = 0
     for name, tensor in state.items():
         if name.endswith("running_var"):
             below += int((tensor < 0).sum())
             tensor.clamp_(min=0)
-    return (f"{below} negative rolling variances were set to zero",) if below else ()
+    return (f"{below} negative running variances were set to zero",) if below else ()

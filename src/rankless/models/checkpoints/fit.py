@@ -1,4 +1,4 @@
-"""Match other projects' tensors to a model by names and shapes, and report mismatches."""
+"""Match tensors from other projects to a model by name and shape, and report mismatches."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rankless.errors import UserError, counted, printable
 
-# Prefixes of every name: added by DataParallel, DistributedDataParallel and torch.compile, or the attributes
-# in which trainers such as Lightning's store the model.
+# Prefixes that DataParallel, DistributedDataParallel and torch.compile add to every name, and attributes in
+# which trainers such as Lightning's store the model.
 WRAPPERS = ("module.", "_orig_mod.")
 ATTRIBUTES = ("model.", "net.", "network.", "ema_model.", "online_model.", "student.")
 COUNTER = "num_batches_tracked"
@@ -21,13 +21,13 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class Misfits:
-    """Differences between a file's tensors and a model's.
+    """Differences between the tensors in a file and in a model.
 
     Attributes:
-        missing: names in the model that the file does not have.
-        unexpected: names in the file that the model does not have.
-        misshapen: names in both with different shapes, or with floating-point values only in the model.
-        lines: the same differences as text, by kind, with names and shapes.
+        missing: names that are only in the model.
+        unexpected: names that are only in the file.
+        misshapen: names in both whose shapes differ, or whose values are floating-point only in the model.
+        lines: text lines with the name and shapes of each difference, by kind.
     """
 
     missing: tuple[str, ...]
@@ -47,7 +47,7 @@ class Misfits:
         )
 
     def table(self) -> list[str]:
-        """Return a line for each difference, at most 20 of each kind."""
+        """Return one line per difference, at most 20 of each kind."""
         lines = []
         for kind, all_of_kind in self.lines.items():
             lines += all_of_kind[:_SHOWN]
@@ -61,9 +61,9 @@ class Fit:
     """Tensors matched to a model.
 
     Attributes:
-        state: one tensor for every name of the model; the model's own tensor if nothing matches.
+        state: a tensor for each name in the model: the matching tensor, or the model's own if none matches.
         missing, unexpected, misshapen: see :class:`Misfits`.
-        notes: messages about what was loaded and what was not.
+        notes: messages about the tensors that were loaded or left out.
     """
 
     state: dict[str, Tensor]
@@ -74,7 +74,7 @@ class Fit:
 
 
 def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Misfits:
-    """Compare the names and shapes of the tensors in a model and in a file."""
+    """Compare the names and shapes of a model's tensors (``ours``) with those in a file (``theirs``)."""
     missing = tuple(name for name in ours if name not in theirs)
     unexpected = tuple(name for name in theirs if name not in ours)
     misshapen = tuple(name for name in ours if name in theirs and not _compatible(ours[name], theirs[name]))
@@ -87,22 +87,21 @@ def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Misfits
 
 
 def mismatch(source: str, misfits: Misfits, hint: str = "") -> UserError:
-    """Return the error for tensors that do not fit the model."""
+    """Return an error that lists the tensors that do not fit the model."""
     if not hint and (misfits.missing or misfits.unexpected):
-        hint = "do the weights belong to another model, or do their names have another prefix?"
-    hint = hint or "do they have another number of classes, or another model.width?"
+        hint = "do the weights belong to another model, or do their names have a different prefix?"
+    hint = hint or "do they have a different number of classes or a different model.width?"
     head = f"{source}: the weights do not fit the model ({misfits.counts}); {hint}"
     return UserError("\n".join([head, *misfits.table()]))
 
 
 def align(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Remove prefixes that wrappers have added to every name, if the names then match.
+    """Remove the prefix of all names that wrappers have added, if more names match without it.
 
-    Only prefixes common to all names are removed. Because a model may have a submodule called ``module``, the
-    removal with the best match is chosen.
+    A model may itself have a submodule called ``module``, so the prefix with the most matches is removed.
 
     Returns:
-        The tensors by their new names, and a note about what was removed.
+        The tensors by their new names, and a list with a note about the prefix, if any.
     """
     prefix, rest = "", dict(theirs)
     best, best_score = prefix, _score(ours, rest)
@@ -118,7 +117,7 @@ def align(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[dic
             best, best_score = prefix, score
     if not best:
         return dict(theirs), []
-    note = f"the prefix '{best}' of every name is removed"
+    note = f"the prefix '{best}' was removed from all names"
     return {name.removeprefix(best): tensor for name, tensor in theirs.items()}, [note]
 
 
@@ -129,17 +128,20 @@ def fit(
     head_names: Sequence[str] = (),
     source: str = "the checkpoint",
 ) -> Fit:
-    """Match another project's tensors to the tensors of a model.
+    """Match the tensors in a file to the tensors of a model.
 
-    Missing batch counters (``num_batches_tracked``), as in files from before PyTorch 0.4.1, are set to zero.
+    Batch counters (``num_batches_tracked``) that the file lacks, as before PyTorch 0.4.1, are set to zero.
 
     Args:
         model_state: the model's tensors.
-        theirs: the file's tensors, of any shape.
+        theirs: the tensors in the file, of any shape.
         partial: load only the tensors that match; otherwise, all tensors must match.
-        head_names: names, or prefixes of names, of the tensors whose shape depends on the number of classes,
-            for the hint in the error.
-        source: the tensors' source, for messages.
+        head_names: names or prefixes of the tensors whose shape depends on the number of classes, for the
+            hint in the error.
+        source: where the tensors come from, for messages.
+
+    Raises:
+        UserError: no tensor matches, or not all match although ``partial`` is false.
     """
     renamed, notes = align(model_state, theirs)
     counters = {
@@ -148,7 +150,7 @@ def fit(
         if name.endswith(COUNTER) and name not in renamed and name.replace(COUNTER, "running_mean") in renamed
     }
     if counters:
-        notes.append(f"{len(counters)} counters num_batches_tracked are not in the file and start at zero")
+        notes.append(f"{len(counters)} num_batches_tracked counters are not in the file and start at zero")
         renamed |= counters
     misfits = compare(model_state, renamed)
     left = {*misfits.missing, *misfits.misshapen}
@@ -158,13 +160,13 @@ def fit(
         hint = _hint(misfits, head_names, partial, nothing=not floating)
         if not partial and misfits.unexpected and agrees_in_order(model_state, theirs, head_names):
             hint = (
-                "the names differ, but all shapes agree in order: match them with --by-order; "
-                "evaluate the result, since equal shapes do not prove equal networks"
+                "the names differ, but all shapes match in order; add --by-order and evaluate the result, "
+                "because equal shapes do not prove that the networks are equal"
             )
-        elif partial and 2 * len(alike := leading(model_state, theirs)) > len(_without_counters(theirs)):
+        elif partial and 2 * len(same := leading(model_state, theirs)) > len(_without_counters(theirs)):
             hint = (
-                f"no tensor fits by its name, but the first {len(alike)} shapes do: "
-                "load them with --by-order --partial"
+                f"no tensor matches by name, but the first {len(same)} shapes match in order; "
+                "add --by-order --partial to load them"
             )
         raise mismatch(source, misfits, hint)
     state = {name: tensor.detach().clone() for name, tensor in model_state.items()}
@@ -176,34 +178,34 @@ def fit(
 def by_order(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], source: str, partial: bool = False
 ) -> dict[str, Tensor]:
-    """Match tensors by their order, for the same network with different names.
+    """Match tensors in order, for a network whose tensors have other names.
 
-    Equal shapes do not prove that the networks are the same: concatenating maps in another order does not
-    change shapes. Batch counters are left out if only one side has them.
+    Equal shapes do not prove that the networks are equal. For example, concatenating feature maps in another
+    order does not change the shapes. If only one side has batch counters, they are ignored.
 
     Args:
-        ours, theirs: the tensors of the model and of the file.
-        source: the tensors' source, for messages.
-        partial: match tensors up to the first one with a different shape, as for a backbone; the rest keep
-            their names.
+        ours, theirs: the tensors in the model and in the file.
+        source: where the tensors come from, for messages.
+        partial: match tensors only up to the first one with a different shape, as for a backbone; the rest
+            keep their names.
     """
     names, others = list(ours), list(theirs)
     if len(names) != len(others):
         names, others = _without_counters(ours), _without_counters(theirs)
     if partial:
-        alike = leading(ours, theirs)
-        rest = [name for name in theirs if name not in alike.values() and not name.endswith(COUNTER)]
-        return {mine: theirs[other] for mine, other in alike.items()} | {name: theirs[name] for name in rest}
+        same = leading(ours, theirs)
+        rest = [name for name in theirs if name not in same.values() and not name.endswith(COUNTER)]
+        return {mine: theirs[other] for mine, other in same.items()} | {name: theirs[name] for name in rest}
     if len(names) != len(others):
         raise UserError(
             f"{source}: has {counted(len(others), 'tensor')}, but the model has {len(names)}, so they "
-            "cannot be matched by order; leave --by-order out, or give another model"
+            "cannot be matched by order; remove --by-order, or use another model"
         )
     return {name: theirs[other] for name, other in zip(names, others, strict=True)}
 
 
 def leading(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[str, str]:
-    """Match names by order, without batch counters, up to the first pair with different shapes."""
+    """Match names in order, up to the first pair with different shapes; batch counters are ignored."""
     both = zip(_without_counters(ours), _without_counters(theirs), strict=False)
     return dict(takewhile(lambda pair: _compatible(ours[pair[0]], theirs[pair[1]]), both))
 
@@ -211,7 +213,7 @@ def leading(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[st
 def agrees_in_order(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], head_names: Sequence[str]
 ) -> bool:
-    """Check whether all shapes agree in order, except shapes that depend on the classes."""
+    """Check whether all shapes match in order, except those in the head; batch counters are ignored."""
     names, others = _without_counters(ours), _without_counters(theirs)
     head = tuple(head_names)
     return len(names) == len(others) and all(
@@ -225,7 +227,7 @@ def _without_counters(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def _score(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Count the names that agree and, among these, the shapes that agree."""
+    """Return the number of common names, and how many of them have compatible shapes."""
     both = [name for name in theirs if name in ours]
     return len(both), sum(_compatible(ours[name], theirs[name]) for name in both)
 
@@ -233,26 +235,27 @@ def _score(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[in
 def _compatible(ours: Tensor, theirs: Tensor) -> bool:
     if ours.shape != theirs.shape:
         return False
-    # Averaging turns counters into fractions; integers instead of floats are packed or quantized weights.
+    # Averaging turns counters into fractions, but integers in place of floats are packed or quantized
+    # weights.
     return theirs.is_floating_point() or not (ours.is_floating_point() or theirs.is_complex())
 
 
 def _hint(misfits: Misfits, head_names: Sequence[str], partial: bool, nothing: bool) -> str:
     if nothing:
-        return "no tensor fits: do the weights belong to another model?"
+        return "no tensor fits; do the weights belong to another model?"
     head = tuple(head_names)
     rest = [name for name in misfits.misshapen + misfits.missing if not name.startswith(head)]
     if head and not (partial or rest or misfits.unexpected):
-        return "only the head differs: give its number of classes, or leave the head out with --partial"
+        return "only the head differs; give its number of classes, or add --partial to leave out the head"
     return ""
 
 
 def _partly(misfits: Misfits, taken: int, whole: int) -> list[str]:
     if not misfits:
         return []
-    done = f"{taken} of the model's {whole} tensors are loaded ({misfits.counts})"
     return [
-        f"{done}; missing and misshapen tensors keep their initial values:",
+        f"{taken} of the model's {whole} tensors are loaded ({misfits.counts}); missing and misshapen "
+        "tensors keep their initial values:",
         *misfits.table(),
     ]
 
@@ -261,8 +264,8 @@ def _infinite(state: Mapping[str, Tensor]) -> list[str]:
     wrong = [name for name, one in state.items() if one.is_floating_point() and not one.isfinite().all()]
     if not wrong:
         return []
-    hold = counted(len(wrong), "tensor holds", "tensors hold")
-    return [f"warning: {hold} NaN or infinite values, such as {printable(wrong[0])}"]
+    contain = counted(len(wrong), "tensor contains", "tensors contain")
+    return [f"warning: {contain} NaN or infinite values, such as {printable(wrong[0])}"]
 
 
 def _shown(name: str, state: Mapping[str, Tensor]) -> str:

@@ -1,6 +1,6 @@
-"""Read other projects' weights from several kinds of files, without running code.
+"""Read checkpoints from other projects without running code.
 
-:mod:`~rankless.models.checkpoints.unwrapping` finds the weights in the content, and
+:mod:`~rankless.models.checkpoints.unwrapping` finds the weights in a checkpoint, and
 :mod:`~rankless.models.checkpoints.fit` matches their names to a model.
 """
 
@@ -19,8 +19,7 @@ import torch
 from rankless.errors import UserError, printable
 from rankless.files import reading
 from rankless.models.checkpoints import tensor_file
-from rankless.models.checkpoints.pickle_inspection import Inspection
-from rankless.models.checkpoints.pickle_values import RefusedFileError
+from rankless.models.checkpoints.pickle_inspection import Inspection, RefusedFileError
 from rankless.models.checkpoints.unwrapping import Checkpoint, unwrap
 
 # Files of torch.save before version 1.6 start with this number as a separate pickle.
@@ -31,15 +30,18 @@ _ALONE = "save only the weights in the software that made it: torch.save(model.s
 
 
 def read_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
-    """Read the weights in another project's checkpoint.
+    """Read the weights in a checkpoint from another project.
 
-    The kind of file is detected by its content: ``torch.save`` (the current format, or the format before
-    version 1.6), or safetensors. No code in the file is run. The sizes that it claims are compared with its
-    actual size before memory is allocated.
+    The format is detected from the content: safetensors, or ``torch.save`` (also before version 1.6). No code
+    in the file is run. The sizes stated in the file are compared with its actual size before memory is
+    allocated.
 
     Args:
         path: the file.
-        key: the entry that holds the weights, such as ``model`` or ``ema.module``; found by a search if None.
+        key: the entry with the weights, such as ``model`` or ``ema.module``; None searches for it.
+
+    Raises:
+        UserError: the file cannot be read, is damaged, or contains more than plain tensors and values.
     """
     path = Path(path)
     if reading.is_folder(path):
@@ -68,17 +70,13 @@ def _content(path: Path, file: IO[bytes]) -> Any:
 
 
 def _from_zip(file: IO[bytes]) -> Any:
-    """Read the current format: a zip archive of one pickle and a record for each storage.
-
-    The archive is rewritten in memory from the inspected records, as read by Python's zipfile, so PyTorch
-    never sees an archive that two readers could interpret differently.
-    """
+    """Read the current format: a zip archive with one pickle and a record for each storage."""
     try:
         records, names = _records(file), set[str]()
     except RefusedFileError:
         raise
     except Exception as error:  # BadZipFile, struct.error, EOFError …, depending on the damage
-        raise RefusedFileError(f"is a damaged archive ({printable(str(error))}); take another copy") from None
+        raise RefusedFileError(f"is a damaged archive ({printable(str(error))}); use another copy") from None
     if "data.pkl" not in records:
         raise RefusedFileError(
             f"is a zip archive that torch.save did not write (it has no data.pkl); {_ALONE}"
@@ -94,6 +92,7 @@ def _from_zip(file: IO[bytes]) -> Any:
                 f"and has {size}"
             )
         names.add(name)
+    # PyTorch reads a copy of the inspected records, because two zip readers may interpret a file differently.
     copy = io.BytesIO()
     with zipfile.ZipFile(copy, "w") as archive:
         for name in ("data.pkl", "byteorder", "version", *sorted(names)):
@@ -104,48 +103,48 @@ def _from_zip(file: IO[bytes]) -> Any:
 
 
 def _records(file: IO[bytes]) -> dict[str, bytes]:
-    """Read an archive's records; return them by their names inside the archive's folder."""
+    """Read the records of an archive by their names inside its top-level folder."""
     size = os.fstat(file.fileno()).st_size
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
         if any(entry.filename.endswith("/constants.pkl") for entry in entries):
-            raise RefusedFileError(f"is a TorchScript archive, which holds a program; {_ALONE}")
+            raise RefusedFileError(f"is a TorchScript archive, which contains a program; {_ALONE}")
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise RefusedFileError(
                 f"is a compressed archive, which torch.save never writes; unpack it, or {_ALONE}"
             )
         if sum(entry.file_size for entry in entries) > size:
-            raise RefusedFileError("is damaged or malicious: its parts claim to be larger than the whole")
+            raise RefusedFileError("is damaged or malicious: its parts are larger than the whole file")
         records: dict[str, bytes] = {}
         for entry in entries:
             name = entry.filename.partition("/")[2]
             if not name:
                 continue  # a folder, or outside the archive's folder
             if name in records:
-                raise RefusedFileError(f"is damaged: it has two records called {printable(name)}")
+                raise RefusedFileError(f"is damaged: it has two records named {printable(name)}")
             records[name] = archive.read(entry)
     return records
 
 
 def _from_legacy(file: IO[bytes]) -> Any:
-    """Read the format before PyTorch 1.6: five pickles, then the sizes and values of the storages."""
+    """Read the format from before PyTorch 1.6: five pickles, then the sizes and values of the storages."""
     inspection = Inspection()
     head = [inspection.walk(file) for _ in range(5)]
     _, protocol, _, _, keys = head
     if protocol != _LEGACY_PROTOCOL:
-        raise RefusedFileError(f"is damaged: protocol {printable(repr(protocol))}")
+        raise RefusedFileError(f"is damaged: its protocol is {printable(repr(protocol))}")
     storages = inspection.storages
     if not isinstance(keys, list) or sorted(map(str, keys)) != sorted(storages):
-        raise RefusedFileError("is damaged: the list of its storages does not match them")
+        raise RefusedFileError("is damaged: its list of storages does not match its storages")
     for key in keys:
         count = int.from_bytes(file.read(8), "little")
         if count != storages[key].numel:
             raise RefusedFileError(
-                f"is damaged: a storage of {storages[key].numel} values is stored as {count}"
+                f"is damaged: a storage of {storages[key].numel} values has {count} in the file"
             )
         file.seek(storages[key].nbytes, os.SEEK_CUR)
     if (end := file.tell()) != (size := os.fstat(file.fileno()).st_size):
-        raise RefusedFileError(f"is damaged: it should have {end} bytes and has {size}; take another copy")
+        raise RefusedFileError(f"is damaged: it should have {end} bytes and has {size}; use another copy")
     file.seek(0)
     return _load(file)
 
@@ -160,7 +159,7 @@ def _load(file: IO[bytes]) -> Any:
     except Exception as error:  # UnpicklingError, RuntimeError, TypeError …, depending on the content
         first = str(error).strip().partition("\n")[0]
         raise RefusedFileError(
-            f"cannot be read by PyTorch's safe reader ({printable(first, 200)}); {_ALONE}"
+            f"cannot be read with torch.load(weights_only=True) ({printable(first, 200)}); {_ALONE}"
         ) from None
 
 
@@ -169,18 +168,18 @@ def _what_else(start: bytes, file: IO[bytes]) -> str:
         return "is empty"
     if start[257:262] == b"ustar":
         return (
-            "is in the tar format of PyTorch before 0.1.12, which only unpickling can read; load it with "
-            "the PyTorch that wrote it, and save its state_dict() with a newer one"
+            "is in the tar format of PyTorch before 0.1.12, which can only be read by unpickling; load it "
+            "with the PyTorch that wrote it, and save its state_dict() with a newer version"
         )
     if start.startswith(b"\x80"):
         Inspection().walk(file)  # reports the classes that the file needs, if that is the reason
-        return f"is a plain pickle, not written by torch.save; {_ALONE}"
+        return f"is a plain pickle that torch.save did not write; {_ALONE}"
     text = start.lstrip().lower()
     if text.startswith(b"version https://git-lfs"):
-        return "is only a Git LFS pointer; fetch the file with: git lfs pull"
+        return "is only a Git LFS pointer; run `git lfs pull` to fetch the file"
     if text.startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "is a web page, not a checkpoint: the download went wrong"
+        return "is a web page, not a checkpoint; download it again"
     return (
-        "is not a checkpoint of a known kind; expected a file of torch.save or safetensors "
+        "is not in a known checkpoint format; expected a file written by torch.save or safetensors "
         "(.pt, .pth, .ckpt, .bin, .safetensors)"
     )

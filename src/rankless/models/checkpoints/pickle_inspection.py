@@ -1,9 +1,9 @@
 """Inspect a checkpoint's pickle without unpickling it.
 
-``torch.load(weights_only=True)`` runs no foreign code, but it trusts the file: it allocates the claimed
-sizes, and calls a few functions whose results can grow without bound. Therefore this module interprets a
-pickle first, with placeholders for everything except plain values. It imports no name and does not call
-torch, and its memory and time are proportional to the size of the file.
+``torch.load(weights_only=True)`` runs no foreign code, but it trusts the file: it allocates the sizes stated
+there, and calls a few functions whose results can grow without bound. Therefore, this module interprets the
+pickle first, with placeholders for everything except plain values. It imports nothing that the pickle names
+and does not call torch. Its memory and time are proportional to the size of the file.
 """
 
 from __future__ import annotations
@@ -14,21 +14,193 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+import torch
+
 from rankless.errors import printable
-from rankless.models.checkpoints.pickle_values import (
-    FUNCTIONS,
-    NAMESPACE,
-    UNSUPPORTED,
-    Foreign,
-    Global,
-    Options,
-    RefusedFileError,
-    Storage,
-    dtype_of,
-    key_of,
-    size_of,
-    storage_dtype,
-)
+
+_LARGEST = 2**60  # below this, integers have distinct hashes in Python, and sizes fit into 64 bits
+_LONGEST_KEY = 16
+_STORAGES = {
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+    "ComplexFloatStorage": torch.complex64,
+    "ComplexDoubleStorage": torch.complex128,
+    "UntypedStorage": torch.uint8,
+}
+_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+UNSUPPORTED = {
+    "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
+    "torch._utils._rebuild_qtensor": "a quantized tensor",
+    "torch._utils._rebuild_meta_tensor_no_storage": "a tensor on the meta device, without values",
+    "torch._utils._rebuild_wrapper_subclass": "a tensor of a subclass",
+    "torch._tensor._rebuild_from_type_v2": "a tensor of a subclass",
+    "torch._utils._rebuild_parameter_with_state": "a parameter with additional attributes",
+}
+
+
+class RefusedFileError(ValueError):
+    """Raised when a file is refused. The message continues a sentence that starts with the file's path."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A placeholder for a storage: its key in the file, and the dtype and number of its values."""
+
+    key: str
+    dtype: torch.dtype
+    numel: int
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the storage in bytes."""
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Global:
+    """A placeholder for the class or function with this full name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A placeholder for a torch object whose values are not read."""
+
+
+class Foreign:
+    """A placeholder for an object of an unknown class."""
+
+
+NAMESPACE = "argparse.Namespace"
+"""The class of the options that torchvision's scripts save; it contains values but no code."""
+
+
+class Options:
+    """A placeholder for an ``argparse.Namespace`` whose values are not read."""
+
+
+def size_of(value: Any) -> int:
+    """Return ``value`` if it is a valid size or offset, otherwise raise an error."""
+    if type(value) is not int or not 0 <= value < _LARGEST:
+        raise RefusedFileError(f"is damaged: it has an invalid size, {printable(repr(value))}")
+    return value
+
+
+def key_of(value: Any) -> Any:
+    """Return ``value`` if it is a dict key that can be hashed quickly, otherwise raise an error."""
+    if isinstance(value, tuple) and len(value) > _LONGEST_KEY:
+        raise TypeError("a long tuple as a key")
+    for part in value if isinstance(value, tuple) else (value,):
+        plain = isinstance(part, str | float | bool | bytes | Global) or part is None
+        if not plain and not (isinstance(part, int) and abs(part) < _LARGEST):
+            raise TypeError(f"a {type(part).__name__} as a key")
+    return value
+
+
+def dtype_of(name: str) -> torch.dtype | None:
+    """Return the dtype with the given name, such as ``torch.float32``, or None."""
+    return _DTYPES.get(name)
+
+
+def storage_dtype(name: str) -> torch.dtype | None:
+    """Return the dtype of the storage class with the given name, or None if the class is unknown."""
+    module, _, attribute = name.rpartition(".")
+    return _STORAGES.get(attribute) if module in ("torch", "torch.cuda", "torch.storage") else None
+
+
+def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> _Tensor:
+    """Stand in for ``_rebuild_tensor`` and ``_rebuild_tensor_v2``."""
+    return _checked(storage, storage.dtype, offset, size, stride, rest)
+
+
+def _tensor_of_dtype(
+    storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any
+) -> _Tensor:
+    """Stand in for ``_rebuild_tensor_v3``, which PyTorch uses for dtypes without a storage class."""
+    known = dtype_of(dtype.name)
+    if known is None:
+        raise TypeError("an invalid dtype")
+    return _checked(storage, known, offset, size, stride, (grad, hooks, *rest))
+
+
+def _checked(
+    storage: Any, dtype: torch.dtype, offset: Any, size: Any, stride: Any, rest: tuple[Any, ...]
+) -> _Tensor:
+    if not isinstance(storage, Storage) or len(size) != len(stride) or len(rest) > 3 or any(rest[1:]):
+        raise TypeError("an invalid tensor")
+    sides, steps = [size_of(side) for side in size], [size_of(step) for step in stride]
+    last = size_of(offset) + sum((side - 1) * step for side, step in zip(sides, steps, strict=True))
+    if all(sides) and (last + 1) * dtype.itemsize > storage.nbytes:
+        claimed = "×".join(map(str, sides)) or "one value"
+        raise RefusedFileError(
+            f"is damaged: a tensor of {claimed} does not fit into its storage of {storage.nbytes} bytes"
+        )
+    return _Tensor()
+
+
+def _parameter(data: Any, _grad: Any, hooks: Any) -> _Tensor:
+    if not isinstance(data, _Tensor) or hooks:
+        raise TypeError("an invalid parameter")
+    return data
+
+
+def _dict(given: Any = ()) -> dict[Any, Any]:
+    """Stand in for ``OrderedDict`` (called with pairs by Python 2) and ``Counter``."""
+    if not isinstance(given, dict | list | tuple):
+        raise TypeError("an invalid dict")
+    pairs = given.items() if isinstance(given, dict) else given
+    return {key_of(key): value for key, value in pairs}
+
+
+def _set(members: Any = ()) -> set[Any]:
+    return {key_of(member) for member in _listed(members)}
+
+
+def _shape(sides: Any = ()) -> tuple[int, ...]:
+    return tuple(size_of(side) for side in _listed(sides))
+
+
+def _listed(members: Any) -> Any:
+    if not isinstance(members, list | tuple):
+        raise TypeError("invalid members")
+    return members
+
+
+def _encode(text: Any, encoding: Any) -> bytes:
+    # Only the encoding that pickle uses for bytes: other codecs could expand the text repeatedly.
+    if not isinstance(text, str) or encoding != "latin1":
+        raise TypeError("invalid bytes")
+    return text.encode("latin1")
+
+
+def _inert(*arguments: Any) -> _Tensor:
+    if len(arguments) > 2 or not all(isinstance(argument, str | int) for argument in arguments):
+        raise TypeError("an invalid device or layout")
+    return _Tensor()
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "collections.OrderedDict": _dict,
+    "collections.Counter": _dict,
+    "builtins.set": _set,
+    "torch.Size": _shape,
+    "torch.device": _inert,
+    "_codecs.encode": _encode,
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_tensor_v3": _tensor_of_dtype,
+    "torch._utils._rebuild_parameter": _parameter,
+}
+
 
 _OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _MARK = object()
@@ -36,21 +208,21 @@ _MARK = object()
 
 @dataclass
 class Inspection:
-    """The contents of the pickles in one file.
+    """The storages and foreign objects in the pickles of one file.
 
     Attributes:
-        storages: every storage by its key.
-        wanted: classes and functions that the pickle needs, in order; they are never called.
+        storages: storages by key.
+        wanted: names of the foreign classes and functions that the pickles need; none of them is called.
     """
 
     storages: dict[str, Storage] = field(default_factory=dict)
     wanted: dict[str, None] = field(default_factory=dict)
 
     def walk(self, file: IO[bytes]) -> Any:
-        """Read one pickle to its end.
+        """Read one pickle, and return its value with placeholders for tensors and storages.
 
-        Returns:
-            The pickle's value, with placeholders for tensors and storages.
+        Raises:
+            RefusedFileError: the pickle is damaged, or needs foreign classes or functions.
         """
         machine = _Machine(self)
         try:
@@ -63,7 +235,9 @@ class Inspection:
             raise
         except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
             reason = printable(str(error)) or type(error).__name__
-            raise RefusedFileError(f"is damaged or not PyTorch's checkpoint (its pickle: {reason})") from None
+            raise RefusedFileError(
+                f"is damaged or not a PyTorch checkpoint (pickle error: {reason})"
+            ) from None
         if self.wanted:
             raise RefusedFileError(self._foreign())
         return machine.result
@@ -72,14 +246,14 @@ class Inspection:
         names = [printable(name) for name in self.wanted]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return (
-            f"holds more than tensors: it needs {', '.join(names[:3])}{more}, which could run any "
+            f"contains more than tensors: it needs {', '.join(names[:3])}{more}, which could run any "
             "code and are never loaded; save only the weights in the software that made it: "
             "torch.save(model.state_dict(), 'weights.pt')"
         )
 
 
 class _Machine:
-    """A stack machine for the pickle operations that PyTorch's safe reader supports."""
+    """A stack machine for the pickle operations that ``torch.load(weights_only=True)`` supports."""
 
     def __init__(self, inspection: Inspection) -> None:
         self.inspection = inspection
@@ -98,8 +272,8 @@ class _Machine:
             _OPERATIONS[name](self, argument)
         else:
             raise RefusedFileError(
-                f"is a pickle that PyTorch's safe reader does not support (operation {name}): it was saved "
-                "with another protocol or by another program; save it again with torch.save and its defaults"
+                f"is a pickle that torch.load(weights_only=True) does not support (operation {name}), saved "
+                "with another protocol or by another program; save it again with torch.save's defaults"
             )
 
     def pop(self) -> Any:
@@ -146,13 +320,9 @@ class _Machine:
         module, _, attribute = text.partition(" ")
         name = f"{_OLD_MODULES.get(module, module)}.{attribute}"
         if name in UNSUPPORTED:
-            raise RefusedFileError(
-                f"holds {UNSUPPORTED[name]}; expected plain, dense tensors: convert it first"
-            )
+            raise RefusedFileError(f"contains {UNSUPPORTED[name]}; expected dense tensors; convert it first")
         if module in ("torch", "torch.cuda") and attribute.startswith("Q") and attribute.endswith("Storage"):
-            raise RefusedFileError(
-                "holds a quantized tensor; expected plain, dense tensors: convert it first"
-            )
+            raise RefusedFileError("contains a quantized tensor; expected dense tensors; convert it first")
         if name not in (*FUNCTIONS, NAMESPACE) and dtype_of(name) is None and storage_dtype(name) is None:
             self.inspection.wanted[name] = None
         self.stack.append(Global(name))
@@ -173,14 +343,14 @@ class _Machine:
             raise TypeError("a call to something that is not a function")
         if function.name not in FUNCTIONS:
             raise TypeError(f"a call to {function.name}")
-        # Copies are limited by the bytes read, or a small file could request endless copies of a long list.
+        # Without this limit, a small file could request endless copies of a long list.
         self.copied += sum(len(one) for one in arguments if isinstance(one, str | list | tuple | dict))
         if self.copied > self.read:
-            raise RefusedFileError("is damaged or malicious: it asks for more than it holds")
+            raise RefusedFileError("is damaged or malicious: it copies more values than it contains")
         self.stack.append(FUNCTIONS[function.name](*arguments))
 
     def make(self, _: Any) -> None:
-        """Handle the opcode NEWOBJ: create a script's options, or a placeholder for any other object."""
+        """Handle the opcode NEWOBJ with a placeholder for the new object."""
         arguments, made = self.pop(), self.pop()
         if isinstance(made, Global) and made.name == NAMESPACE and arguments == ():
             self.stack.append(Options())
@@ -200,7 +370,7 @@ class _Machine:
             if any(not isinstance(key, str) or key.startswith("__") for key in state):
                 raise TypeError("special attributes for options")
             return
-        # A state_dict has an attribute with the versions of its modules. Any other attribute could hide a
+        # A state_dict stores the versions of its modules in _metadata. Any other attribute could hide a
         # method.
         if not isinstance(target, dict) or not isinstance(state, dict) or set(state) - {"_metadata"}:
             raise TypeError(f"attributes for a {type(target).__name__}")
@@ -218,16 +388,16 @@ class _Machine:
                 made = Storage(key, dtype, size_of(numel))
                 known = self.inspection.storages.setdefault(key, made)
                 if known.nbytes != made.nbytes:
-                    raise RefusedFileError("is damaged: it gives one storage two sizes")
+                    raise RefusedFileError("is damaged: a storage has two sizes")
                 self.stack.append(made if view in ([], [None]) else self.view(made, *view[0]))
                 return
         raise TypeError("an invalid storage")
 
     @staticmethod
     def view(root: Storage, key: Any, offset: Any, numel: Any) -> Storage:
-        """Return a part of another storage, as written by PyTorch before 0.4."""
+        """Return a part of another storage, as PyTorch before 0.4 wrote it."""
         if not isinstance(key, str) or size_of(offset) + size_of(numel) > root.numel:
-            raise RefusedFileError("is damaged: it has a part larger than the whole")
+            raise RefusedFileError("is damaged: a part of a storage is larger than the storage")
         return Storage(key, root.dtype, numel)
 
     def stop(self, _: Any) -> None:

@@ -1,7 +1,7 @@
 """Map the tensor names of widely used PyTorch ports of YOLOv3 and YOLOv4 to Rankless's names.
 
-A port is the same network with other names. It may also have a different epsilon in its batch norms, and a
-head may order or use the numbers per anchor differently.
+A port is the same network with other tensor names. It may also use another epsilon in its batch norms, and
+its heads may order or interpret the values of an anchor differently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rankless.models.darknet.network import DETECTOR_CHANNELS, Conv, Involution,
 from rankless.models.layers import BATCH_NORM_EPS
 
 Module = tuple[str, str]
-"""The names of a convolution and of its batch norm; the latter is empty for a head's prediction."""
+"""The names of a convolution and of its batch norm, which is empty if there is none."""
 
 _IN_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 _STAGES = (1, 2, 8, 8, 4)  # residual blocks of Darknet-53 and of CSPDarknet-53
@@ -35,13 +35,13 @@ class Port:
 
     Attributes:
         source: the port's repository.
-        model: name of the network; empty if the port supports any named network or cfg.
-        modules: function that yields the port's names for a network's convolutions, in Rankless's order.
-        about: differences besides the names, for the table of ports.
-        options: options for the recipe that is written with the weights.
+        model: name of the network; empty if the port supports any named network or cfg file.
+        modules: function that yields the port's names for the convolutions of a network, in order.
+        about: differences from Rankless, for messages.
+        options: recipe options that the port's weights need.
         eps: epsilon of the batch norms.
-        order: positions of x, y, width, height and objectness among the numbers of an anchor.
-        unused: substrings in the names of tensors that are stored but never used.
+        order: positions of x, y, width, height and objectness among the values of an anchor.
+        unused: substrings in the names of stored tensors that are never used.
     """
 
     source: str
@@ -55,24 +55,29 @@ class Port:
 
 
 def port_named(name: str) -> Port:
-    """Return the port called ``name``."""
+    """Return the port with the given name.
+
+    Raises:
+        UserError: there is no such port.
+    """
     if name not in PORTS:
         known = [f"  {port:20} {one.source}" for port, one in PORTS.items()]
-        problem = f"--from is '{name}': expected {one_of(PORTS)}{nearest(name, PORTS)}"
+        problem = f"--from is '{name}'; expected {one_of(PORTS)}{nearest(name, PORTS)}"
         raise UserError("\n".join([problem, *known]))
     return PORTS[name]
 
 
 def likely_port(state: Mapping[str, Tensor], model: str, ours: Mapping[str, Tensor], network: Network) -> str:
-    """Return the name of the port whose names fit most of a file's tensors.
+    """Return the name of the port whose tensor names occur most often in a file.
 
-    The result is empty if Rankless's names fit as many tensors, or if no port's names fit half of them.
+    Returns an empty string if Rankless's own names occur at least as often, or if no port matches more than
+    half of the tensors.
 
     Args:
-        state: the file's tensors.
-        model: the network's name in Rankless.
-        ours: the network's tensors.
-        network: the network's layers.
+        state: the tensors in the file.
+        model: name of the network in Rankless.
+        ours: the tensors of the network.
+        network: the layers of the network.
     """
     candidates = {"": list(ours)} | {
         name: [theirs for _, theirs in _names(port, network)]
@@ -97,20 +102,23 @@ def from_port(
     source: str,
     partial: bool = False,
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Rename a port's tensors, and convert the values that the port stores differently.
+    """Rename the tensors of a port, and convert values that the port stores differently.
 
-    No port has involutions, but users add them. They are recognized by the shapes of their tensors.
+    Ports have no involutions, but users add them. They are recognized by the shapes of their tensors.
 
     Args:
-        state: the port's tensors.
-        ours: the tensors of Rankless's network, for any number of classes.
+        state: the tensors of the port.
+        ours: the tensors of the network in Rankless, for any number of classes.
         port: the port.
-        network: the network's layers.
-        source: the tensors' source, for messages.
-        partial: rename only the tensors whose names match; they may all belong to a backbone.
+        network: the layers of the network.
+        source: where the tensors come from, for messages.
+        partial: accept missing tensors, for example if the file contains only a backbone.
 
     Returns:
-        The tensors under Rankless's names, and notes.
+        The tensors under Rankless's names, and messages about the conversion.
+
+    Raises:
+        UserError: the names do not match.
     """
     names = dict(_names(port, network))  # Rankless's names to the port's
     if partial:
@@ -126,25 +134,28 @@ def from_port(
     misfits = compare(expected, {name: expected.get(name, tensor) for name, tensor in aligned.items()})
     missing = [one for one in misfits.missing if not one.endswith(COUNTER)]
     if (missing or misfits.unexpected) and not (partial and len(missing) < len(names)):
-        raise mismatch(source, misfits, f"is it a checkpoint of {port.source}, and of the given model?")
+        raise mismatch(source, misfits, f"is it a checkpoint from {port.source} for the given model?")
     predictors = {f"layers.{network.names[number]}.conv." for number in network.predictors()}
     renamed = {name: aligned[name] for name in misfits.unexpected}
     for mine, theirs in names.items():
         tensor = aligned.get(theirs)
         if tensor is None:
-            continue  # a counter, which checkpoints before PyTorch 0.4.1 lack
+            continue  # a batch counter, which checkpoints from before PyTorch 0.4.1 lack
         if mine.endswith("running_var") and port.eps != BATCH_NORM_EPS:
             tensor = tensor + (port.eps - BATCH_NORM_EPS)
         if mine.startswith(tuple(predictors)):
             tensor = _reordered(tensor, port.order, network)
         renamed[mine] = tensor
     if port.eps != BATCH_NORM_EPS:
-        notes.append(f"the variances are raised by {port.eps - BATCH_NORM_EPS:.2g} to match its batch norms")
+        notes.append(
+            f"the batch norms' variances were increased by {port.eps - BATCH_NORM_EPS:.2g}, because their "
+            "epsilon differs"
+        )
     return renamed, notes
 
 
 def _with_backbone(state: Mapping[str, Tensor], theirs: Iterable[str]) -> Mapping[str, Tensor]:
-    """Add ``backbone.`` to the names of a backbone that was saved by itself, if they then match."""
+    """Add ``backbone.`` to the names of a backbone that was saved alone, if more names match then."""
     wanted = set(theirs)
     both = wanted | {name.removeprefix("backbone.") for name in wanted}
     bare, _ = align(dict.fromkeys(both, torch.empty(0)), state)
@@ -154,7 +165,7 @@ def _with_backbone(state: Mapping[str, Tensor], theirs: Iterable[str]) -> Mappin
 
 
 def _involutions(ours: Mapping[str, Tensor], network: Network, left: Mapping[str, Tensor]) -> dict[str, str]:
-    """Map the names of the network's involutions to consecutive tensors of the same shapes."""
+    """Map the tensors of each involution to consecutive tensors with the same shapes in ``left``."""
     found: dict[str, str] = {}
     theirs, counts = list(left), any(name.endswith(COUNTER) for name in left)
     for number, layer in enumerate(network.layers):
@@ -172,7 +183,6 @@ def _involutions(ours: Mapping[str, Tensor], network: Network, left: Mapping[str
 
 
 def _names(port: Port, network: Network) -> Iterator[tuple[str, str]]:
-    """Yield pairs of Rankless's names and the port's."""
     convs = [number for number, layer in enumerate(network.layers) if isinstance(layer, Conv)]
     for number, (conv, norm) in zip(convs, port.modules(network), strict=True):
         mine = f"layers.{network.names[number]}"
@@ -184,10 +194,10 @@ def _names(port: Port, network: Network) -> Iterator[tuple[str, str]]:
 
 
 def _reordered(tensor: Tensor, order: tuple[int, ...], network: Network) -> Tensor:
-    """Return a head's kernels or biases (A · (5 + C), …) with each anchor's numbers in Rankless's order."""
+    """Reorder a head's kernels or biases (A · (5 + C), …) to x, y, width, height, objectness."""
     anchors = len(network.heads()[0].mask)  # type: ignore[union-attr]  # ports have anchors
     if tensor.shape[0] % anchors:
-        return tensor  # reported when the shapes are compared
+        return tensor  # the comparison of shapes reports it
     channels = tensor.shape[0] // anchors
     rows = [*order, *range(DETECTOR_CHANNELS, channels)]
     shape = (anchors, channels, *tensor.shape[1:])
@@ -195,7 +205,7 @@ def _reordered(tensor: Tensor, order: tuple[int, ...], network: Network) -> Tens
 
 
 def _numbered(conv: str, norm: str) -> Callable[[Network], Iterator[Module]]:
-    """Return a function that formats names with a layer's number, ``{n}``, or a convolution's, ``{k}``."""
+    """Return a function that fills in the layer number ``{n}`` and the convolution number ``{k}``."""
 
     def modules(network: Network) -> Iterator[Module]:
         convs = [n for n, layer in enumerate(network.layers) if isinstance(layer, Conv)]
@@ -208,7 +218,6 @@ def _numbered(conv: str, norm: str) -> Callable[[Network], Iterator[Module]]:
 
 
 def _block(name: str) -> Module:
-    """Return the names of the convolution and the batch norm inside the module ``name``."""
     return f"{name}.conv", f"{name}.bn"
 
 
@@ -336,7 +345,7 @@ PORTS: dict[str, Port] = {
         "github.com/aladdinpersson/Machine-Learning-Collection, YOLOv3",
         "yolov3",
         _of_aladdinpersson,
-        "objectness first; an unused batch norm behind each prediction; its own anchors",
+        "objectness first, other anchors, an unused batch norm after each prediction",
         (
             f"model.anchors={[[round(416 * side, 2) for side in anchor] for anchor in _ROUGH_ANCHORS]}",
             "data.pad=0",

@@ -1,9 +1,9 @@
 """Initialize a model from trained weights (``model.pretrained``).
 
-Every tensor must fit, except in a head for other classes: the rows of classes that the file also has are
-copied by name, and the other rows keep their initial values. If the file has none of the classes, a head of
-the same size is loaded by position; of a head of another size, only the rows that belong to no class, such as
-those for boxes, are copied.
+Every tensor must fit, except in a head for other classes. If the file and the model have classes in common,
+the rows of these classes are copied by name, and the other rows keep their initial values. If they have none
+in common, a head of the same size is loaded by position. From a head of another size, only the rows that do
+not belong to a class are copied, such as those for boxes.
 """
 
 from __future__ import annotations
@@ -48,18 +48,22 @@ def start_from(
     """Load trained weights into a new model.
 
     Args:
-        model: the bare model. Its optional attribute ``head_names`` holds the names of the modules
-            (or parameters) whose shapes depend on the number of classes: ``("fc", "levels.0.predict")``. For
-            its optional method ``head_layout``, see :mod:`rankless.models.detectors.protocol`.
-        pretrained: ``model.pretrained``: a weights file, a run (its best weights), or any safetensors file
-            with the model's keys, local or on the Hugging Face Hub; ``published``, ``published/NAME`` or
-            ``timm`` for a file of :mod:`rankless.models.published`; empty loads nothing.
+        model: the bare model. Its optional attribute ``head_names`` contains the names of the modules or
+            parameters whose shapes depend on the number of classes, such as ``("fc", "levels.0.predict")``.
+            For its optional method ``head_layout``, see :mod:`rankless.models.detectors.protocol`.
+        pretrained: the value of ``model.pretrained``: a weights file, a run (its best weights), or any
+            safetensors file with the model's keys, local or on the Hugging Face Hub; ``published``,
+            ``published/NAME`` or ``timm`` for a file in :mod:`rankless.models.published`. An empty value
+            loads nothing.
         class_names: the model's class names, which are matched with the class names in the file, if any.
-        described: the recipe's ``model``, which selects published files; if the weights do not fit, it is
-            compared with the ``model`` in the file.
+        described: the recipe's ``model``. It selects published files, and is compared with the ``model`` in
+            the file if the weights do not fit.
 
     Returns:
-        Messages: the source of the weights, and the tensors that were not loaded.
+        Messages about the source of the weights and the tensors that were not loaded.
+
+    Raises:
+        UserError: the weights cannot be found or read, or do not fit.
     """
     if not pretrained:
         return []
@@ -69,7 +73,7 @@ def start_from(
     state, known, source = _published(model, wanted) if wanted else _of_a_file(pretrained)
     if bad := [name for name, one in state.items() if not one.isfinite().all()]:
         raise UserError(
-            f"model.pretrained: {source}: NaN or infinite values in {_listed(bad)}; take another checkpoint"
+            f"model.pretrained: {source}: NaN or infinite values in {_listed(bad)}; use another checkpoint"
         )
     pairs = _matched(class_names, known)
     has_rows = bool(pairs) or 0 < len(known) != len(class_names) > 0
@@ -86,35 +90,35 @@ def start_from(
     messages = [f"starting from the weights in {source}"]
     if pairs and arranged is not None:
         others = [name for label, name in enumerate(class_names) if label not in pairs]
-        rest = f"; initialized again: {_listed(others)}" if others else ""
+        rest = f"; newly initialized: {_listed(others)}" if others else ""
         messages.append(
-            f"the head's classes are matched by name: {len(pairs)} of {len(class_names)} from the file's "
-            f"{len(known)}{rest}"
+            f"the head's classes are matched by name: {len(pairs)} of {len(class_names)} are among the "
+            f"{len(known)} in the file{rest}"
         )
     elif initialized:
         classes = f" for {len(known)} classes" if known else ""
         rows = "" if arranged is None else "' rows"
         messages.append(
-            f"the heads{rows}{classes} are initialized again for {len(class_names)}: {_listed(initialized)}"
+            f"the heads{rows}{classes} are newly initialized for {len(class_names)}: {_listed(initialized)}"
             if class_names
-            else f"the heads are initialized again: {_listed(initialized)}"
+            else f"the heads are newly initialized: {_listed(initialized)}"
         )
     elif tuple(known) != tuple(class_names) and sorted(known) == sorted(class_names):
         messages.append(
-            f"warning: the classes have another order in the file ({_listed(known)}) than in the data "
-            f"({_listed(class_names)}), so each class starts from the weights of another one; to use the "
+            f"warning: the order of the classes in the file ({_listed(known)}) differs from the data "
+            f"({_listed(class_names)}), so some classes start from the weights of another class; to use the "
             f"order of the file, add data.classes='[{', '.join(known)}]'"
         )
     elif known and len(known) == len(class_names) and tuple(known) != tuple(class_names):
         messages.append(
-            f"the heads are loaded, but the classes had other names: {_listed(known)} in the "
-            f"file, {_listed(class_names)} in the data"
+            f"the heads are loaded, but the class names differ: {_listed(known)} in the file, "
+            f"{_listed(class_names)} in the data"
         )
     return messages
 
 
 def _matched(ours: Sequence[str], known: Sequence[str]) -> dict[int, int]:
-    """Map labels of shared classes from the model to the file; an empty map means loading by position."""
+    """Map the model's labels of shared classes to the file's; empty if the head is loaded by position."""
     if tuple(ours) == tuple(known) or list(known) == [str(label) for label in range(len(known))]:
         return {}  # numbers are not names
     of_file = {name: label for label, name in enumerate(known)}
@@ -124,19 +128,7 @@ def _matched(ours: Sequence[str], known: Sequence[str]) -> dict[int, int]:
 def _by_class(
     model: nn.Module, theirs: Mapping[str, Tensor], known: int, wanted: int, pairs: Mapping[int, int]
 ) -> dict[str, Tensor] | None:
-    """Return the head's tensors, with rows of matched classes from the file and other rows from the model.
-
-    Rows that belong to no class, such as the rows for boxes and the background, come from the file.
-
-    Args:
-        model: the new model.
-        theirs: the file's tensors.
-        known, wanted: the number of classes of the file and of the model.
-        pairs: for each matched class, its label in the model and in the file.
-
-    Returns:
-        The tensors by name; None if the head has another layout.
-    """
+    """Copy rows of matched classes and rows without a class to the model's head; None if it differs."""
     layout: Callable[[str], tuple[int, ...]] | None = getattr(model, "head_layout", None)
     heads, made = _heads(model), dict[str, Tensor]()
     for name, value in model.state_dict().items():
@@ -163,7 +155,7 @@ def _by_class(
 
 
 def _of_a_file(pretrained: str) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
-    """Return the tensors in a weights file, the class names of their head, and their source."""
+    """Return the tensors in a weights file, its class names, and a description of the source."""
     try:
         if (folder := folder_of(pretrained)) is not None:
             return *transformers_folder.read(folder, "model.pretrained"), str(folder)
@@ -179,14 +171,14 @@ def _of_a_file(pretrained: str) -> tuple[dict[str, Tensor], tuple[str, ...], str
 
 
 def _refuse_another_network(pretrained: str, ours: ModelKeys, misfits: Misfits, tensors: int) -> None:
-    """Raise an error that explains why the weights do not fit, if the reason is known."""
+    """Raise an error that explains why the weights do not fit, if the file's recipe shows the reason."""
     what = f"model.pretrained is '{pretrained}'"
     tree = recipe_in(weights_of(hub.path_of(pretrained), warn=lambda _: None))
     if tree is None:
         if len(misfits.missing) == tensors:
             raise UserError(
                 f"{what}: none of its tensors belongs to '{ours.name}', and it contains no recipe that "
-                "names its network; give model.name, or convert it to a weights file with rankless import"
+                "names its network; set model.name, or convert the file with `rankless import`"
             )
         return
     theirs = from_json(json.dumps(tree), f"{pretrained}: the recipe inside").model
@@ -203,10 +195,10 @@ def _refuse_another_network(pretrained: str, ours: ModelKeys, misfits: Misfits, 
             for key in keys
         )
         if getattr(theirs, "cfg", "") and not getattr(ours, "cfg", ""):
-            differ = f"model.name is {_short(ours.name)}, but the network in the file is that of a cfg file"
+            differ = f"model.name is {_short(ours.name)}, but the network in the file comes from a cfg file"
         raise UserError(
-            f"{what}, which holds another network ({misfits.counts}): {differ}; leave these keys out to use "
-            "the network in the file, leave model.pretrained out to start untrained, or give weights that fit"
+            f"{what}, which contains another network ({misfits.counts}): {differ}; remove these keys to use "
+            "the network in the file, remove model.pretrained to start untrained, or use weights that fit"
         )
 
 
@@ -218,7 +210,7 @@ def _short(value: object) -> str:
 def _published(
     model: nn.Module, wanted: published.PublishedFile
 ) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
-    """Do the same as :func:`_of_a_file` for a published file; layers missing from it keep their values."""
+    """Do the same as :func:`_of_a_file` for a published file; missing layers keep their values."""
     path, sha256 = published.fetch(wanted)
     ours, source = model.state_dict(), f"{wanted.name}: {path} (SHA-256 {sha256})"
     if wanted.is_darknet:
@@ -231,7 +223,7 @@ def _published(
     theirs = load_tensors(path)[0] if path.suffix == ".safetensors" else read_checkpoint(path).state
     if wanted.name.startswith(TIMM):
         return timm_weights(wanted.name.removeprefix(TIMM), theirs), (), source
-    # The DenseNets of torchvision were saved when norm1 and conv1 could be called norm.1 and conv.1.
+    # torchvision's DenseNets were saved when module names such as norm.1 and conv.1 were still allowed.
     theirs = {re.sub(r"\.(norm|conv)\.([12])\.", r".\1\2.", name): one for name, one in theirs.items()}
     counters = {name: one for name, one in ours.items() if name.endswith(COUNTER)}
     return {**counters, **theirs}, wanted.categories, source
@@ -244,8 +236,8 @@ def _heads(model: nn.Module) -> tuple[str, ...]:
 def _without_other_heads(
     model: nn.Module, theirs: dict[str, Tensor], known: int, wanted: int
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Replace the tensors of a head for other classes with the model's, and return their names as well."""
-    if known and known == wanted:  # in that case, a head that does not fit is a different head
+    """Replace head tensors for other classes with the model's; return all tensors and the replaced names."""
+    if known and known == wanted:  # then a head that does not fit is a different head
         return theirs, []
     ours = model.state_dict()
     heads = _heads(model)

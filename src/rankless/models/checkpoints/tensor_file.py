@@ -1,6 +1,6 @@
-"""Read and write safetensors files with checksums that reveal damage.
+"""Read and write safetensors files with checksums.
 
-A file with metadata contains a checksum of everything else, so a copy can be checked anywhere. The checksum
+A file with metadata contains a checksum of all its other content, so every copy can be verified. The checksum
 is a CRC-32, which detects damage at a fraction of the cost of SHA-256. The SHA-256 for ``SHA256SUMS`` is
 computed only once, from the data read back.
 """
@@ -31,28 +31,29 @@ from rankless.runs.trained_weights import not_safetensors
 CHECKSUM = "crc32"
 """The key of the checksum in the metadata."""
 OLD_CHECKSUM = "sha256"
-"""The key of the checksum in files of an earlier version, which can still be read."""
+"""The key of the checksum in files from earlier versions, which can still be read."""
 _CHUNK = 1 << 20  # bytes read back at a time
 _LONGEST_HEADER = 100_000_000  # bytes; the limit of the library
 
 
 def write(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
-    """Write a safetensors file, wait until it is on the disk, and read it back.
+    """Write a safetensors file, sync it to disk, and read it back.
 
-    The library writes metadata in the order of a randomly seeded hash table, so equal weights would give
-    different files, and it does not report a full disk as an OSError. Therefore this function writes the
-    header: its keys are sorted, and the tensors are aligned because the widest come first. The header is
-    written last, because it holds a checksum of the tensors. A tensor is copied only if its memory layout
-    differs from the file's.
+    The safetensors library writes metadata in random order, so equal weights would give different files, and
+    it does not report a full disk as an ``OSError``. Therefore, this function writes the header itself, with
+    sorted keys. Tensors with wider dtypes come first, so all tensors are aligned. A tensor is copied only if
+    its memory layout differs from the file's.
 
     Args:
         path: the file, which is overwritten in place.
-        state: tensors of any shape, device and layout; shared memory is written once per tensor.
-        metadata: text entries by name; a checksum of the file is added. None writes no metadata and no
-            checksum.
+        state: tensors of any shape, device and layout. Memory that several tensors share is written for each.
+        metadata: text entries by name, to which a checksum is added; None writes neither.
 
     Returns:
         The SHA-256 of the file.
+
+    Raises:
+        OSError: the file cannot be written, or the data read back differs.
     """
     widest_first = sorted(state, key=lambda name: (-state[name].element_size(), name))
     header: dict[str, Any] = {}
@@ -78,7 +79,7 @@ def write(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str] |
 
 
 def _head(header: Mapping[str, Any], check: int) -> bytes:
-    """Return the bytes before the tensors, with the checksum if there is metadata."""
+    """Encode the header, with the checksum if there is metadata."""
     if (metadata := header.get("__metadata__")) is not None:
         header = {**header, "__metadata__": {**metadata, CHECKSUM: f"{check:08x}"}}
     encoded = _encoded(header)
@@ -93,7 +94,7 @@ def _write_all(file: IO[bytes], content: bytes | memoryview) -> None:
 
 
 def _read_back(path: Path, head: bytes, before: int, check: int) -> str:
-    """Compare the file with the data that was written; return its SHA-256."""
+    """Compare the file with the data that was written, and return its SHA-256."""
     buffer = memoryview(bytearray(_CHUNK))
     with path.open("rb", buffering=0) as file:
         found = file.read(len(head))
@@ -107,14 +108,18 @@ def _read_back(path: Path, head: bytes, before: int, check: int) -> str:
 
 
 def read(path: Path, *, checked: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors and metadata in a safetensors file, written by any program.
+    """Read the tensors and metadata in a safetensors file from any program.
 
-    The file is read completely instead of mapped, because a mapped file that shrinks kills the process. The
-    content is compared with the checksum in ``SHA256SUMS`` beside it, or else with the one in its header.
+    The whole file is read instead of mapped, because the process is killed if a mapped file shrinks. The
+    content is verified against ``SHA256SUMS`` in the same folder or, if it is not listed there, against the
+    checksum in the header.
 
     Args:
         path: the file.
-        checked: skip the comparison of the checksum, because it has just been compared.
+        checked: skip the verification, because the caller has just done it.
+
+    Raises:
+        UserError: the file cannot be read, or is damaged.
     """
     try:
         content = reading.read_bytes(path)
@@ -123,14 +128,14 @@ def read(path: Path, *, checked: bool = False) -> tuple[dict[str, Tensor], dict[
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     if listed is not None and listed != hashlib.sha256(content).hexdigest():
         raise UserError(
-            f"{path}: is damaged: its checksum is not the one in {checksums.NAME} beside it; take another "
-            "checkpoint, or another copy of this one"
+            f"{path}: is damaged: its checksum differs from the one in {checksums.NAME} in the same folder; "
+            "use another checkpoint, or another copy of this one"
         )
     try:
         state = safetensors.torch.load(content)
     except Exception as error:  # SafetensorError, KeyError, TypeError …, depending on the damage
         raise UserError(f"{path}: is not a readable weights file: {_reason(path, content, error)}") from None
-    # The library has checked the header: the metadata, if any, maps text to text.
+    # The library has validated the header, so the metadata, if any, maps text to text.
     header, data = _split(content)
     metadata: dict[str, str] = header.get("__metadata__") or {}
     ours = metadata.get("format", "").startswith("rankless ")
@@ -139,7 +144,7 @@ def read(path: Path, *, checked: bool = False) -> tuple[dict[str, Tensor], dict[
     if unlisted and any(text != _checksum(key, header, data) for key, text in recorded.items()):
         raise UserError(
             f"{path}: is damaged, or was changed by another program: the checksum in its header does not "
-            "match; take another copy of the file"
+            "match; use another copy of the file"
         )
     return state, metadata
 
@@ -149,7 +154,7 @@ def metadata_of(path: Path) -> dict[str, str]:
     try:
         with reading.opened(path) as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            most = min(length, _LONGEST_HEADER, os.fstat(file.fileno()).st_size)  # all of it is allocated
+            most = min(length, _LONGEST_HEADER, os.fstat(file.fileno()).st_size)  # read() allocates this much
             metadata = json.loads(file.read(most)).get("__metadata__") or {}
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -159,7 +164,7 @@ def metadata_of(path: Path) -> dict[str, str]:
 
 
 def _checksum(kind: str, header: Mapping[str, Any], data: memoryview) -> str:
-    """Compute the checksum of the tensors' bytes and of a header that does not contain it yet."""
+    """Compute the checksum of the tensors' bytes and of the header without its checksum."""
     if kind == CHECKSUM:
         return f"{zlib.crc32(data, zlib.crc32(_encoded(header))):08x}"
     sha = hashlib.sha256(_encoded(header))
@@ -172,7 +177,7 @@ def _encoded(header: Mapping[str, Any]) -> bytes:
 
 
 def raw(tensor: Tensor) -> NDArray[np.uint8]:
-    """Return a tensor's values as little-endian bytes in C order, of shape (N,); a view if possible."""
+    """Return a tensor's values as little-endian bytes (N,) in C order, without copying if possible."""
     plain = tensor.detach().cpu().contiguous()
     flat: NDArray[np.uint8] = plain.reshape(-1).view(torch.uint8).numpy()
     if sys.byteorder == "big":
@@ -182,14 +187,12 @@ def raw(tensor: Tensor) -> NDArray[np.uint8]:
 
 @cache
 def _dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of ``dtype`` in safetensors."""
     header, _ = _split(safetensors.torch.save({"x": torch.empty(0, dtype=dtype)}))
     name: str = header["x"]["dtype"]
     return name
 
 
 def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
-    """Split a valid safetensors file into the header and the tensors' bytes."""
     (length,) = struct.unpack_from("<Q", content)
     header: dict[str, Any] = json.loads(content[8 : 8 + length])
     return header, memoryview(content)[8 + length :]
@@ -201,4 +204,4 @@ def _reason(path: Path, content: bytes, error: Exception) -> str:
     length = int.from_bytes(content[:8], "little")
     if 8 + length > len(content):
         error = ValueError(f"a header of {length} bytes in a file of {len(content)}")
-    return f"it is truncated or damaged ({error}); take another copy"
+    return f"it is truncated or damaged ({error}); use another copy"

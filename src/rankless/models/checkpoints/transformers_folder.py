@@ -1,4 +1,4 @@
-"""Read weights of transformers' detectors from folders that transformers or the Hugging Face Hub wrote."""
+"""Read the weights of transformers detectors from model folders, as saved by transformers or the Hub."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from rankless.recipe.transformers_config import class_names, read_config
 
 
 def read(folder: Path, where: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the tensors in a folder and the class names.
+    """Return the tensors and the class names in a transformers model folder.
 
     transformers renames tensors from older versions to the names in the installed version. Only safetensors
-    are read, and no code in the folder is run.
+    files are read, and no code in the folder is run.
 
     Args:
-        folder: contains ``config.json`` and ``model.safetensors``, which may be split into several files.
-        where: the option with the folder's path, for messages.
+        folder: a folder with ``config.json`` and ``model.safetensors``, which may be split into several
+            files.
+        where: the option that refers to the folder, for messages.
+
+    Raises:
+        UserError: the folder has no usable weights, or they do not fit its configuration.
     """
     names, keys = class_names(folder, where), read_config(str(folder), where)
     if not any(folder.glob("*.safetensors")):
         others = sorted(one.name for one in (*folder.glob("*.bin"), *folder.glob("*.pt*")))
-        found = f"only {', '.join(others)}, a pickle that could run any code" if others else "no weights"
+        found = f"only pickles, which could run any code ({', '.join(others)})" if others else "no weights"
         raise UserError(f"{where}: {folder} has {found}; expected model.safetensors")
     kind, config = classes_of(keys, len(names), where)
     transformers = library(where)
@@ -56,7 +60,7 @@ def read(folder: Path, where: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     ]
     if problems:
         raise UserError(
-            f"{where}: {folder}: the weights do not fit its config.json: {'; '.join(problems)}; take another "
-            "copy"
+            f"{where}: {folder}: the weights do not fit its config.json: {', '.join(problems)}; use another "
+            "copy of the folder"
         )
     return network.state_dict(), names

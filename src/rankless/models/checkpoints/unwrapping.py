@@ -1,7 +1,6 @@
 """Find the weights in the contents of a checkpoint.
 
-Trainers save the weights under various names, alongside the optimizer, the epoch and an average of the
-weights. The search works the same way for every file format.
+Trainers save the weights under various names, together with the optimizer, the epoch and averaged weights.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor
 
 from rankless.errors import counted, printable
-from rankless.models.checkpoints.pickle_values import RefusedFileError
+from rankless.models.checkpoints.pickle_inspection import RefusedFileError
 
-# In order of preference: usually, the averaged weights were evaluated.
+# Averaged weights are preferred, because they are usually the ones that were evaluated.
 _AVERAGED = (
     "ema",
     "model_ema",
@@ -39,23 +38,23 @@ _PLAIN = (
     "weights",
     "params",
 )
-_NEVER = ("optim", "sched", "scaler", "amp", "loss", "criterion")  # prefixes of entries that are not models
+_NEVER = ("optim", "sched", "scaler", "amp", "loss", "criterion")  # prefixes of entries without a model
 _TRAINING = {
     "the optimizer's state": ("optimizer", "optimizer_state_dict", "optimizer_states", "optim", "opt"),
     "the epoch": ("epoch", "epochs", "last_epoch"),
 }
 _DEEPEST = 5
-# Tensors that share or repeat memory are stored once but would be saved several times.
+# Tensors may share memory, so together they may be larger than the file, up to this factor.
 _REPEATED = 8
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The weights in a file.
+    """The weights in a checkpoint.
 
     Attributes:
-        state: tensors by the file's names, on the CPU; floating-point tensors are float32.
-        facts: sentences about the file.
+        state: tensors by their names in the file, on the CPU; floating-point tensors are float32.
+        facts: messages about the file.
         seen: number of images the weights were trained on; 0 if unknown.
     """
 
@@ -65,12 +64,15 @@ class Checkpoint:
 
 
 def unwrap(content: Any, key: str | None, size: int) -> Checkpoint:
-    """Find the weights in the content of a file.
+    """Find the weights in the content of a checkpoint.
 
     Args:
         content: nested dicts that contain tensors.
-        key: the entry that holds the weights, dotted if nested; None prefers averaged weights.
+        key: the entry with the weights, dotted if nested; None searches, and prefers averaged weights.
         size: size of the file in bytes, which limits the size of its tensors.
+
+    Raises:
+        RefusedFileError: there are no weights, several to choose from, or tensors of an unsupported kind.
     """
     if isinstance(content, Tensor) or not isinstance(content, Mapping):
         raise RefusedFileError(
@@ -96,14 +98,14 @@ def unwrap(content: Any, key: str | None, size: int) -> Checkpoint:
 def _makers(content: Mapping[Any, Any]) -> list[str]:
     version = content.get("pytorch-lightning_version")
     if isinstance(version, str):
-        return [f"a checkpoint of PyTorch Lightning {printable(version)}"]
+        return [f"a checkpoint from PyTorch Lightning {printable(version)}"]
     if "amp" in content and "optimizer" in content:
-        return ["a checkpoint of a training run with Apex or automatic mixed precision"]
+        return ["a checkpoint from training with Apex or automatic mixed precision"]
     return []
 
 
 def _of_training(content: Mapping[Any, Any]) -> list[str]:
-    """Describe the parts of a checkpoint that are not imported, such as optimizer state and epoch."""
+    """Describe the training state in a checkpoint, which is not imported."""
     left = [
         f"{what} under '{name}'"
         for name in map(str, content)
@@ -115,16 +117,16 @@ def _of_training(content: Mapping[Any, Any]) -> list[str]:
     epoch = next(
         (content[name] for name in _TRAINING["the epoch"] if isinstance(content.get(name), int)), None
     )
-    past = f" minus the {counted(epoch, 'epoch')} it has had" if epoch and not isinstance(epoch, bool) else ""
+    past = f", without the {counted(epoch, 'epoch')} so far" if epoch and not isinstance(epoch, bool) else ""
     return [
-        f"{' and '.join(left)} {'is' if len(left) == 1 else 'are'} left out: training from these weights "
-        f"begins at epoch 0 with a new optimizer; set epochs to the remaining number (epochs{past}), "
-        "schedule.warmup=0, and optim.lr to the learning rate it had reached"
+        f"{' and '.join(left)} {'is' if len(left) == 1 else 'are'} left out, so training from these weights "
+        "starts at epoch 0 with a new optimizer; to continue the training, set epochs to the remaining number"
+        f"{past}, schedule.warmup=0, and optim.lr to the last learning rate"
     ]
 
 
 def _descend(content: Mapping[Any, Any], key: str) -> Any:
-    """Return the entry called ``key``, or None; dots in the key separate levels or are part of a name."""
+    """Return the entry with the given key, or None. Dots separate levels or belong to a name."""
     if key in content:
         return content[key]
     parts = key.split(".")
@@ -142,7 +144,7 @@ def _others(content: Mapping[Any, Any]) -> str:
 
 
 def _next(node: Mapping[Any, Any], facts: list[str], trail: str) -> str | None:
-    """Return the entry of ``node`` that holds the weights, or None if the node itself holds them."""
+    """Return the name of the entry that contains the weights, or None if ``node`` itself does."""
     dicts = [name for name in _with_weights(node) if isinstance(name, str)]
     chosen = next((name for name in _AVERAGED + _PLAIN if name in dicts), None)
     if chosen is not None:
@@ -150,7 +152,7 @@ def _next(node: Mapping[Any, Any], facts: list[str], trail: str) -> str | None:
         others = [name for name in _AVERAGED + _PLAIN if name in dicts and name != chosen]
         if others:
             names = " and ".join(f"'{before}{name}'" for name in others)
-            facts.append(f"the file also holds weights under {names}: --key selects those")
+            facts.append(f"the file also contains weights under {names}; use --key to select them")
         return chosen
     if any(isinstance(value, Tensor) for value in node.values()):
         return None
@@ -158,24 +160,17 @@ def _next(node: Mapping[Any, Any], facts: list[str], trail: str) -> str | None:
     if len(likely) == 1:
         return likely[0]
     if likely:
-        raise RefusedFileError(f"holds several sets of tensors: choose one with --key{_others(node)}")
+        raise RefusedFileError(f"contains several sets of tensors; choose one with --key{_others(node)}")
     return None
 
 
 def _with_weights(node: Mapping[Any, Any]) -> list[Any]:
-    """List the entries of ``node`` that hold weights."""
     known: dict[int, bool] = {}
     return [name for name, value in node.items() if _holds_weights(value, known)]
 
 
 def _holds_weights(value: Any, known: dict[int, bool] | None = None, depth: int = _DEEPEST) -> bool:
-    """Check whether a dict contains tensors, directly or under an entry for weights.
-
-    Args:
-        value: any value.
-        known: results by identity, because dicts can occur several times or contain themselves.
-        depth: number of levels to search.
-    """
+    """Check whether a dict contains tensors, directly or under an entry for weights; ``known`` is a cache."""
     known = {} if known is None else known
     if not isinstance(value, Mapping) or not depth:
         return False
@@ -190,19 +185,19 @@ def _holds_weights(value: Any, known: dict[int, bool] | None = None, depth: int 
 def _tensors(node: Mapping[Any, Any], facts: list[str], size: int) -> dict[str, Tensor]:
     tensors = {name: one for name, one in node.items() if isinstance(one, Tensor) and isinstance(name, str)}
     if not tensors:
-        raise RefusedFileError(f"holds no tensors by name; expected a state_dict{_others(node)}")
+        raise RefusedFileError(f"contains no named tensors; expected a state_dict{_others(node)}")
     if left := [printable(str(name), 30) for name in node if name not in tensors]:
         more = ", …" if len(left) > 5 else ""
         entries = counted(len(left), "entry is not a tensor and is", "entries are not tensors and are")
         facts.append(f"{entries} left out: {', '.join(left[:5])}{more}")
-    # torch.optim.swa_utils.AveragedModel counts its updates beside the model.
+    # torch.optim.swa_utils.AveragedModel stores a counter of its updates with the model.
     if tensors.pop("n_averaged", None) is not None:
         facts.append("'n_averaged', the counter of an averaged model, is left out")
     for name, one in tensors.items():
         if one.layout is not torch.strided or one.is_quantized or one.device.type != "cpu":
             raise RefusedFileError(
                 f"has a tensor {printable(name)} that is sparse, quantized or without values; "
-                "expected plain, dense tensors: convert it first"
+                "expected dense tensors; convert it first"
             )
     claimed = sum(one.numel() * one.element_size() for one in tensors.values())
     if claimed > _REPEATED * size:
@@ -222,5 +217,5 @@ def _as_float32(tensors: dict[str, Tensor], facts: list[str]) -> dict[str, Tenso
             name: (one.float() if one.is_floating_point() else one).detach().contiguous()
             for name, one in tensors.items()
         }
-    except RuntimeError as error:  # PyTorch has dtypes that it cannot convert
+    except RuntimeError as error:  # PyTorch cannot convert every dtype
         raise RefusedFileError(f"has tensors that cannot be converted to float32: {error}") from None

@@ -1,7 +1,6 @@
-"""Read and write weights files, which are safetensors that contain their recipe and class names.
+"""Read and write weights files: safetensors files that contain the recipe and the class names.
 
-Prediction needs only a weights file. Its keys are the names in the bare model's state dict. Nothing is
-ever unpickled.
+Prediction needs nothing else. The keys are those of the bare model's state dict. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ class Weights:
     """The contents of a weights file.
 
     Attributes:
-        state: parameters and buffers by the bare model's names, on the CPU.
+        state: parameters and buffers by their names in the bare model, on the CPU.
         recipe: the recipe the weights were trained with.
-        class_names: a name per class id; empty if the task has no classes.
+        class_names: one name per class id; empty if the task has no classes.
         extra: all other metadata, as text by key.
     """
 
@@ -51,13 +50,14 @@ def save(
     class_names: Sequence[str],
     extra: Mapping[str, str] | None = None,
 ) -> str:
-    """Write a weights file and wait until it is on the disk; equal arguments give equal bytes.
+    """Write a weights file and sync it to disk. Equal arguments give equal bytes.
 
     Args:
-        path: the file, which is overwritten in place; for an atomic write, write beside it and rename.
+        path: the file, which is overwritten in place. For an atomic write, pass a temporary path and rename
+            it.
         state: tensors of any shape, device and layout.
-        recipe: the recipe that the weights were trained with.
-        class_names: a name per class id.
+        recipe: the recipe the weights were trained with.
+        class_names: one name per class id.
         extra: additional metadata, under keys other than ``format``, ``recipe``, ``class_names``, ``crc32``
             and ``sha256``.
 
@@ -66,7 +66,7 @@ def save(
     """
     taken = _RESERVED & set(extra or {})
     if taken:
-        raise ValueError(f"extra holds the reserved keys {sorted(taken)}")
+        raise ValueError(f"extra contains the reserved keys {sorted(taken)}")
     metadata = {
         "format": FORMAT,
         "recipe": to_json(recipe),
@@ -81,28 +81,29 @@ def load(path: Path, *, checked: bool = False) -> Weights:
 
     Args:
         path: the file.
-        checked: skip the comparison of the checksum, because it has just been compared.
+        checked: skip the verification of the checksum, because the caller has just done it.
+
+    Raises:
+        UserError: the file cannot be read, is damaged, or was not written by Rankless.
     """
     state, metadata = read(path, checked=checked)
     written = metadata.get("format")
     if written is None or not written.startswith("rankless "):
         raise UserError(
-            f"{path}: holds tensors but no recipe; expected a weights file that Rankless wrote "
-            "(checkpoints/best/ema.safetensors of a run)"
+            f"{path}: contains tensors but no recipe; expected a weights file written by Rankless, such as "
+            "checkpoints/best/ema.safetensors in a run"
         )
     if written != FORMAT:
         raise UserError(
-            f"{path}: has the format '{written}', but this version reads '{FORMAT}'; update Rankless"
+            f"{path}: has the format '{written}'; this version reads only '{FORMAT}'; update Rankless"
         )
     missing = sorted(_NEEDED - set(metadata))
     if missing:
         raise UserError(
-            f"{path}: the header lacks {', '.join(missing)}; the file was altered; take another copy"
+            f"{path}: {', '.join(missing)} missing from the header, because the file was changed; use "
+            "another copy"
         )
-    try:
-        recipe = from_json(metadata["recipe"])
-    except UserError as error:
-        raise UserError([f"{path}: the recipe inside: {problem}" for problem in error.problems]) from None
+    recipe = from_json(metadata["recipe"], f"{path}: the recipe inside")
     extra = {name: text for name, text in metadata.items() if name not in _RESERVED}
     return Weights(state, recipe, _names(path, metadata["class_names"]), extra)
 
@@ -116,16 +117,20 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
 
 
 def load_into(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Load a state dict into a model; raise a ``UserError`` if the tensors do not fit."""
+    """Load a state dict into a model.
+
+    Raises:
+        UserError: the tensors do not fit.
+    """
     if misfits := compare(model.state_dict(), state):
         raise mismatch(source, misfits)
     model.load_state_dict(dict(state), strict=True)
 
 
 def digest(state: Mapping[str, Tensor]) -> str:
-    """Compute the SHA-256 over names, dtypes, shapes and little-endian values, sorted by name.
+    """Compute the SHA-256 of the names, dtypes, shapes and little-endian values, sorted by name.
 
-    The digest does not depend on device, memory layout or file format; every bit of every tensor affects it.
+    The digest depends on every bit of every tensor, but not on the device, memory layout or file format.
 
     Raises:
         UserError: ``state`` is not a state dict.
@@ -142,7 +147,7 @@ def digest(state: Mapping[str, Tensor]) -> str:
 
 
 def digest_file(path: Text) -> str:
-    """Compute the :func:`digest` of the tensors in a safetensors file, written by any program.
+    """Compute the :func:`digest` of the tensors in a safetensors file from any program.
 
     Raises:
         UserError: the file is missing or cannot be read.
@@ -165,6 +170,6 @@ def _names(path: Path, text: str) -> tuple[str, ...]:
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(
-            f"{path}: class_names in the header is not a list of names; take another copy of the file"
+            f"{path}: class_names in the header is not a list of names; use another copy of the file"
         )
     return tuple(names)

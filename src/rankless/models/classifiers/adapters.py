@@ -16,16 +16,16 @@ CIFAR = "-cifar"
 def build_resnet(
     name: str, classes: int, *, activation: Activation = "relu", dropout: float = 0.0
 ) -> nn.Module:
-    """Build torchvision's ResNet; its last layer is ``fc``.
+    """Build torchvision's ResNet, whose last layer is ``fc``.
 
     Args:
-        name: ``resnet18``, 34, 50, 101 or 152. With the suffix ``-cifar``, it starts with a 3×3 convolution
-            of stride 1 without pooling, as is usual for images of 32 pixels; names in the state dict do not
-            change.
+        name: ``resnet18``, ``34``, ``50``, ``101`` or ``152``. With the suffix ``-cifar``, the network starts
+            with a 3×3 convolution of stride 1 and no pooling, as usual for images of 32 pixels. The names in
+            the state dict are the same.
         classes: number of classes.
-        activation: the activation that replaces every ReLU; PReLU is not allowed, because a block calls one
-            module two or three times and the calls would share its slope.
-        dropout: fraction of the pooled features dropped before the last layer; adds no key to the state.
+        activation: activation that replaces every ReLU. PReLU is not allowed, because a block calls one
+            module several times, and the calls would share its slope.
+        dropout: fraction of the pooled features to drop before the last layer.
     """
     if activation == "prelu":
         raise ValueError("a ResNet's blocks would share their PReLUs")
@@ -56,7 +56,7 @@ class TimmFacts:
         size: published (height, width) of the input in pixels.
         fixed: whether the model accepts only one input size.
         mean, std: published normalization per channel, for images in 0..1.
-        classes: number of classes of the published weights.
+        classes: number of classes in the published weights.
         source: the paper, or the origin of the weights.
     """
 
@@ -69,7 +69,7 @@ class TimmFacts:
 
 
 def timm_knows(name: str) -> bool:
-    """Check whether timm has a model ``name``, with or without the tag of its weights (``.a1_in1k``)."""
+    """Check whether timm has a model with the given name, which may end in a weights tag (``.a1_in1k``)."""
     import timm
 
     architecture, _, tag = name.partition(".")
@@ -77,7 +77,11 @@ def timm_knows(name: str) -> bool:
 
 
 def timm_facts(name: str) -> TimmFacts:
-    """Return timm's description of ``name`` (without ``timm/``)."""
+    """Return timm's description of the model with the given name, without the prefix ``timm/``.
+
+    Raises:
+        UserError: timm has no such model, or its input does not have three channels.
+    """
     import timm
 
     # Only registered models: timm would download a name such as 'hf-hub:…'.
@@ -86,13 +90,13 @@ def timm_facts(name: str) -> TimmFacts:
         known = timm.list_models() + timm.list_pretrained()
         near = nearest(name, known, count=3, shown="'timm/{}'")
         raise UserError(
-            f"'model.name' is 'timm/{name}': timm {timm.__version__} has no such model; expected one that is "
-            f"listed by: python -c 'import timm; print(timm.list_models())'{near}"
+            f"'model.name' is 'timm/{name}': timm {timm.__version__} has no such model; expected one listed "
+            f"by `python -c 'import timm; print(timm.list_models())'`{near}"
         )
     if config.input_size[0] != 3:
         raise UserError(
-            f"'model.name' is 'timm/{name}': it takes images with {config.input_size[0]} channels; expected "
-            "a model for images with three"
+            f"'model.name' is 'timm/{name}': its images have {config.input_size[0]} channels; expected a "
+            "model for images with three channels"
         )
     return TimmFacts(
         size=(config.input_size[1], config.input_size[2]),
@@ -107,13 +111,16 @@ def timm_facts(name: str) -> TimmFacts:
 def build_timm(
     name: str, classes: int, *, dropout: float = 0.0, size: tuple[int, int] | None = None
 ) -> nn.Module:
-    """Build timm's model ``name``, without pretrained weights.
+    """Build a timm model without pretrained weights.
 
     Args:
         name: the model's name in timm.
         classes: number of classes.
-        dropout: timm's ``drop_rate``, before the last layer.
-        size: (height, width) of the input in pixels, if it differs from the published size.
+        dropout: fraction of the features to drop before the last layer (timm's ``drop_rate``).
+        size: (height, width) of the input in pixels; None means the published size.
+
+    Raises:
+        UserError: timm does not have the model, or cannot build it with these options.
     """
     import timm
 
@@ -128,12 +135,12 @@ def build_timm(
         with_options = " and ".join(asked[option] for option in options) or "as it is"
         raise UserError(
             f"'model.name' is 'timm/{name}': timm cannot build it {'with ' * bool(options)}{with_options} "
-            f"({type(error).__name__}: {error}); leave these keys out, or take another model"
+            f"({type(error).__name__}: {error}); remove these keys, or use another model"
         ) from error
 
 
 def timm_heads(net: nn.Module) -> list[nn.Module]:
-    """Return the classifier layers of a timm model; a model distilled from a teacher has several."""
+    """Return the classification layers of a timm model; distilled models have several."""
     get_classifier = getattr(net, "get_classifier", None)
     head = get_classifier() if get_classifier else None
     layers = head if isinstance(head, tuple | list) else [head]
@@ -150,7 +157,7 @@ def _three(values: tuple[float, ...]) -> tuple[float, float, float]:
 
 
 def timm_weights(name: str, published: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the ``published`` weights of timm's model ``name`` under the model's current tensor names."""
+    """Rename the published weights of a timm model to the names that the installed timm uses."""
     import timm
 
     offered = {"state_dict": published, "custom_load": False}

@@ -1,8 +1,8 @@
 """Describe all classifiers by name, and build them from a recipe.
 
-A classifier is described by a :class:`Classifier`. The network has the state dict of its origin, and two
-additional attributes: ``variant``, the :class:`Classifier`, and ``head_names``, the prefixes of the
-parameters whose shape depends on the number of classes.
+The network of a classifier has the state dict of its original implementation, and two additional attributes:
+``variant``, a :class:`Classifier`, and ``head_names``, the prefixes of the parameters whose shape depends on
+the number of classes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Color = tuple[float, float, float]  # red, green, blue
 HALF: Color = (0.5, 0.5, 0.5)
 IMAGENET_SIDE, SMALL_SIDE = 224, 32
 
-_MANY_CLASSES = 20_000  # number of classes of ImageNet-21k; heads up to this size need little memory
+_MANY_CLASSES = 20_000  # heads with up to this many classes, as in ImageNet-21k, need little memory
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Classifier:
         source: the classifier's paper.
         side: published side length of the square input in pixels.
         classes: number of classes that the classifier was published for.
-        mean, std: the network expects (image - mean) / std per channel, for images in 0..1.
+        mean, std: per-channel normalization: the network expects (image - mean) / std, for images in 0..1.
         densenet: options of a DenseNet; None for other classifiers.
     """
 
@@ -65,12 +65,12 @@ class Classifier:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters with :attr:`classes` classes."""
+        """The number of parameters, for the published number of classes."""
         return self._work[0]
 
     @property
     def gflops(self) -> float:
-        """The operations for an image of :attr:`side` pixels, in 10⁹; a multiply-accumulate counts as two."""
+        """The operations per image of the published size, in 10⁹; a multiply-accumulate counts as two."""
         return self._work[1]
 
     @cached_property
@@ -90,7 +90,7 @@ def _cifar_resnet(depth: int) -> Classifier:
 
 
 def _darknet(name: str, source: str, side: int) -> Classifier:
-    """Return a YOLO backbone with a linear layer; its input is normalized as in the detectors."""
+    """Describe a YOLO backbone with a linear layer, whose input is normalized as in the detectors."""
     return Classifier(name=name, source=source, side=side, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
 
@@ -101,7 +101,6 @@ def _densenet(name: str, variant: densenet.Variant) -> Classifier:
 
 
 def _with_densenet(chosen: Classifier, variant: densenet.Variant) -> Classifier:
-    """Return a copy of ``chosen`` with another DenseNet, whose stem determines the size of the images."""
     if variant.stem == "small":
         return replace(chosen, densenet=variant, side=SMALL_SIDE, mean=HALF, std=HALF)
     return replace(chosen, densenet=variant, side=IMAGENET_SIDE, mean=IMAGENET_MEAN, std=IMAGENET_STD)
@@ -115,16 +114,20 @@ _ALL = (
     *(_densenet(name, variant) for name, variant in densenet.PUBLISHED.items()),
 )
 CLASSIFIERS: dict[str, Classifier] = {chosen.name: chosen for chosen in _ALL}
-"""All named classifiers; every ``timm/NAME`` is also available."""
+"""All built-in classifiers by name. Each ``timm/NAME`` is available as well."""
 
 
 def variant(model: model_kinds.ModelKeys) -> Classifier:
-    """Return the classifier that a recipe asks for, with its options."""
+    """Return the description of a recipe's classifier.
+
+    Raises:
+        UserError: there is no such classifier, or its options are invalid.
+    """
     if cfg := getattr(model, "cfg", ""):
-        where = "a cfg's text" if "\n" in cfg else f"'{cfg}'"
+        where = "the text of a cfg file" if "\n" in cfg else f"'{cfg}'"
         raise UserError(
-            f"'model.cfg' is {where}, and task is 'classify', but cfg files are read only for detectors; "
-            "expected a classifier's name in model.name, such as darknet53 or resnet18"
+            f"'model.cfg' is {where}, but task is 'classify', and cfg files describe only detectors; "
+            "expected a classifier in model.name, such as darknet53 or resnet18"
         )
     chosen = classifier_named(model.name)
     if chosen.densenet is None or not isinstance(model, model_kinds.DensenetModel):
@@ -135,20 +138,21 @@ def variant(model: model_kinds.ModelKeys) -> Classifier:
         sides = model.image_size if isinstance(model.image_size, int) else list(size)
         small = "" if options.stem == "small" else ", or model.densenet.stem 'small'"
         raise UserError(
-            f"'model.image_size' is {sides}, too small for {model.name}; "
+            f"'model.image_size' is {sides}, which is too small for {model.name}; "
             f"expected at least {options.least_side}{small}"
         )
     return _with_densenet(chosen, options)
 
 
 def build_classifier(model: model_kinds.ModelKeys, classes: int) -> nn.Module:
-    """Build a classifier on the CPU, initialized from torch's global generator.
-
-    Its input is a batch of normalized images, float (B, 3, H, W), and its output is logits, (B, classes).
+    """Build a classifier on the CPU, initialized with torch's global generator.
 
     Returns:
-        The network, with ``variant`` (a :class:`Classifier`) and ``head_names`` (a tuple of prefixes such as
-        ``"fc."``).
+        The network. It maps normalized images (B, 3, H, W) to logits (B, classes), and has the attributes
+        ``variant`` (a :class:`Classifier`) and ``head_names`` (a tuple of prefixes such as ``"fc."``).
+
+    Raises:
+        UserError: there is no such classifier, its options are invalid, or it does not fit into memory.
     """
     problems: list[str] = []
     chosen = None
@@ -158,7 +162,7 @@ def build_classifier(model: model_kinds.ModelKeys, classes: int) -> nn.Module:
         problems += error.problems
     if classes < 2:
         few = counted(classes, "class", "classes")
-        problems.append(f"the data has {few}, but a classifier needs at least two; name the classes")
+        problems.append(f"the data has {few}; a classifier needs at least two; list them in data.classes")
     if problems or chosen is None:
         raise UserError(problems)
     _refuse_giant(chosen, model, classes)
@@ -166,7 +170,7 @@ def build_classifier(model: model_kinds.ModelKeys, classes: int) -> nn.Module:
 
 
 def _refuse_giant(chosen: Classifier, model: model_kinds.ModelKeys, classes: int) -> None:
-    """Check that the weights fit into memory; published models are known to be small enough."""
+    """Raise an error if the weights do not fit into memory; published models are known to be small enough."""
     options = model.densenet if isinstance(model, model_kinds.DensenetModel) else model_kinds.Densenet()
     if classes <= _MANY_CLASSES and options.growth == options.depth == "auto":
         return
@@ -175,14 +179,15 @@ def _refuse_giant(chosen: Classifier, model: model_kinds.ModelKeys, classes: int
     memory.ensure(
         4 * count,
         f"{model.name} for {classes:,} classes, with {count:,} parameters,",
-        "give a smaller model.densenet.growth or depth, or fewer classes",
+        "use a smaller model.densenet.growth or model.densenet.depth, or fewer classes",
     )
 
 
 def backbone_modules(model: nn.Module) -> list[nn.Module]:
-    """Return the largest modules of a classifier that contain no part of its head.
+    """Return the largest modules of a classifier that do not contain any part of its head.
 
-    They do not include parameters of modules around the head, such as a vision transformer's class token.
+    Parameters of the modules that contain the head, such as the class token of a vision transformer, are not
+    included.
     """
     head_names: Any = model.head_names  # set by _build
     heads = tuple(head_names)
@@ -201,7 +206,11 @@ def backbone_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def classifier_named(name: str) -> Classifier:
-    """Return the classifier called ``name``."""
+    """Return the description of the classifier with the given name.
+
+    Raises:
+        UserError: there is no such classifier.
+    """
     if name in CLASSIFIERS:
         return CLASSIFIERS[name]
     if name.startswith(TIMM):
@@ -216,18 +225,17 @@ def classifier_named(name: str) -> Classifier:
         )
     if name.startswith("yolo"):
         raise UserError(
-            f"'model.name' is '{name}', which is not a classifier; expected one, such as resnet18 or "
-            "timm/convnext_tiny; give one, or set task to 'detect'"
+            f"'model.name' is '{name}', which is not a classifier; expected a classifier, such as resnet18 "
+            "or timm/convnext_tiny; to train a detector, set task to 'detect'"
         )
     near = f"; did you mean '{TIMM}{name}'?" if timm_knows(name) else nearest(name, CLASSIFIERS)
     raise UserError(
         f"'model.name' is '{name}': no such classifier; expected {one_of(CLASSIFIERS)}, or timm/NAME "
-        f"with a name that timm knows{near}"
+        f"for a model of timm{near}"
     )
 
 
 def _size(model: model_kinds.ModelKeys) -> tuple[int, int] | None:
-    """Return the input's (height, width) in pixels, or None if the recipe does not set it."""
     if model.image_size == "auto":
         return None
     return (model.image_size, model.image_size) if isinstance(model.image_size, int) else model.image_size
@@ -241,7 +249,7 @@ def _build(chosen: Classifier, model: model_kinds.ModelKeys, classes: int) -> nn
         heads = tuple(f"{name}." for name, layer in net.named_modules() if id(layer) in inside)
         if not heads:
             raise UserError(
-                f"'model.name' is '{chosen.name}': it has no classification layer; choose another model"
+                f"'model.name' is '{chosen.name}': it has no classification layer; use another model"
             )
     elif isinstance(model, model_kinds.DensenetModel) and chosen.densenet is not None:
         net = DenseNet(chosen.densenet, classes, activation=_activation(model), dropout=model.dropout)

@@ -1,7 +1,7 @@
 """Residual networks for CIFAR (He et al., 2016, "Deep Residual Learning for Image Recognition", 4.2).
 
-There are three stages of 16, 32 and 64 channels. At the start of a stage, the shortcut skips every second
-pixel and adds channels of zeros (option A), so it has no parameters.
+The three stages have 16, 32 and 64 channels. Between stages, the shortcut skips every second pixel and pads
+the channels with zeros (option A), so it has no parameters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CHANNELS = (16, 32, 64)
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions and a shortcut without parameters.
+    """A block of two 3×3 convolutions and a shortcut without parameters.
 
     Args:
         channels_in, channels: channels of the input and of the output.
@@ -50,7 +50,7 @@ class CifarResNet(nn.Module):
         depth: one of :data:`DEPTHS`.
         classes: number of classes.
         activation: activation after the first convolution and in every block.
-        dropout: fraction of the pooled features dropped before the last layer.
+        dropout: fraction of the pooled features to drop before the last layer.
     """
 
     def __init__(

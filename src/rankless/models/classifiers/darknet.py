@@ -1,6 +1,6 @@
 """Darknet-53 and CSPDarknet-53 as classifiers: the backbones of YOLOv3 and YOLOv4 with a linear layer.
 
-Layers have the same numbers as in the detectors, so tensors have the same names.
+The layer numbers, and therefore the tensor names, are the same as in the detectors.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from rankless.models.darknet.architectures import yolov3, yolov4
 from rankless.models.darknet.network import Network
 from rankless.models.darknet.reshape import with_activation
 from rankless.models.detectors.convolutional import build_layer
-from rankless.models.layers import BATCH_NORM_MOMENTUM, Activation
+from rankless.models.layers import Activation
 
 NETWORKS = {"darknet53": yolov3, "cspdarknet53": yolov4}
 
 
 def backbone(name: str, activation: Activation | None = None) -> Network:
-    """Return the backbone of one of :data:`NETWORKS`, with another activation if one is given."""
+    """Return the backbone with the given name in :data:`NETWORKS`, optionally with another activation."""
     whole = NETWORKS[name]()
     count = whole.backbone
     network = replace(whole, layers=whole.layers[:count], names=whole.names[:count])
@@ -27,12 +27,12 @@ def backbone(name: str, activation: Activation | None = None) -> Network:
 
 
 class DarknetClassifier(nn.Module):
-    """A classifier made of a backbone, global average pooling and a linear layer.
+    """A classifier that consists of a backbone, global average pooling and a linear layer.
 
     Args:
-        network: the backbone's layers.
+        network: description of the backbone.
         classes: number of classes.
-        dropout: fraction of the pooled features dropped before the last layer.
+        dropout: fraction of the pooled features to drop before the last layer.
     """
 
     def __init__(self, network: Network, classes: int, *, dropout: float = 0.0) -> None:
@@ -44,7 +44,7 @@ class DarknetClassifier(nn.Module):
         for number, layer in enumerate(network.layers):
             first = self.sources[number][0]
             channels = shapes[first].channels if first >= 0 else 3
-            self.layers[network.names[number]] = build_layer(layer, channels, classes, BATCH_NORM_MOMENTUM)
+            self.layers[network.names[number]] = build_layer(layer, channels, classes)
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(shapes[-1].channels, classes)
         nn.init.normal_(self.classifier.weight, std=0.01)

@@ -1,7 +1,7 @@
-"""DenseNet, as published and with options (Huang et al., 2017, "Densely Connected Convolutional Networks").
+"""DenseNet (Huang et al., 2017, "Densely Connected Convolutional Networks"), as published and with options.
 
-Every layer reads the maps of all earlier layers and adds a few. The names and shapes in the state dict of a
-published variant match torchvision's and timm's, so that their weights fit.
+Every layer reads the feature maps of all earlier layers in its block and adds a few. The names and shapes in
+the state dict of a published variant match torchvision and timm, so their weights fit.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Variant:
     """The architecture of a DenseNet.
 
     Attributes:
-        blocks: number of layers in each dense block; a transition between two blocks halves the resolution.
-        growth: channels that each layer adds (k).
-        stem: ``imagenet``, a 7×7 convolution with stride 2 and 3×3 max pooling with stride 2, which divides
-            the resolution by 4, or ``small``, a 3×3 convolution that keeps it; either has 2k channels.
-        compression: fraction of the channels after a transition (θ).
+        blocks: number of layers in each dense block. The transition between two blocks halves the resolution.
+        growth: number of channels that each layer adds (k).
+        stem: ``imagenet`` is a 7×7 convolution with stride 2 and 3×3 max pooling with stride 2, which divide
+            the resolution by 4; ``small`` is a 3×3 convolution that keeps the resolution.
+        compression: fraction of the channels that a transition keeps (θ).
         bottleneck: whether each layer has a 1×1 convolution to 4k channels before its 3×3 convolution.
-        separable: whether and how the layers' 3×3 convolutions are depthwise-separable.
+        separable: options for depthwise-separable 3×3 convolutions.
         first: channels of the stem; None means 2k.
     """
 
@@ -46,12 +46,12 @@ class Variant:
 
     @property
     def least_side(self) -> int:
-        """The smallest input side in pixels that leaves one pixel for the last block."""
-        factor: int = 2 ** (len(self.blocks) - 1)  # the factor by which the transitions divide the resolution
+        """The smallest side of the input in pixels, which leaves one pixel for the last block."""
+        factor: int = 2 ** (len(self.blocks) - 1)  # the transitions divide the resolution by this
         return factor if self.stem == "small" else 4 * (factor - 1) + 1
 
     def with_options(self, options: model_kinds.Densenet) -> Variant:
-        """Return this variant with the recipe's options; ``auto`` leaves a value unchanged."""
+        """Return a copy with the recipe's options; ``auto`` leaves a value unchanged."""
         bottleneck = self.bottleneck if options.bottleneck == "auto" else options.bottleneck
         return replace(
             self,
@@ -64,11 +64,12 @@ class Variant:
         )
 
     def _blocks(self, depth: int, bottleneck: bool) -> tuple[int, ...]:
-        """Return the numbers of layers in the three blocks of a CIFAR network with ``depth`` layers."""
+        """Return the number of layers in each of the three blocks of a CIFAR network."""
         if len(self.blocks) != _CIFAR_BLOCKS:
             raise UserError(
-                f"'model.densenet.depth' is {depth}, which only CIFAR's DenseNets have, such as "
-                "densenet-40-12; for ImageNet's it is in the name: densenet121, 161, 169 or 201"
+                f"'model.densenet.depth' is {depth}, but only the DenseNets for CIFAR have this option; "
+                "remove it, and choose densenet121, densenet161, densenet169, densenet201 or, for CIFAR, a "
+                "name such as densenet-40-12"
             )
         convolutions = 2 if bottleneck else 1
         layers, left = divmod(depth - 4, _CIFAR_BLOCKS * convolutions)
@@ -77,8 +78,8 @@ class Variant:
             below = max(1, layers) * step + 4
             of = "with" if bottleneck else "without"
             raise UserError(
-                f"'model.densenet.depth' is {depth}; expected {step}n + 4 layers for a DenseNet {of} "
-                f"bottlenecks, such as {below} or {below + step}"
+                f"'model.densenet.depth' is {depth}; expected {step}n + 4 for a DenseNet {of} bottlenecks, "
+                f"such as {below} or {below + step}"
             )
         return (layers,) * _CIFAR_BLOCKS
 
@@ -104,11 +105,11 @@ PUBLISHED = {
 
 
 class SeparableConv(nn.Module):
-    """A depthwise 3×3 and a 1×1 convolution that together replace a 3×3 convolution of stride 1.
+    """A depthwise 3×3 convolution and a 1×1 convolution, which replace a 3×3 convolution of stride 1.
 
     Args:
         channels_in, channels: channels of the input and of the output.
-        options: the dilation, and whether there is a batch norm between the two.
+        options: the dilation, and whether there is a batch norm between the two convolutions.
     """
 
     def __init__(self, channels_in: int, channels: int, options: model_kinds.Separable) -> None:
@@ -117,7 +118,7 @@ class SeparableConv(nn.Module):
             channels_in, channels_in, 3, groups=channels_in, dilation=options.dilation
         )
         self.norm = nn.BatchNorm2d(channels_in) if options.norm_between else nn.Identity()
-        # The variance is preserved: there is no activation between the two, which would halve it.
+        # "linear" preserves the variance, because no activation between the two convolutions halves it.
         self.pointwise = _convolution(channels_in, channels, 1, after="linear")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -147,7 +148,7 @@ class DenseLayer(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the layer's new maps (B, growth, H, W) from (B, channels, H, W)."""
+        """Map (B, channels, H, W) to the new feature maps (B, growth, H, W)."""
         if self.bottleneck:
             x = self.conv1(self.activation1(self.norm1(x)))
         new: Tensor = self.conv2(self.activation2(self.norm2(x)))
@@ -155,7 +156,7 @@ class DenseLayer(nn.Module):
 
 
 class DenseBlock(nn.Sequential):
-    """Layers that each read the block's input and the maps of all earlier layers.
+    """A sequence of layers, each of which reads the block's input and the output of all earlier layers.
 
     Args:
         layers: number of layers.
@@ -172,7 +173,7 @@ class DenseBlock(nn.Sequential):
             self.add_module(f"denselayer{number + 1}", layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, channels, H, W) to (B, channels + layers * growth, H, W), starting with the input."""
+        """Map (B, channels, H, W) to (B, channels + layers * growth, H, W); the input comes first."""
         for layer in self:
             x = torch.cat((x, layer(x)), 1)
         return x
@@ -215,7 +216,7 @@ class DenseNet(nn.Module):
                 left = max(1, int(channels * variant.compression))
                 self.features.add_module(f"transition{number}", Transition(channels, left, activation))
                 channels = left
-        # In the published names, the last norm is always number 5.
+        # The published state dicts call the last norm norm5, whatever the number of blocks.
         self.features.add_module("norm5", nn.BatchNorm2d(channels))
         self.features.add_module("activation5", activate(activation))
         self.classifier = nn.Linear(channels, classes)
@@ -228,7 +229,6 @@ class DenseNet(nn.Module):
 
 
 def _stem(kind: Literal["imagenet", "small"], channels: int, activation: Activation) -> nn.Sequential:
-    """Build the layers before the first block; the small stem is only a convolution, as in the paper."""
     stem = nn.Sequential()
     if kind == "small":
         stem.add_module("conv0", _convolution(3, channels, 3))
@@ -250,11 +250,7 @@ def _convolution(
     dilation: int = 1,
     after: Literal["relu", "linear"] = "relu",
 ) -> nn.Conv2d:
-    """Build a convolution without bias, which divides the resolution by ``stride``.
-
-    Its initialization preserves the variance, given the activation before it (``after``); every activation
-    counts as a ReLU.
-    """
+    """Build a convolution, initialized to preserve the variance ``after`` a linear layer or an activation."""
     padding = kernel // 2 * dilation
     conv = nn.Conv2d(channels_in, channels, kernel, stride, padding, dilation, groups, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity=after)

@@ -1,7 +1,7 @@
 """The YOLO networks that were published as Darknet cfg files, layer by layer.
 
-Every layer has the same number as in its cfg, so that weights fit and the layers are easy to recognize.
-Sources: cfg/ of pjreddie's Darknet (yolov3, yolov3-spp, yolov3-tiny) and of AlexeyAB's (the yolov4 family).
+Layers have the same numbers as in the cfg files, so that weights fit.
+Sources: cfg/ in pjreddie's Darknet (yolov3, yolov3-spp, yolov3-tiny) and in AlexeyAB's (the yolov4 family).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _YOLOV4_LOSS = replace(_TINY_LOSS, largest_gradient=5.0)
 
 
 def yolov3(*, spp: bool = False) -> Network:
-    """Build YOLOv3 (Redmon and Farhadi, 2018). With ``spp``, its coarsest map is pooled at four scales."""
+    """Build YOLOv3 (Redmon and Farhadi, 2018), with spatial pyramid pooling if ``spp`` is true."""
     b = Builder()
     taps = _darknet53(b)
     backbone = len(b.layers)
@@ -48,7 +48,7 @@ def yolov3(*, spp: bool = False) -> Network:
 
 
 def yolov3_tiny() -> Network:
-    """Build YOLOv3-tiny: a chain of convolutions and pools, and two heads."""
+    """Build YOLOv3-tiny: a chain of convolutions and max pooling with two heads."""
     b = Builder()
     b.conv(16, 3)
     tap = 0
@@ -95,9 +95,9 @@ def yolov4() -> Network:
 
 
 def yolov4_tiny(*, levels: int = 2) -> Network:
-    """Build YOLOv4-tiny with two heads, or three (``yolov4-tiny-3l``, with YOLOv4's anchors).
+    """Build YOLOv4-tiny with two heads, or YOLOv4-tiny-3l with three heads and YOLOv4's anchors.
 
-    With two heads, anchor 3 belongs to both and anchor 0 to neither, as published.
+    As published, with two heads, anchor 3 belongs to both heads and anchor 0 to none.
     """
     b = Builder()
     b.conv(32, 3, 2)
@@ -126,14 +126,14 @@ def yolov4_tiny(*, levels: int = 2) -> Network:
 def scaled_yolov4(
     channels: Sequence[int], blocks: Sequence[int], *, depth: int, pyramid_depth: int, side: int
 ) -> Network:
-    """Build YOLOv4-csp or a larger variant, with cross-stage partial necks (Wang et al., 2021).
+    """Build YOLOv4-csp or a larger variant of Scaled-YOLOv4 (Wang et al., 2021).
 
     Args:
         channels: channels of the backbone's five stages.
         blocks: number of residual blocks in each of the last four stages.
-        depth: pairs of convolutions in each block of the necks.
-        pyramid_depth: pairs of convolutions after the spatial pyramid.
-        side: side of the published input in pixels.
+        depth: number of pairs of convolutions in each block of the neck.
+        pyramid_depth: number of pairs of convolutions after the spatial pyramid pooling.
+        side: side length of the published input in pixels.
     """
     b = Builder("mish")
     b.conv(32, 3)
@@ -171,7 +171,7 @@ def scaled_yolov4(
 
 
 def _darknet53(b: Builder) -> list[int]:
-    """Add Darknet-53, and return the numbers of its layers at strides 8 and 16."""
+    """Add Darknet-53, and return the numbers of its last layers at strides 8 and 16."""
     b.conv(32, 3)
     ends = []
     for channels, blocks in ((64, 1), (128, 2), (256, 8), (512, 8), (1024, 4)):
@@ -183,11 +183,7 @@ def _darknet53(b: Builder) -> list[int]:
 
 
 def _csp_stage(b: Builder, channels: int, blocks: int, *, squeezes: bool = False) -> int:
-    """Add a cross-stage partial stage: half the width bypasses the blocks.
-
-    With ``squeezes``, as in YOLOv4's first stage, both paths have the full width, and the block halves it
-    inside.
-    """
+    """Add a cross-stage partial stage; in YOLOv4's first stage, the blocks squeeze the channels."""
     width = channels if squeezes else channels // 2
     down = b.conv(channels, 3, 2)
     aside = b.conv(width)
@@ -200,7 +196,7 @@ def _csp_stage(b: Builder, channels: int, blocks: int, *, squeezes: bool = False
 
 
 def _split_block(b: Builder, channels: int) -> int:
-    """Add YOLOv4-tiny's cross-stage partial block, and return the number of the layer that necks read."""
+    """Add YOLOv4-tiny's cross-stage partial block, and return the number of the layer that the neck reads."""
     whole = b.conv(channels, 3)
     b.route(whole, groups=2, group=1)
     first = b.conv(channels // 2, 3)
@@ -211,7 +207,7 @@ def _split_block(b: Builder, channels: int) -> int:
 
 
 def _spatial_pyramid(b: Builder) -> None:
-    """Concatenate the map's maxima over 13, 9 and 5 pixels and the map itself."""
+    """Add spatial pyramid pooling: max pooling over 13, 9 and 5 pixels, concatenated with the input."""
     entry = b.last
     pooled: list[int] = []
     for size in (5, 9, 13):
@@ -222,7 +218,7 @@ def _spatial_pyramid(b: Builder) -> None:
 
 
 def _lateral(b: Builder, coarser: int, tap: int, channels: int) -> int:
-    """Add YOLOv4's top-down step: a backbone map, the upsampled coarser map and five convolutions."""
+    """Add YOLOv4's top-down step: concatenate the upsampled map with one of the backbone, then convolve."""
     b.conv(channels)
     up = b.add(Upsample())
     b.route(tap)
@@ -231,7 +227,6 @@ def _lateral(b: Builder, coarser: int, tap: int, channels: int) -> int:
 
 
 def _csp_neck(b: Builder, width: int, depth: int) -> int:
-    """Add Scaled-YOLOv4's neck block: ``depth`` pairs of convolutions with a bypass."""
     entry = b.conv(width)
     aside = b.conv(width)
     b.route(entry)

@@ -1,8 +1,8 @@
-"""Read Darknet's cfg files into a :class:`~rankless.models.darknet.network.Network`.
+"""Read Darknet cfg files into a :class:`~rankless.models.darknet.network.Network`.
 
-The network and its loss are read. Keys for training (the schedule and augmentation in ``[net]``) are ignored,
-because these belong in the recipe. An unsupported section or key that changes the network's output is
-reported with its name and line. Defaults come from Darknet's parser.c.
+Training keys, such as the schedule and the augmentation in ``[net]``, are ignored, because they belong in the
+recipe. Unsupported sections, and unsupported keys that change the network's output, are errors. The defaults
+are those of Darknet's parser.c.
 """
 
 from __future__ import annotations
@@ -26,38 +26,82 @@ from rankless.models.layers import Activation
 MOST_CHANNELS = 65536
 _ACTIVATIONS = tuple(name for name in get_args(Activation) if name != "prelu")  # Darknet has no PReLU
 _BOX_LOSSES = ("mse", *SIMILARITIES)
+MOST_LAYERS = 2000
+# Unsupported keys that change a layer's output.
+_UNSUPPORTED = frozenset({
+    "antialiasing", "assisted_excitation", "bin_output", "binary", "coordconv", "deform", "flipped",
+    "maxpool_depth", "out_channels", "reverse", "rotate", "share_index", "stretch", "stretch_sway", "sway",
+    "tanh", "weights_normalization", "xnor",
+})  # fmt: skip
 
 
-class LayerReader(OptionReader):
-    """A reader that turns one section at a time into a layer.
+@dataclass(frozen=True)
+class Cfg:
+    """The contents of a cfg file.
 
     Attributes:
-        layers: layers of the earlier sections.
-        shapes: output shapes of these layers.
-        nms: how NMS compares boxes.
-        classes: number of classes of the earlier heads; None before the first head.
+        network: the network.
+        letterbox: whether images keep their aspect ratio; otherwise they are stretched, which is Darknet's
+            default.
+        nms: similarity measure of NMS.
+        notes: messages about ignored options.
     """
 
-    def __init__(self, name: str) -> None:
+    network: net.Network
+    letterbox: bool
+    nms: Literal["iou", "diou"]
+    notes: tuple[str, ...] = ()
+
+
+def read_cfg(source: str) -> Cfg:
+    """Read a cfg file.
+
+    Args:
+        source: the path of the file, or its text.
+
+    Raises:
+        UserError: the file cannot be read, or describes no supported detector; all problems are listed.
+    """
+    if "\n" in source and "[" in source:
+        return _Reader("model.cfg", source).read()
+    path = Path(source)
+    try:
+        content = reading.read_bytes(path, reading.CFG)
+    except OSError as error:
+        hint = "; is it the weights?" if error.errno == errno.EFBIG else ""
+        raise UserError(f"{source}: the cfg file cannot be read: {error.strerror or error}{hint}") from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = content.decode("latin-1")  # comments may be in any encoding
+    return _Reader(source, text).read()
+
+
+class _Reader(OptionReader):
+    """A reader that converts one section at a time to a layer, and collects problems."""
+
+    def __init__(self, name: str, text: str) -> None:
         super().__init__(name)
+        self.text = text
         self.layers: list[net.Layer] = []
         self.shapes: list[net.Shape] = []
         self.nms: Literal["iou", "diou"] = "iou"
-        self.classes: int | None = None
+        self.classes: int | None = None  # the number of classes in the heads read so far
+        self.unused: dict[str, int] = {}
+        self.unknown = False  # after an unknown layer, mismatched shapes are not reported
 
     def _activation(self, default: str) -> Activation:
         name = self.word("activation", default)
         if name not in _ACTIVATIONS:
             self.report(
-                f"[{self.section.name}] activation={name[:40]} is not supported: "
-                f"expected {one_of(_ACTIVATIONS)}",
+                f"[{self.section.name}] activation={name[:40]}: expected {one_of(_ACTIVATIONS)}",
                 self.line("activation"),
             )
             return "linear"
         return cast(Activation, name)
 
     def _layers(self, key: str) -> tuple[int, ...]:
-        """Read the layer numbers in an option; negative numbers count back from the current layer."""
+        """Read layer numbers from an option; negative numbers count back from the current layer."""
         number = len(self.layers)
         sources = []
         for value in self.numbers(key, "") or (0.5,):
@@ -78,7 +122,7 @@ class LayerReader(OptionReader):
         return self._kernel(filters, self.integer("groups", 1, 1, MOST_CHANNELS))
 
     def _depthwise(self) -> net.Conv:
-        """Read a depthwise layer (one kernel per input channel), which forks with MobileNets have."""
+        """Read a depthwise layer (one kernel per input channel), which MobileNet forks of Darknet have."""
         channels = self.shapes[-1].channels if self.shapes else 3  # the image's channels
         return self._kernel(channels, channels)
 
@@ -88,7 +132,7 @@ class LayerReader(OptionReader):
         for key in ("stride_x", "stride_y"):
             if self.integer(key, stride, 1, 64) != stride:
                 self.report(
-                    f"[{self.section.name}] {key} differs from stride: expected equal strides", self.line(key)
+                    f"[{self.section.name}] {key} differs from stride; expected equal values", self.line(key)
                 )
         pad = self.integer("pad", 0, 0, 255)
         padding = self.integer("padding", 0, 0, 255)
@@ -137,7 +181,7 @@ class LayerReader(OptionReader):
     def _one_layer(self) -> int:
         sources = self._layers("from")
         if len(sources) != 1:
-            self.report(f"[{self.section.name}] from: expected one layer", self.line("from"))
+            self.report(f"[{self.section.name}] from: expected a single layer", self.line("from"))
         return sources[0]
 
     def _dropout(self) -> net.Dropout:
@@ -156,12 +200,12 @@ class LayerReader(OptionReader):
         numbers = self.numbers("anchors", "")
         anchors = tuple(zip(numbers[::2], numbers[1::2], strict=False))
         if not anchors or len(numbers) % 2 or min(numbers) <= 0:
-            self.report("[yolo] anchors: expected pairs of width, height above 0", self.line("anchors"))
+            self.report("[yolo] anchors: expected pairs of positive width, height", self.line("anchors"))
         total = self.integer("num", len(anchors) or 1, 1, 4096)
         mask = tuple(int(value) for value in self.numbers("mask", ",".join(map(str, range(total)))))
         if any(not 0 <= number < len(anchors) for number in mask) or not mask:
             self.report(
-                f"[yolo] mask={','.join(map(str, mask))}: expected numbers of the {len(anchors)} anchors",
+                f"[yolo] mask={','.join(map(str, mask))}: expected indices of the {len(anchors)} anchors",
                 self.line("mask"),
             )
         self._head_fits(len(mask) * (net.DETECTOR_CHANNELS + classes), classes)
@@ -170,8 +214,8 @@ class LayerReader(OptionReader):
         if isinstance(before, net.Conv) and new_coords != (before.activation == "logistic"):
             self.report(
                 f"[yolo] new_coords={int(new_coords)} after a convolution with "
-                f"activation={before.activation}: expected logistic with new_coords=1, and linear with "
-                "new_coords=0",
+                f"activation={before.activation}; expected activation=logistic with new_coords=1, and linear "
+                "with new_coords=0",
                 self.line("new_coords"),
             )
         if self.word("nms_kind", "default") in ("greedynms", "diounms"):
@@ -188,15 +232,15 @@ class LayerReader(OptionReader):
     def _head_fits(self, channels: int, classes: int) -> None:
         before = self.layers[-1] if self.layers else None
         if not isinstance(before, net.Conv) or before.norm:
-            self.report("[yolo]: expected a [convolutional] without batch_normalize right before it")
+            self.report("[yolo]: expected a [convolutional] section without batch_normalize before it")
         elif before.filters != channels:
             self.report(
-                f"[yolo] needs {channels} filters in the layer before it, mask × (5 + classes); found "
-                f"{before.filters}"
+                f"[yolo] follows a layer with {before.filters} filters; expected {channels}, the number of "
+                "anchors in mask × (5 + classes)"
             )
         if self.classes not in (None, classes):
             self.report(
-                f"[yolo] classes={classes}, but the [yolo] section before it has {self.classes}",
+                f"[yolo] classes={classes}; expected {self.classes}, as in the [yolo] section before it",
                 self.line("classes"),
             )
         self.classes = classes
@@ -224,79 +268,6 @@ class LayerReader(OptionReader):
             smooth_objectness=bool(self.integer("objectness_smooth", 0, 0, 1)),
         )
 
-
-SECTIONS: dict[str, Callable[[LayerReader], net.Layer]] = {
-    "convolutional": LayerReader._convolutional,
-    "conv": LayerReader._convolutional,
-    "depthwise_convolutional": LayerReader._depthwise,
-    "maxpool": LayerReader._maxpool,
-    "max": LayerReader._maxpool,
-    "avgpool": LayerReader._avgpool,
-    "avg": LayerReader._avgpool,
-    "upsample": LayerReader._upsample,
-    "route": LayerReader._route,
-    "shortcut": LayerReader._shortcut,
-    "scale_channels": LayerReader._scale_channels,
-    "sam": LayerReader._sam,
-    "dropout": LayerReader._dropout,
-    "involution": LayerReader._involution,
-    "yolo": LayerReader._yolo,
-}
-
-
-MOST_LAYERS = 2000
-# Unsupported keys of [convolutional] and other sections that change the output.
-_UNSUPPORTED = frozenset({
-    "antialiasing", "assisted_excitation", "bin_output", "binary", "coordconv", "deform", "flipped",
-    "maxpool_depth", "out_channels", "reverse", "rotate", "share_index", "stretch", "stretch_sway", "sway",
-    "tanh", "weights_normalization", "xnor",
-})  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Cfg:
-    """The contents of a cfg file.
-
-    Attributes:
-        network: the network.
-        letterbox: whether images keep their aspect ratio; otherwise they are stretched, as by default in
-            Darknet.
-        nms: how NMS compares boxes.
-        notes: sentences about ignored options.
-    """
-
-    network: net.Network
-    letterbox: bool
-    nms: Literal["iou", "diou"]
-    notes: tuple[str, ...] = ()
-
-
-def read_cfg(source: str) -> Cfg:
-    """Read a cfg file, or the text of one (with line breaks and a ``[net]``)."""
-    if "\n" in source and "[" in source:
-        return _Reader("model.cfg", source).read()
-    path = Path(source)
-    try:
-        content = reading.read_bytes(path, reading.CFG)
-    except OSError as error:
-        hint = "; is it the weights?" if error.errno == errno.EFBIG else ""
-        raise UserError(f"{source}: this cfg file cannot be read: {error.strerror or error}{hint}") from None
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = content.decode("latin-1")  # comments may be in any encoding
-    return _Reader(source, text).read()
-
-
-class _Reader(LayerReader):
-    """A reader that turns sections into a network and collects problems."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__(name)
-        self.text = text
-        self.unused: dict[str, int] = {}
-        self.unknown = False  # after an unknown layer, mismatched shapes are not reported
-
     def read(self) -> Cfg:
         """Read all sections; raise an error that lists all problems."""
         sections = list(self.sections(self.text))
@@ -304,15 +275,15 @@ class _Reader(LayerReader):
         if not sections or sections[0].name not in ("net", "network"):
             first = f"[{sections[0].name}] in line {sections[0].line}" if sections else "nothing"
             raise UserError(
-                f"{self.name}: begins with {first}: expected a Darknet cfg file, with [net] first"
+                f"{self.name}: starts with {first}; expected a Darknet cfg file, which starts with [net]"
             )
         if len(sections) > MOST_LAYERS:
-            raise UserError(f"{self.name}: {len(sections):,} sections; expected at most {MOST_LAYERS:,}")
+            raise UserError(f"{self.name}: has {len(sections):,} sections; expected at most {MOST_LAYERS:,}")
         size, letterbox = self._net(sections[0])
         for section in sections[1:]:
             self._layer(section)
         if not self.problems and not any(isinstance(layer, net.Yolo) for layer in self.layers):
-            self.problems.append(f"{self.name}: has no [yolo] section: expected a detector")
+            self.problems.append(f"{self.name}: has no [yolo] section; expected a detector")
         self._raise()
         return Cfg(self._network(size), letterbox, self.nms, tuple(self._notes()))
 
@@ -323,10 +294,10 @@ class _Reader(LayerReader):
         return net.Network(tuple(self.layers), names, size, self._backbone(), self.classes or 1, loss)
 
     def _backbone(self) -> int:
-        """Count the layers of the backbone.
+        """Guess the number of layers in the backbone.
 
-        The backbone ends with the last shortcut on the coarsest map, or else with the first layer on that
-        map, or else halfway to the first head.
+        It ends with the last shortcut at the coarsest resolution before the first head; without shortcuts,
+        with the first layer at that resolution; without such a layer, halfway to the first head.
         """
         coarsest = max((shape.stride or 0 for shape in self.shapes), default=0)
         first_head = next(n for n, layer in enumerate(self.layers) if isinstance(layer, net.Yolo))
@@ -338,7 +309,7 @@ class _Reader(LayerReader):
         if self.unused:
             listed = ", ".join(f"{key} (line {line})" for key, line in list(self.unused.items())[:12])
             more = f" and {len(self.unused) - 12} more" if len(self.unused) > 12 else ""
-            yield f"{self.name}: not used: {listed}{more}"
+            yield f"{self.name}: ignored keys: {listed}{more}"
 
     def _raise(self) -> None:
         if self.problems:
@@ -373,7 +344,7 @@ class _Reader(LayerReader):
                 self.unused.setdefault(key, line)
 
     def _shape(self, layer: net.Layer) -> net.Shape:
-        """Compute the shape of the layer's output, and report inputs that do not fit together."""
+        """Compute the output shape of the last layer, and report inputs that do not fit together."""
         number = len(self.layers) - 1
         whole = net.Network(tuple(self.layers), (), (0, 0), 0, 0, "yolov3")
         image = net.Shape(3, Fraction(1))
@@ -382,14 +353,33 @@ class _Reader(LayerReader):
             return net.shape(layer, read)
         if isinstance(layer, net.Route | net.Shortcut) and len({shape.stride for shape in read}) > 1:
             shown = ", ".join(str(shape.stride) for shape in read)
-            self.report(f"[{self.section.name}] reads maps of different resolution (strides {shown})")
+            self.report(f"[{self.section.name}] reads layers of different resolutions (strides {shown})")
         if isinstance(layer, net.Route) and any(shape.channels % layer.groups for shape in read):
             self.report(f"[route] groups={layer.groups} does not divide the channels", self.line("groups"))
         if isinstance(layer, net.Conv):
-            for what, count in (("the channels it reads", read[0].channels), ("filters", layer.filters)):
+            for what, count in (("the input channels", read[0].channels), ("filters", layer.filters)):
                 if count % layer.groups:
                     self.report(
                         f"[convolutional] groups={layer.groups} does not divide {what} ({count})",
                         self.line("groups"),
                     )
         return net.shape(layer, read)
+
+
+SECTIONS: dict[str, Callable[[_Reader], net.Layer]] = {
+    "convolutional": _Reader._convolutional,
+    "conv": _Reader._convolutional,
+    "depthwise_convolutional": _Reader._depthwise,
+    "maxpool": _Reader._maxpool,
+    "max": _Reader._maxpool,
+    "avgpool": _Reader._avgpool,
+    "avg": _Reader._avgpool,
+    "upsample": _Reader._upsample,
+    "route": _Reader._route,
+    "shortcut": _Reader._shortcut,
+    "scale_channels": _Reader._scale_channels,
+    "sam": _Reader._sam,
+    "dropout": _Reader._dropout,
+    "involution": _Reader._involution,
+    "yolo": _Reader._yolo,
+}

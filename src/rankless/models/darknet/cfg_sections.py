@@ -11,12 +11,12 @@ from rankless.errors import printable
 
 @dataclass
 class Section:
-    """One ``[name]`` section with its options; reading an option marks it as used.
+    """A ``[name]`` section with its options.
 
     Attributes:
-        name: the section's name without brackets, in lower case.
+        name: the section's name in lower case, without brackets.
         line: number of the section's first line, from 1.
-        options: value and line of each key.
+        options: value and line number of each key.
         used: keys that were read.
     """
 
@@ -27,10 +27,10 @@ class Section:
 
 
 class OptionReader:
-    """A reader for the options of one section at a time. It collects problems.
+    """A reader for the options of one section at a time, which collects problems.
 
     Attributes:
-        problems: sentences that contain the file's name and the line.
+        problems: messages, each with the file's name and the line number.
         section: the current section.
     """
 
@@ -40,11 +40,11 @@ class OptionReader:
         self.section = Section("", 0)
 
     def report(self, sentence: str, line: int | None = None) -> None:
-        """Record a problem, by default at the section's line."""
+        """Record a problem in a line, by default in the first line of the section."""
         self.problems.append(f"{self.name}:{line or self.section.line}: {sentence}")
 
     def sections(self, text: str) -> Iterator[Section]:
-        """Yield every section of a text, and report lines that are neither a section nor an option."""
+        """Yield the sections in a text, and report lines that are neither a section nor an option."""
         section: Section | None = None
         for number, raw in enumerate(text.splitlines(), 1):
             line = "".join(raw.split("#")[0].split(";")[0].split())
@@ -67,16 +67,16 @@ class OptionReader:
             yield section
 
     def line(self, key: str) -> int:
-        """Return the line number of an option, or that of the section if the option is not given."""
+        """Return the line number of an option, or of the section if the option is missing."""
         return self.section.options.get(key, ("", self.section.line))[1]
 
     def word(self, key: str, default: str) -> str:
-        """Read an option as text."""
+        """Read an option as text, and mark it as used."""
         self.section.used.add(key)
         return self.section.options.get(key, (default, 0))[0]
 
     def integer(self, key: str, default: int, least: int, most: int) -> int:
-        """Read an integer; if it is invalid, report a problem and return the default."""
+        """Read an integer. If it is invalid, report a problem and return the default."""
         text = self.word(key, str(default))
         try:
             value = int(float(text)) if len(text) < 20 else None
@@ -89,7 +89,7 @@ class OptionReader:
         return value
 
     def number(self, key: str, default: float, least: float = 0.0, most: float = 1e9) -> float:
-        """Read a number; if it is invalid, report a problem and return the default."""
+        """Read a number. If it is invalid, report a problem and return the default."""
         (value,) = self.numbers(key, str(default), count=1) or (default,)
         if not least <= value <= most:
             self.report(
@@ -100,7 +100,7 @@ class OptionReader:
         return value
 
     def numbers(self, key: str, default: str, count: int | None = None) -> tuple[float, ...]:
-        """Read comma-separated numbers; if one is invalid, report a problem and return an empty tuple."""
+        """Read comma-separated numbers. If one is invalid, report a problem and return an empty tuple."""
         text = self.word(key, default)
         try:
             values = tuple(float(part) for part in text.split(",") if part)
@@ -113,5 +113,5 @@ class OptionReader:
         return values
 
     def has(self, key: str) -> bool:
-        """Check whether an option is given."""
+        """Check whether the section has an option."""
         return key in self.section.options

@@ -26,12 +26,16 @@ def write_cfg(
     nms: Literal["iou", "diou"] = "iou",
     foreign: bool = False,
 ) -> str:
-    """Return the text of a cfg file, which :func:`rankless.models.darknet.cfg.read_cfg` can read.
+    """Return a network as the text of a cfg file, which :func:`.cfg.read_cfg` can read.
 
     Args:
         network: a network without anchor-free heads and PReLU.
         letterbox, nms: see :class:`rankless.models.darknet.cfg.Cfg`.
-        foreign: whether Darknet and OpenCV must be able to read the file; then ``[involution]`` is refused.
+        foreign: whether Darknet and OpenCV must be able to read the file, so that ``[involution]`` is
+            refused.
+
+    Raises:
+        UserError: Darknet does not have some of the network's layers.
     """
     height, width = network.size
     lines = [
@@ -54,7 +58,7 @@ def write_cfg(
 def _section(
     layer: net.Layer, number: int, classes: int, nms: Literal["iou", "diou"]
 ) -> tuple[str, dict[str, object]]:
-    """Return a section's name and options. The name is empty if Darknet has no such layer."""
+    """Return the section name and the options of a layer. The name is empty if Darknet has no such layer."""
     if isinstance(layer, net.Conv):
         standard = layer.padding is None
         options: dict[str, object] = {"batch_normalize": 1} if layer.norm else {}

@@ -1,8 +1,8 @@
-"""A convolutional detector as data: a chain of layers that may read the outputs of earlier layers.
+"""Descriptions of convolutional detectors: a chain of layers that may read the outputs of earlier layers.
 
-The layers match Darknet's cfg files and have the same numbers, so published networks, users' cfg files
-and modifications of them (another width, other anchors, other heads) are all values of one type. Nothing in
-this module computes pixels: :mod:`rankless.models.detectors.convolutional` builds the network.
+The layers and their numbers match Darknet's cfg files. Published networks, users' cfg files and modified
+copies (with another width, or other anchors or heads) all have the same type.
+:mod:`rankless.models.detectors.convolutional` builds a network from its description.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ DETECTOR_CHANNELS = 5  # tx, ty, tw, th, objectness
 
 @dataclass(frozen=True)
 class Conv:
-    """A ``[convolutional]`` layer, without a bias if it has batch norm.
+    """A ``[convolutional]`` layer. With batch norm, it has no bias.
 
     Attributes:
         filters: number of output channels.
-        size, stride, dilation, groups: size, stride, dilation and groups of the kernel.
-        padding: pixels on each side, before dilation; None keeps the size at stride 1.
+        size, stride, dilation, groups: parameters of the convolution.
+        padding: padding in pixels on each side, before dilation; None keeps the resolution at stride 1.
     """
 
     filters: int
@@ -49,7 +49,7 @@ class Conv:
 
 @dataclass(frozen=True)
 class MaxPool:
-    """A ``[maxpool]`` layer; ``padding`` is the total in pixels, the smaller half on the left and top."""
+    """A ``[maxpool]`` layer. ``padding`` is the total in pixels; the smaller half is on the left and top."""
 
     size: int
     stride: int
@@ -63,7 +63,7 @@ class AveragePool:
 
 @dataclass(frozen=True)
 class Upsample:
-    """An ``[upsample]`` layer: repeats pixels ``stride`` × ``stride`` times and multiplies by ``scale``."""
+    """An ``[upsample]`` layer, which repeats pixels ``stride`` × ``stride`` times and scales their values."""
 
     stride: int = 2
     scale: float = 1.0
@@ -71,7 +71,7 @@ class Upsample:
 
 @dataclass(frozen=True)
 class Route:
-    """A ``[route]`` layer: concatenates layers, or channel group ``group`` of ``groups`` of each layer."""
+    """A ``[route]`` layer, which concatenates layers or, with ``groups``, a channel group of each layer."""
 
     layers: tuple[int, ...]
     groups: int = 1
@@ -80,7 +80,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Shortcut:
-    """A ``[shortcut]`` layer: adds layers to the previous layer, in the channels that they share."""
+    """A ``[shortcut]`` layer, which adds layers to the previous layer, in their common channels."""
 
     layers: tuple[int, ...]
     activation: Activation = "linear"
@@ -88,7 +88,7 @@ class Shortcut:
 
 @dataclass(frozen=True)
 class Multiply:
-    """A ``[scale_channels]`` or ``[sam]`` layer: multiplies a map by the previous one, which may be 1 × 1."""
+    """A ``[scale_channels]`` or ``[sam]`` layer, which multiplies another layer by the previous one."""
 
     layer: int
     activation: Activation = "linear"
@@ -97,7 +97,7 @@ class Multiply:
 
 @dataclass(frozen=True)
 class Dropout:
-    """A ``[dropout]`` layer: drops entire channels if ``whole``, otherwise single values."""
+    """A ``[dropout]`` layer, which drops entire channels if ``whole`` is true, otherwise single values."""
 
     probability: float
     whole: bool = False
@@ -105,20 +105,14 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Involution:
-    """An involution (Li et al., 2021): a convolution whose kernels are computed from the pixels.
-
-    Groups of 16 channels share a kernel.
-    """
+    """An involution (Li et al., 2021); see :class:`rankless.models.layers.Involution`."""
 
     size: int
 
 
 @dataclass(frozen=True)
 class Yolo:
-    """A ``[yolo]`` layer: a head whose predictions are the output of the previous layer.
-
-    See :class:`~rankless.models.heads.yolo.codec.YoloHead`.
-    """
+    """A ``[yolo]`` layer, which describes the output of the previous layer; see :class:`.codec.YoloHead`."""
 
     anchors: tuple[tuple[float, float], ...]
     mask: tuple[int, ...]
@@ -154,7 +148,12 @@ Layer = (
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a layer's output: channels, and input pixels per output pixel (None if it is 1 × 1)."""
+    """The shape of a layer's output.
+
+    Attributes:
+        channels: number of channels.
+        stride: pixels of the network's input per pixel of the output; None if the output is 1 × 1.
+    """
 
     channels: int
     stride: Fraction | None
@@ -166,10 +165,10 @@ class Network:
 
     Attributes:
         layers: the layers in the order of computation.
-        names: the layers' names in weights files: the number of a published layer, or a word for an inserted
-            layer, so that the other names do not change.
+        names: the layers' names in weights files. Published layers are numbered; inserted layers have other
+            names, so that the numbers do not change.
         size: published (height, width) of the input in pixels.
-        backbone: number of leading layers that form the backbone.
+        backbone: number of layers in the backbone, which comes first.
         classes: number of classes.
         loss: the loss that the network was published with.
     """
@@ -182,7 +181,7 @@ class Network:
     loss: PublishedLoss
 
     def inputs(self, number: int) -> tuple[int, ...]:
-        """Return the numbers of the layers that layer ``number`` reads."""
+        """Return the numbers of the layers that the layer with the given number reads."""
         layer = self.layers[number]
         if isinstance(layer, Route):
             return layer.layers
@@ -224,7 +223,7 @@ class Network:
 
     @property
     def anchors(self) -> tuple[tuple[float, float], ...]:
-        """The anchors of all heads, (width, height) in pixels; empty if there are none."""
+        """The anchors that all heads share, as (width, height) in pixels; empty if there are none."""
         return next((layer.anchors for layer in self.layers if isinstance(layer, Yolo)), ())
 
     def predictors(self) -> tuple[int, ...]:
@@ -233,7 +232,7 @@ class Network:
 
 
 def shape(layer: Layer, read: Sequence[Shape]) -> Shape:
-    """Return the output shape of a layer that reads maps of these shapes."""
+    """Return the output shape of a layer, given the shapes of its inputs."""
     first = read[0]
     if isinstance(layer, Conv):
         return Shape(layer.filters, first.stride and first.stride * layer.stride)
@@ -249,7 +248,7 @@ def shape(layer: Layer, read: Sequence[Shape]) -> Shape:
 
 
 class Builder:
-    """A builder for networks. Methods that add layers return the number of the last layer."""
+    """A builder for networks. Methods that add layers return the number of the last layer they added."""
 
     def __init__(self, activation: Activation = "leaky") -> None:
         self.layers: list[Layer] = []
@@ -276,13 +275,13 @@ class Builder:
         return self.last
 
     def residual(self, squeezed: int, channels: int) -> int:
-        """Add a residual block: a 1×1 convolution to ``squeezed`` and a 3×3 convolution to ``channels``."""
+        """Add a residual block: a 1×1 convolution to ``squeezed`` channels, then a 3×3 convolution."""
         before = self.last
         self.convs(squeezed, channels)
         return self.add(Shortcut((before,)))
 
     def route(self, *layers: int, groups: int = 1, group: int = 0) -> int:
-        """Concatenate earlier layers."""
+        """Add a concatenation of earlier layers."""
         return self.add(Route(layers, groups, group))
 
     def pool(self, size: int, stride: int) -> int:
@@ -290,13 +289,13 @@ class Builder:
         return self.add(MaxPool(size, stride, size - 1))
 
     def head(self, channels: int, yolo: Yolo, classes: int, linear: Activation = "linear") -> int:
-        """Add a head: a 3×3 convolution to ``channels``, the prediction, and the head's description."""
+        """Add a head: a 3×3 convolution, a 1×1 convolution for the predictions, and their description."""
         self.conv(channels, 3)
         outputs = len(yolo.mask) * (DETECTOR_CHANNELS + classes)
         self.add(Conv(outputs, activation=linear, norm=False))
         return self.add(yolo)
 
     def network(self, side: int, backbone: int, classes: int, loss: PublishedLoss) -> Network:
-        """Return the finished network, for a square input of ``side`` pixels."""
+        """Return the network, for a square input of ``side`` pixels."""
         names = tuple(str(number) for number in range(len(self.layers)))
         return Network(tuple(self.layers), names, (side, side), backbone, classes, loss)

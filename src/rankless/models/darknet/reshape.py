@@ -1,4 +1,4 @@
-"""Make modified copies of a network, with other widths, classes, anchors, activations or heads."""
+"""Create modified copies of a network: another width, or other classes, anchors, activations or heads."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Anchors = tuple[tuple[float, float], ...]
 
 
 def scaled(channels: int, width: float) -> int:
-    """Round ``channels * width`` to the nearest multiple of 8, at least 8; unchanged at width 1."""
+    """Return ``channels * width`` rounded to a multiple of 8, at least 8; width 1 changes nothing."""
     return channels if width == 1 else max(8, 8 * int(channels * width / 8 + 0.5))
 
 
 def with_width(network: Network, width: float) -> Network:
-    """Scale all channel counts except those of the heads; depthwise convolutions stay depthwise."""
+    """Scale the number of channels in all layers except the heads; depthwise layers stay depthwise."""
     predictors, shapes, image = set(network.predictors()), network.shapes(), Shape(3, Fraction(1))
     layers: list[Layer] = []
     for number, layer in enumerate(network.layers):
@@ -50,7 +50,7 @@ def with_width(network: Network, width: float) -> Network:
 
 
 def with_classes(network: Network, classes: int) -> Network:
-    """Change the heads' last convolutions to another number of classes."""
+    """Change the number of classes that the heads predict."""
     layers = list(network.layers)
     for number in network.predictors():
         conv, yolo = layers[number], layers[number + 1]
@@ -72,12 +72,13 @@ def with_activation(network: Network, activation: Activation) -> Network:
 
 
 def with_anchors(network: Network, anchors: Anchors, per_head: int | None = None) -> Network:
-    """Replace the anchors, in pixels of the input.
+    """Replace the anchors.
 
     Args:
         network: a network with ``[yolo]`` heads.
         anchors: (width, height) in pixels of the input.
-        per_head: number of anchors per head, with the first anchors on the finest map; None keeps the masks.
+        per_head: number of anchors per head, where the finest head gets the first anchors; None keeps the
+            published masks.
     """
     shapes = network.shapes()
     by_stride = sorted(_heads(network), key=lambda number: shapes[number].stride or 0)
@@ -96,13 +97,13 @@ def with_scale_xy(network: Network, scale: float) -> Network:
 
 
 def with_involution(network: Network, size: int, *, replaces: bool = False) -> Network:
-    """Insert an involution before each head's 3×3 convolution, or before its prediction if it has none.
+    """Insert an involution before each head.
 
     Args:
         network: the network to copy.
-        size: side of the kernels in pixels.
-        replaces: whether other layers that read the head's map, such as the next down-sampling, read the
-            involution's output instead.
+        size: side length of the kernels in pixels.
+        replaces: whether other layers that read the head's input, such as the next down-sampling, read the
+            output of the involution instead.
     """
     involutions: dict[int, tuple[Layer, str]] = {
         _entrance(network, n): (Involution(size), "involution") for n in _heads(network)
@@ -111,7 +112,7 @@ def with_involution(network: Network, size: int, *, replaces: bool = False) -> N
 
 
 def with_dropout(network: Network, probability: float) -> Network:
-    """Insert dropout of entire channels before the last convolutions of each head."""
+    """Insert dropout of entire channels before the last convolution of each head."""
     network = _each(
         network, lambda layer: replace(layer, dropout=probability) if isinstance(layer, AnchorFree) else layer
     )
@@ -119,7 +120,7 @@ def with_dropout(network: Network, probability: float) -> Network:
 
 
 def with_anchor_free_heads(network: Network, bins: int) -> Network:
-    """Replace the heads, and the 3×3 convolutions that feed only them, with anchor-free heads."""
+    """Replace the heads, and the 3×3 convolutions that only they read, with anchor-free heads."""
     dropped: set[int] = set()
     renamed: dict[int, tuple[Layer, str]] = {}
     for number in _heads(network):
@@ -131,7 +132,7 @@ def with_anchor_free_heads(network: Network, bins: int) -> Network:
         renamed[number] = (AnchorFree(bins), f"{network.names[number]}-free")
     left = [number for number in range(len(network.layers)) if number not in dropped]
     index = {number: new for new, number in enumerate(left)}
-    # A head's output is its input, so `[route] layers = -4` means the layer before the head.
+    # The output of a head is its input, so layers that read a head read the layer before it.
     layers = tuple(
         renamed[number][0] if number in renamed else _moved(network.layers[number], index) for number in left
     )
@@ -144,7 +145,7 @@ def _heads(network: Network) -> list[int]:
 
 
 def _entrance(network: Network, head: int) -> int:
-    """Return the first layer that only a head uses: its 3×3 convolution, or else its prediction."""
+    """Return the number of a head's first layer: its 3×3 convolution, or its prediction if it has none."""
     before = network.layers[head - 2]
     leads = isinstance(before, Conv) and before.size == 3 and before.stride == 1
     return head - 2 if leads else head - 1
@@ -155,7 +156,7 @@ def _each(network: Network, change: Callable[[Layer], Layer]) -> Network:
 
 
 def _insert(network: Network, before: dict[int, tuple[Layer, str]], *, replaces: bool = False) -> Network:
-    """Insert layers before others, which then read them; ``replaces`` redirects later readers as well."""
+    """Insert named layers before others, which then read them, as do later layers if ``replaces``."""
     layers: list[Layer] = []
     names: list[str] = []
     index = {IMAGE: IMAGE}
@@ -174,7 +175,6 @@ def _insert(network: Network, before: dict[int, tuple[Layer, str]], *, replaces:
 
 
 def _moved(layer: Layer, index: Mapping[int, int]) -> Layer:
-    """Renumber the inputs of a layer."""
     if isinstance(layer, Route | Shortcut):
         return replace(layer, layers=tuple(index[number] for number in layer.layers))
     if isinstance(layer, Multiply):

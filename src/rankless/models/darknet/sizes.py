@@ -1,4 +1,4 @@
-"""Estimate a network's size from its layers, before any tensor is allocated."""
+"""Compute the size of a network from its description, without allocating tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _FLOAT = 4  # bytes
 
 
 def parameters(network: Network) -> int:
-    """Count the values in convolutions and their norms, which are nearly all values in a network."""
+    """Count the values in the convolutions and their norms, which are nearly all values of a network."""
     shapes, count = network.shapes(), 0
     for number, layer in enumerate(network.layers):
         if isinstance(layer, Conv):
@@ -23,7 +23,7 @@ def outputs(network: Network, size: tuple[int, int]) -> list[int]:
     """Count the output values of each convolution for one image.
 
     Args:
-        network: the network's layers.
+        network: description of the network.
         size: (height, width) of the image in pixels.
     """
     counts = []
@@ -35,10 +35,10 @@ def outputs(network: Network, size: tuple[int, int]) -> list[int]:
 
 
 def refuse_giant(network: Network) -> None:
-    """Check that the weights fit into the machine's memory."""
+    """Raise an error if the weights do not fit into the machine's memory."""
     count = parameters(network)
     memory.ensure(
         count * _FLOAT,
         f"a network of {count:,} parameters",
-        "give a smaller model.width, or fewer filters or classes",
+        "use a smaller model.width, or fewer filters or classes",
     )

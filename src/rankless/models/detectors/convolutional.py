@@ -18,7 +18,6 @@ from rankless.models.heads.anchor_free import loss as anchor_free
 from rankless.models.heads.anchor_free.layers import AnchorFreeHeadLayers
 from rankless.models.heads.yolo import loss as yolo
 from rankless.models.layers import (
-    BATCH_NORM_MOMENTUM,
     Activation,
     ConvBlock,
     Involution,
@@ -30,15 +29,15 @@ from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch, LossSum
 
 # An untrained head predicts few objects (Lin et al., 2017, RetinaNet), so the first steps are not spent on
-# unlearning thousands of false positives; all classes are equally likely.
+# unlearning thousands of false positives. All classes are equally likely.
 OBJECTNESS_PRIOR = 0.01
 
 Criterion = Callable[[Any, Any, DetectionBatch], LossSum]
-"""A function that computes the loss from the raw outputs, the heads and the batch."""
+"""A loss function of the raw outputs, the heads and the batch."""
 
 
 def criterion_of(network: net.Network, options: loss_kinds.LossKeys) -> Criterion:
-    """Return the loss of the network's heads with the recipe's options."""
+    """Return the loss function of a network, given the recipe's loss options."""
     if isinstance(options, loss_kinds.AutoLoss):
         options = loss_kinds.Loss(name=network.loss)
     if network.loss == "anchor-free":
@@ -47,27 +46,27 @@ def criterion_of(network: net.Network, options: loss_kinds.LossKeys) -> Criterio
 
 
 class Route(nn.Module):
-    """A concatenation of maps, or of one channel group from each map."""
+    """Concatenation of feature maps, or of one channel group from each map."""
 
     def __init__(self, groups: int, group: int) -> None:
         super().__init__()
         self.groups, self.group = groups, group
 
     def forward(self, *maps: Tensor) -> Tensor:
-        """Concatenate maps (B, C_i, H, W) to (B, sum of C_i / groups, H, W)."""
+        """Concatenate maps (B, Cᵢ, H, W) to (B, ΣCᵢ / groups, H, W)."""
         parts = [x.chunk(self.groups, 1)[self.group] for x in maps] if self.groups > 1 else list(maps)
         return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
 
 class Shortcut(nn.Module):
-    """A sum of maps; if their channel counts differ, only the common channels are added."""
+    """Addition of feature maps. If they differ in the number of channels, only common channels are added."""
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()
         self.activation = activate(activation)
 
     def forward(self, x: Tensor, *others: Tensor) -> Tensor:
-        """Add maps of the same resolution to ``x`` (B, C, H, W); the result is (B, C, H, W)."""
+        """Add maps of the same resolution to ``x`` (B, C, H, W), and return the activated sum."""
         for other in others:
             shared = min(x.shape[1], other.shape[1])
             if shared < x.shape[1]:
@@ -79,20 +78,20 @@ class Shortcut(nn.Module):
 
 
 class Multiply(nn.Module):
-    """The product of two maps; the second may have a single pixel."""
+    """Multiplication of two feature maps, of which the second may have a single pixel."""
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()
         self.activation = activate(activation)
 
     def forward(self, x: Tensor, factor: Tensor) -> Tensor:
-        """Multiply ``x`` (B, C, H, W) by ``factor`` (B, C, h, w); the result is (B, C, H, W)."""
+        """Multiply ``x`` (B, C, H, W) by ``factor`` (B, C, h, w), and return the activated product."""
         out: Tensor = self.activation(x * factor)
         return out
 
 
 class Upsample(nn.Module):
-    """Upsampling that repeats every pixel and multiplies the map by a constant."""
+    """Upsampling that repeats every pixel and multiplies the values by a constant."""
 
     def __init__(self, factor: int, scale: float) -> None:
         super().__init__()
@@ -113,15 +112,14 @@ class AveragePool(nn.Module):
 
 
 class DetectionModel(nn.Module):
-    """A :class:`~rankless.models.detectors.protocol.Detector` made of Darknet's layers.
+    """A :class:`~rankless.models.detectors.protocol.Detector` that consists of Darknet layers.
 
     Args:
-        network: the network to build.
-        criterion: the network's loss; by default the published one.
-        momentum: momentum of the batch norms' running statistics, as PyTorch defines it.
+        network: description of the network.
+        criterion: the loss function; by default, the published one.
 
     Attributes:
-        network: the network that was built.
+        network: description of the network.
         heads: descriptions of the outputs, in order.
         head_names: prefixes of the names of all parameters that depend on the number of classes.
     """
@@ -130,8 +128,6 @@ class DetectionModel(nn.Module):
         self,
         network: net.Network,
         criterion: Criterion | None = None,
-        *,
-        momentum: float = BATCH_NORM_MOMENTUM,
     ) -> None:
         super().__init__()
         if torch.get_default_device().type != "meta":
@@ -150,7 +146,7 @@ class DetectionModel(nn.Module):
             if number in named and isinstance(layer, net.Conv):
                 # Darknet's logistic before new_coords is part of the decoding, which expects logits here.
                 layer = replace(layer, activation="linear")
-            built = build_layer(layer, channels, network.classes, momentum)
+            built = build_layer(layer, channels, network.classes)
             if number in named and isinstance(built, ConvBlock):
                 _set_priors(built.conv, network.classes)
             if number in named:
@@ -161,15 +157,14 @@ class DetectionModel(nn.Module):
         self.head_names = tuple(heads)
 
     def head_layout(self, name: str) -> tuple[int, int]:
-        """Return the number of rows before the classes, and per class; see :class:`.protocol.Detector`."""
         return (0, 1) if name.split(".")[-2] == "classes" else (5, 1)  # else each anchor's box and objectness
 
     def backbone(self) -> list[nn.Module]:
-        """Return the layers of the backbone; a recipe may freeze them."""
+        """Return the layers of the backbone."""
         return list(self.layers.values())[: self.network.backbone]
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return boxes (B, P, 4) xyxy in pixels of the input and scores (B, P, C), head by head."""
+        """Return boxes (B, P, 4), xyxy in input pixels, and scores (B, P, C), in the order of the heads."""
         with without_layers():
             detections = [head.detections(one) for one, head in zip(raw, self.heads, strict=True)]
             boxes, scores = zip(*detections, strict=True)
@@ -189,11 +184,11 @@ class DetectionModel(nn.Module):
         """Compute the raw outputs of the heads.
 
         Args:
-            images: float in 0..1, (B, 3, H, W) with H and W multiples of the coarsest stride; channels_last
-                is faster.
+            images: float images in 0..1, (B, 3, H, W), with H and W multiples of the coarsest stride.
+                channels_last is faster.
 
         Returns:
-            One output per head: (B, A * (5 + C), H / stride, W / stride), or an anchor-free head's output.
+            One output per head, (B, channels, H / stride, W / stride).
         """
         maps: dict[int, Tensor] = {net.IMAGE: images}
         outputs = []
@@ -216,8 +211,8 @@ class DetectionModel(nn.Module):
         return outputs
 
 
-def build_layer(layer: net.Layer, channels: int, classes: int, momentum: float) -> nn.Module:
-    """Build one layer that reads ``channels`` channels."""
+def build_layer(layer: net.Layer, channels: int, classes: int) -> nn.Module:
+    """Build a layer from its description, for an input with the given number of channels."""
     if isinstance(layer, net.Conv):
         return ConvBlock(
             channels,
@@ -229,7 +224,6 @@ def build_layer(layer: net.Layer, channels: int, classes: int, momentum: float) 
             groups=layer.groups,
             dilation=layer.dilation,
             padding=layer.pixels,
-            momentum=momentum,
         )
     if isinstance(layer, net.MaxPool):
         return max_pool(layer.size, layer.stride, layer.padding)
@@ -246,7 +240,7 @@ def build_layer(layer: net.Layer, channels: int, classes: int, momentum: float) 
     if isinstance(layer, net.Dropout):
         return nn.Dropout2d(layer.probability) if layer.whole else nn.Dropout(layer.probability)
     if isinstance(layer, net.Involution):
-        return Involution(channels, layer.size, momentum)
+        return Involution(channels, layer.size)
     if isinstance(layer, net.AnchorFree):
         return AnchorFreeHeadLayers(
             channels,
@@ -254,14 +248,13 @@ def build_layer(layer: net.Layer, channels: int, classes: int, momentum: float) 
             layer.bins,
             activation=layer.activation,
             dropout=layer.dropout,
-            momentum=momentum,
         )
     return nn.Identity()  # [yolo] only describes the previous layer
 
 
 @torch.no_grad()
 def _set_priors(predict: nn.Conv2d, classes: int) -> None:
-    """Initialize a head with small weights, and with biases that give the prior probabilities."""
+    """Initialize a head with small weights, and with biases that yield the prior probabilities."""
     nn.init.normal_(predict.weight, std=0.01)
     class_prior = 1 / max(classes, 2)
     bias = torch.zeros(predict.out_channels // (5 + classes), 5 + classes)

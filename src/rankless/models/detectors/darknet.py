@@ -1,12 +1,12 @@
-"""Build Darknet's detectors, by name or from a cfg file, with a recipe's options."""
+"""Build Darknet detectors by name or from a cfg file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
-from rankless.errors import UserError, counted
+from rankless.errors import UserError, counted, one_of
 from rankless.models.darknet import sizes
 from rankless.models.darknet.architectures import scaled_yolov4, yolov3, yolov3_tiny, yolov4, yolov4_tiny
 from rankless.models.darknet.cfg import read_cfg
@@ -23,7 +23,7 @@ from rankless.models.darknet.reshape import (
     with_width,
 )
 from rankless.models.detectors.convolutional import Criterion, DetectionModel, criterion_of
-from rankless.models.detectors.protocol import Exports, Published
+from rankless.models.detectors.protocol import DetectorSpec, Published
 from rankless.models.heads.yolo.codec import YoloHead
 from rankless.recipe import loss_kinds, model_kinds
 
@@ -33,7 +33,7 @@ class DarknetModel(Published):
     """A Darknet network that is available by name.
 
     Attributes:
-        network: function that builds the network's description, for COCO's 80 classes.
+        network: function that returns the description of the network, for the 80 classes of COCO.
         anchor_free: whether anchor-free heads replace the published heads.
     """
 
@@ -68,26 +68,19 @@ MODELS: dict[str, DarknetModel] = {
 }
 
 
-@dataclass(frozen=True)
-class DarknetSpec:
-    """A :class:`.protocol.DetectorSpec` for a Darknet network with a recipe's options."""
+@dataclass(frozen=True, kw_only=True)
+class DarknetSpec(DetectorSpec):
+    """A specification of a Darknet network."""
 
-    model: model_kinds.ModelKeys
     criterion: Criterion
-    size: tuple[int, int]
-    anchors: tuple[tuple[float, float], ...]
-    exports: Exports = field(default_factory=Exports)
 
     def build(self, classes: int) -> DetectionModel:
-        """Return a freshly initialized detector on the CPU."""
         return DetectionModel(network(self.model, classes), self.criterion)
 
     def activations(self, size: tuple[int, int]) -> list[int]:
-        """Count the output values of each convolution for one image of (height, width) pixels."""
         return sizes.outputs(network(self.model, classes=1), size)
 
     def self_contained(self) -> model_kinds.ModelKeys:
-        """Return the recipe's ``model`` with the text of the cfg file in place of its path."""
         model = self.model
         if not isinstance(model, model_kinds.YoloModel) or not model.cfg or "\n" in model.cfg:
             return model
@@ -96,23 +89,29 @@ class DarknetSpec:
 
 
 def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> DarknetSpec:
-    """Return the network and the loss that a recipe asks for."""
-    # Size, anchors and loss do not depend on the number of classes, which may not be known yet.
+    """Return the specification of a recipe's detector."""
+    # Size, anchors and loss do not depend on the number of classes, which may still be unknown.
     made = network(model, classes=1)
-    return DarknetSpec(model, criterion_of(made, loss), made.size, made.anchors)
+    criterion = criterion_of(made, loss)
+    return DarknetSpec(model=model, criterion=criterion, size=made.size, anchors=made.anchors)
 
 
 def network(model: model_kinds.ModelKeys, classes: int) -> Network:
-    """Build the network's description.
+    """Return the description of a recipe's network.
 
     Args:
-        model: the recipe's ``model``; its ``anchors`` are resolved: ``default`` or pairs.
+        model: the recipe's ``model``. As long as ``anchors`` is ``kmeans``, the anchors are placeholders.
         classes: number of classes.
+
+    Raises:
+        UserError: the network is unknown, or an option does not fit it.
     """
     cfg = model.cfg if isinstance(model, model_kinds.YoloModel) else ""
     named = MODELS.get(model.name)
     if not isinstance(model, model_kinds.YoloModel | model_kinds.AnchorFreeModel) or not (cfg or named):
-        raise UserError(f"'model.name' is '{model.name}', which is not one of Darknet's networks")
+        raise UserError(
+            f"'model.name' is '{model.name}', which is not a Darknet network; expected {one_of(MODELS)}"
+        )
     made = named.network() if named and not cfg else read_cfg(cfg).network
     made = with_classes(with_width(made, model.width), classes)
     if isinstance(model, model_kinds.YoloModel):
@@ -130,7 +129,6 @@ def network(model: model_kinds.ModelKeys, classes: int) -> Network:
 
 
 def _with_anchors(made: Network, model: model_kinds.YoloModel) -> Network:
-    """Replace the anchors with the recipe's; an unresolved ``kmeans`` gives anchors of 1 × 1 pixel."""
     heads = len(made.predictors())
     per_head = None if model.num_anchors == "auto" else model.num_anchors
     wanted = per_head * heads if per_head else len(made.anchors)
@@ -149,7 +147,7 @@ def _with_anchors(made: Network, model: model_kinds.YoloModel) -> Network:
         return made
     if len(model.anchors) != wanted:
         each, left = divmod(len(model.anchors), heads)
-        hint = "" if per_head or left else f"; for {each} per head add model.num_anchors={each}"
+        hint = "" if per_head or left else f"; for {each} per head, add model.num_anchors={each}"
         raise UserError(
             f"'model.anchors' has {counted(len(model.anchors), 'pair')}; expected {wanted} for the "
             f"{counted(heads, 'head')} of {name}{hint}"

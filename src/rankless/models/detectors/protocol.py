@@ -1,21 +1,22 @@
-"""The interface of detectors, which the task ``detect`` and the zoo use.
+"""The interface of detectors.
 
-A new kind of detector needs a module that builds detectors with these methods, and one line in the zoo.
+A new family of detectors needs a module that implements this interface, and one line in the zoo.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from rankless.models.work import convolution_outputs
 from rankless.recipe import model_kinds
 from rankless.structures import DetectionBatch, LossSum
 
 CANDIDATES = 3000
-"""Number of best candidates per image that reach NMS; the cost of NMS grows with its square."""
+"""Maximum number of candidates per image that are passed to NMS, whose cost grows with the square of it."""
 
 
 class Detector(Protocol):
@@ -28,39 +29,41 @@ class Detector(Protocol):
     head_names: tuple[str, ...]
 
     def head_layout(self, name: str) -> tuple[int, ...]:
-        """Return the layout of the first dimension of the head's parameters.
+        """Return the layout of the rows (the first dimension) of the head parameter with the given name.
 
-        The dimension consists of one or more equal groups, such as one per anchor.
+        The rows form one or more groups with the same layout, such as one per anchor.
 
         Returns:
-            For a group: the number of rows before the classes, the number of rows per class, and, if there
-            are any, the number of rows after the classes.
+            The number of rows before the classes, the number of rows per class and, optionally, the number of
+            rows after the classes, all for one group.
         """
 
     def __call__(self, images: Tensor) -> Any:
         """Compute the raw outputs, which only ``decode`` and ``loss`` understand.
 
         Args:
-            images: float in 0..1, (B, 3, H, W), H and W multiples of 32; channels_last is faster.
+            images: float images in 0..1, (B, 3, H, W), with H and W multiples of 32. channels_last is faster.
         """
         ...
 
     def decode(self, raw: Any) -> tuple[Tensor, Tensor]:
-        """Return boxes (B, P, 4) xyxy in pixels of the input, not clipped, and scores in 0..1 (B, P, C).
+        """Return boxes (B, P, 4), xyxy in input pixels, not clipped, and scores (B, P, C) in 0..1.
 
-        Candidates beyond the ``CANDIDATES`` best of their image may be left out.
+        Only the best ``CANDIDATES`` candidates of each image are required.
         """
         ...
 
     def loss(self, raw: Any, batch: DetectionBatch) -> LossSum:
         """Compute the loss of one micro-batch as a sum and a count, both scalars.
 
-        The images of ``batch`` are not read.
+        Args:
+            raw: the raw outputs.
+            batch: the targets; its images are not read.
         """
         ...
 
     def backbone(self) -> Sequence[nn.Module]:
-        """Return the modules of the backbone; a recipe may freeze them."""
+        """Return the modules of the backbone, which a recipe may freeze."""
         ...
 
 
@@ -69,44 +72,42 @@ class Exports:
     """The capabilities of a detector's exported file.
 
     Attributes:
-        any_shape: whether the file accepts any number of images of any size; otherwise its anchors are
-            computed for one shape.
-        problem: the reason why PyTorch cannot trace the detector; empty if it can.
+        any_shape: whether the file accepts any number of images of any size; otherwise, it is exported for
+            one input shape.
+        problem: reason why PyTorch cannot trace the detector; empty if it can.
     """
 
     any_shape: bool = True
     problem: str = ""
 
 
-class DetectorSpec(Protocol):
-    """A detector with the validated options of a recipe, before it is built.
+@dataclass(frozen=True, kw_only=True)
+class DetectorSpec:
+    """The specification of a detector: its network with the options of a recipe.
 
     Attributes:
+        model: the recipe's ``model``.
         size: published (height, width) of the input in pixels.
-        anchors: (width, height) in pixels of the anchors that a recipe may replace; empty if there are none.
+        anchors: anchors that a recipe may replace, (width, height) in pixels; empty if there are none.
         exports: capabilities of the detector's exported file.
     """
 
-    @property
-    def size(self) -> tuple[int, int]: ...
-
-    @property
-    def exports(self) -> Exports: ...
-
-    @property
-    def anchors(self) -> tuple[tuple[float, float], ...]: ...
+    model: model_kinds.ModelKeys
+    size: tuple[int, int]
+    anchors: tuple[tuple[float, float], ...] = ()
+    exports: Exports = field(default_factory=Exports)
 
     def build(self, classes: int) -> nn.Module:
-        """Return a :class:`Detector` on the CPU, initialized from torch's global generator."""
-        ...
+        """Return a :class:`Detector` on the CPU, initialized with torch's global generator."""
+        raise NotImplementedError
 
     def activations(self, size: tuple[int, int]) -> list[int]:
         """Count the output values of each convolution for one image of (height, width) pixels."""
-        ...
+        return convolution_outputs(lambda: self.build(1), size)
 
     def self_contained(self) -> model_kinds.ModelKeys:
-        """Return the recipe's ``model`` with the text of files in place of their paths."""
-        ...
+        """Return the recipe's ``model``, in which the content of files replaces their paths."""
+        return self.model
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Published:
     """A published detector that is available by name.
 
     Attributes:
-        source: the detector's paper and origin.
+        source: the paper or the origin of the detector.
         classes: number of classes that the detector was published for.
     """
 

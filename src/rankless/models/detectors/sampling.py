@@ -1,8 +1,9 @@
 """Bilinear sampling whose backward pass is deterministic on GPUs.
 
-The backward pass of ``torch.nn.functional.grid_sample`` adds with atomic operations on CUDA, in any order.
-Here ``index_select``, whose gradient has a deterministic kernel, reads the four pixels around each point. On
-a CPU, ``grid_sample`` is deterministic and about twice as fast (``benchmarks/sampling.py``).
+On CUDA, the backward pass of ``torch.nn.functional.grid_sample`` adds with atomic operations in arbitrary
+order. Instead, this module reads the four pixels around each point with ``index_select``, whose gradient has
+a deterministic kernel. On a CPU, ``grid_sample`` is deterministic and about twice as fast
+(``benchmarks/sampling.py``).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ def bilinear(maps: Tensor, points: Tensor) -> Tensor:
     """Sample maps bilinearly, as ``grid_sample`` does with zero padding and ``align_corners=False``.
 
     Args:
-        maps: the maps to sample, (N, C, H, W).
-        points: x and y, from -1 to 1 between the outer edges of the map, (N, P, Q, 2).
+        maps: feature maps, (N, C, H, W).
+        points: x and y of the points to sample, (N, P, Q, 2), where -1 and 1 are the edges of the map.
 
     Returns:
         The samples, (N, C, P, Q).
@@ -43,13 +44,13 @@ def bilinear(maps: Tensor, points: Tensor) -> Tensor:
 
 
 class DeterministicSampling(TorchFunctionMode):
-    """A context manager that replaces ``grid_sample`` with :func:`bilinear` in this thread."""
+    """A context manager that replaces ``grid_sample`` with :func:`bilinear` in the current thread."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, or :func:`bilinear` instead of ``grid_sample``."""
         options = kwargs or {}
         is_bilinear = options == {"mode": "bilinear", "padding_mode": "zeros", "align_corners": False}
-        # PyTorch itself refuses the backward pass of other modes if it has to be deterministic.
+        # In deterministic mode, PyTorch itself refuses the backward pass of other sampling modes.
         if func is F.grid_sample and is_bilinear:
             return bilinear(*args)
         return func(*args, **options)

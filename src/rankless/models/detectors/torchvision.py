@@ -1,4 +1,4 @@
-"""Build torchvision's detectors by name, freshly initialized; nothing is downloaded.
+"""Build torchvision detectors by name.
 
 :mod:`rankless.models.detectors.torchvision_modules` describes how they differ from the originals.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankless.models.detectors.protocol import Exports, Published
+from rankless.models.detectors.protocol import DetectorSpec, Exports, Published
 from rankless.models.detectors.torchvision_modules import (
     FCOS,
     SSD,
@@ -20,14 +20,13 @@ from rankless.models.detectors.torchvision_modules import (
     RetinaNet,
     TorchvisionDetector,
 )
-from rankless.models.work import convolution_outputs
 from rankless.recipe import loss_kinds, model_kinds
 
 _PREFIX = "torchvision/"
 
 
 def _built(name: str, classes: int, **options: Any) -> nn.Module:
-    """Return torchvision's network; ``classes`` includes the background if torchvision counts it."""
+    """Build a detector without downloading weights; ``classes`` includes the background if there is one."""
     from torchvision.models import detection  # importing it takes as long as importing torch
 
     network: nn.Module = getattr(detection, name)(
@@ -45,12 +44,12 @@ def _fcos(classes: int) -> TorchvisionDetector:
     from torchvision.models.detection.fcos import FCOSHead
 
     class CountingHead(FCOSHead):  # type: ignore[misc]  # torchvision has no types
-        """A head that also returns the number of positives, by which its loss is divided."""
+        """A head that also returns the number of positives, by which it divides its loss."""
 
         def compute_loss(
             self, targets: Any, head_outputs: Any, anchors: Any, matched_idxs: list[Tensor]
         ) -> dict[str, Tensor]:
-            """Return loss terms and the number of positives, all scalars, given each image's matches (A,)."""
+            """Return the loss terms and the number of positives, all scalars."""
             means = super().compute_loss(targets, head_outputs, anchors, matched_idxs)
             return {**means, "positives": (torch.stack(matched_idxs) >= 0).sum()}
 
@@ -75,9 +74,9 @@ class TorchvisionModel(Published):
 
     Attributes:
         make: function that builds the detector for a number of classes.
-        size: (height, width) of the input in pixels; for the larger models, the shorter side of torchvision's
-            input.
-        untraceable: the reason why PyTorch cannot export the detector; empty if it can.
+        size: published (height, width) of the input in pixels. The default is the shorter side that
+            torchvision resizes images to.
+        untraceable: reason why PyTorch cannot export the detector; empty if it can.
     """
 
     make: Callable[[int], TorchvisionDetector]
@@ -85,7 +84,8 @@ class TorchvisionModel(Published):
     untraceable: str = ""
 
 
-# COCO has 80 classes numbered 1 to 90; torchvision counts the gaps, and with sigmoids also the background.
+# COCO numbers its 80 classes from 1 to 90. torchvision counts the gaps and, with sigmoids, the background
+# too.
 MODELS: dict[str, TorchvisionModel] = {
     _PREFIX + "retinanet_resnet50_fpn_v2": TorchvisionModel(
         "Lin et al. 2017, torchvision", 91, make=_retinanet
@@ -103,40 +103,16 @@ MODELS: dict[str, TorchvisionModel] = {
 }
 
 
-@dataclass(frozen=True)
-class TorchvisionSpec:
-    """A :class:`.protocol.DetectorSpec` for a torchvision detector with a recipe's options."""
-
-    model: model_kinds.ModelKeys
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """The published (height, width) of the input in pixels."""
-        return MODELS[self.model.name].size
-
-    @property
-    def anchors(self) -> tuple[tuple[float, float], ...]:
-        """An empty tuple, because torchvision's anchors have fixed sizes and aspect ratios."""
-        return ()
-
-    @property
-    def exports(self) -> Exports:
-        """The capabilities of an exported file, whose anchors are computed for a single input shape."""
-        return Exports(any_shape=False, problem=MODELS[self.model.name].untraceable)
+class TorchvisionSpec(DetectorSpec):
+    """A specification of a torchvision detector, which includes its loss."""
 
     def build(self, classes: int) -> TorchvisionDetector:
-        """Return a freshly initialized detector on the CPU."""
         return MODELS[self.model.name].make(classes)
-
-    def activations(self, size: tuple[int, int]) -> list[int]:
-        """Count the output values of each convolution for one image of (height, width) pixels."""
-        return convolution_outputs(lambda: self.build(1), size)
-
-    def self_contained(self) -> model_kinds.ModelKeys:
-        """Return the recipe's ``model`` unchanged, because it refers to no files."""
-        return self.model
 
 
 def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> TorchvisionSpec:
-    """Return the detector that a recipe asks for, which includes its loss."""
-    return TorchvisionSpec(model)
+    """Return the specification of a recipe's detector."""
+    published = MODELS[model.name]
+    # The anchors in an exported file are computed for one input shape.
+    exports = Exports(any_shape=False, problem=published.untraceable)
+    return TorchvisionSpec(model=model, size=published.size, exports=exports)

@@ -1,15 +1,15 @@
-"""Adapt torchvision's detectors to the interface of Rankless's detectors.
+"""Adapt torchvision detectors to the :class:`~rankless.models.detectors.protocol.Detector` interface.
 
-Their layers, anchors, matching and sampling are torchvision's. They differ from the originals as follows, so
-that they train like every other model:
+Layers, anchors, matching and sampling are torchvision's. The detectors differ from the originals as follows,
+so that they train like all other models:
 
-- The input is the letterboxed batch, normalized as torchvision does; it is not resized again.
+- The input is the letterboxed batch, normalized as in torchvision, and is not resized again.
 - A loss is a sum and a count. The losses of RetinaNet and Faster R-CNN are means within each image, summed
-  over the images; the losses of FCOS and SSDlite are sums divided by the global number of positives.
+  over the images. The losses of FCOS and SSDlite are sums, which are divided by the global number of
+  positives.
 - Norms are plain ``BatchNorm2d`` (torchvision freezes the norms of pretrained backbones), so that
-  ``batch_norm`` and ``model.freeze`` mean the same as elsewhere.
-- The samplers of Faster R-CNN draw from torch's global generator, which the engine seeds for every
-  micro-batch of every step.
+  ``batch_norm`` and ``model.freeze`` have the same meaning as for other models.
+- Faster R-CNN samples with torch's global generator, which the engine seeds for each micro-batch.
 
 State dicts have torchvision's names.
 """
@@ -27,18 +27,18 @@ from rankless.models.detectors.protocol import CANDIDATES
 from rankless.models.heads.truths import Truths
 from rankless.structures import DetectionBatch, LossSum
 
-# Proposals per image in Faster R-CNN. The meta device computes nothing, so all of them are assumed there.
+# Maximum number of proposals per image in Faster R-CNN, which is assumed on the meta device.
 _PROPOSALS = 1000
-_POOLED = 7  # pixels of a pooled proposal, each side
+_POOLED = 7  # side length of a pooled proposal in pixels
 
 
 class Dense(NamedTuple):
-    """A head's outputs for every anchor.
+    """The outputs of a one-stage detector.
 
     Attributes:
-        outputs: tensors (B, A, …) by name, in float32.
+        outputs: values for each anchor, (B, A, …), by name, in float32.
         anchors: xyxy in pixels, (A, 4).
-        cells: number of cells of each map.
+        cells: number of cells in each feature map.
     """
 
     outputs: dict[str, Tensor]
@@ -47,14 +47,14 @@ class Dense(NamedTuple):
 
 
 class Proposed(NamedTuple):
-    """The outputs of Faster R-CNN's first stage, which the second stage reads.
+    """The outputs of the first stage of Faster R-CNN, which the second stage reads.
 
     Attributes:
         features: feature maps by name, (B, 256, h, w).
         objectness: logits, (B, A).
         deltas: encoded boxes relative to the anchors, (B, A, 4).
         anchors: xyxy in pixels, (A, 4).
-        levels: number of anchors of each map.
+        levels: number of anchors in each feature map.
         size: (height, width) of the input in pixels.
     """
 
@@ -70,9 +70,9 @@ class TorchvisionDetector(nn.Module):
     """A :class:`~rankless.models.detectors.protocol.Detector` that wraps a torchvision detector.
 
     Args:
-        network: torchvision's detector; its submodules become submodules of this module.
+        network: the torchvision detector, whose submodules become submodules of this module.
         head_names: see :class:`~rankless.models.detectors.protocol.Detector`.
-        background: whether the first class output stands for the background.
+        background: whether the first class output is the background.
     """
 
     network: Any
@@ -81,11 +81,10 @@ class TorchvisionDetector(nn.Module):
         super().__init__()
         for name, part in network.named_children():
             setattr(self, name, part)
-        self.__dict__["network"] = network  # not a submodule: the names in the state dict stay torchvision's
+        self.__dict__["network"] = network  # not a submodule, so the state dict keeps torchvision's names
         self.head_names, self.background = head_names, background
 
     def head_layout(self, name: str) -> tuple[int, int]:
-        """Return the number of rows before the classes, and per class; see :class:`.protocol.Detector`."""
         width = 4 if ".bbox_pred." in name else 1  # Faster R-CNN has a box for each class
         return (width if self.background else 0), width
 
@@ -95,14 +94,13 @@ class TorchvisionDetector(nn.Module):
         return [extractor.body if hasattr(extractor, "body") else extractor.features]
 
     def _features(self, images: Tensor) -> dict[str, Tensor]:
-        """Normalize images (B, 3, H, W) in 0..1 as torchvision does; return the feature maps by name."""
+        """Normalize images (B, 3, H, W) in 0..1, and return the backbone's feature maps by name."""
         transform = self.network.transform
         mean, std = (_constant(numbers, images) for numbers in (transform.image_mean, transform.image_std))
         maps: dict[str, Tensor] = self.network.backbone((images - mean) / std)
         return maps
 
     def _anchors(self, generator: nn.Module, images: Tensor, maps: Mapping[str, Tensor]) -> Tensor:
-        """Return the anchors of all maps, xyxy in pixels, (A, 4)."""
         from torchvision.models.detection.image_list import ImageList
 
         like = [m.new_empty(m.shape, dtype=_wide(m[:0]).dtype) for m in maps.values()]
@@ -111,7 +109,7 @@ class TorchvisionDetector(nn.Module):
         return anchors[0]
 
     def _targets(self, batch: DetectionBatch, like: Tensor) -> list[dict[str, Tensor]]:
-        """Return each image's ground truth in torchvision's format, with box sides of at least 0.1 pixels."""
+        """Convert the ground truth to torchvision's format; box sides are at least 0.1 pixels."""
         truths = Truths.of(batch.boxes, batch.labels, batch.valid, like.dtype)
         return [
             {"boxes": boxes[valid], "labels": labels[valid] + self.background}
@@ -120,17 +118,17 @@ class TorchvisionDetector(nn.Module):
 
 
 class DenseDetector(TorchvisionDetector):
-    """A one-stage detector, which predicts scores and a box for every anchor."""
+    """A one-stage detector, which predicts scores and a box for each anchor."""
 
     def forward(self, images: Tensor) -> Dense:
-        """Compute the head's outputs for images (B, 3, H, W) in 0..1."""
+        """Compute the outputs of the head for images (B, 3, H, W) in 0..1."""
         maps = self._features(images)
         outputs = {name: _wide(one) for name, one in self.network.head(list(maps.values())).items()}
         anchors = self._anchors(self.network.anchor_generator, images, maps)
         return Dense(outputs, anchors, [m.shape[-2] * m.shape[-1] for m in maps.values()])
 
     def _matches(self, targets: list[dict[str, Tensor]], anchors: Tensor) -> list[Tensor]:
-        """Match anchors to ground-truth boxes by IoU; return box indices (A,), negative without a match."""
+        """Return the index of the ground-truth box that each anchor matches, (A,); negative for no match."""
         from torchvision.ops import box_iou
 
         unmatched = torch.full((len(anchors),), -1, dtype=torch.int64, device=anchors.device)
@@ -140,7 +138,6 @@ class DenseDetector(TorchvisionDetector):
         ]
 
     def _boxes(self, raw: Dense) -> Tensor:
-        """Return the predicted boxes, xyxy in pixels, (B, A, 4)."""
         deltas = raw.outputs["bbox_regression"]
         anchors = raw.anchors.expand(len(deltas), -1, -1)
         decoded: Tensor = self.network.box_coder.decode_single(deltas.flatten(0, 1), anchors.flatten(0, 1))
@@ -148,14 +145,17 @@ class DenseDetector(TorchvisionDetector):
 
 
 class RetinaNet(DenseDetector):
-    """RetinaNet (Lin et al., 2017), trained with focal loss and GIoU, divided by each image's positives."""
+    """RetinaNet (Lin et al., 2017), trained with focal loss and GIoU."""
 
     def decode(self, raw: Dense) -> tuple[Tensor, Tensor]:
-        """Return boxes (B, A, 4) xyxy in pixels of the input and scores (B, A, C)."""
+        """Return boxes (B, A, 4), xyxy in input pixels, and scores (B, A, C)."""
         return self._boxes(raw), raw.outputs["cls_logits"].sigmoid()
 
     def loss(self, raw: Dense, batch: DetectionBatch) -> LossSum:
-        """Compute the loss, summed over the images, and the number of images, both scalars."""
+        """Compute the loss, summed over the images, and the number of images, both scalars.
+
+        An image's loss is a mean over its positives.
+        """
         targets = self._targets(batch, raw.anchors)
         anchors = [raw.anchors] * len(targets)
         means = self.network.head.compute_loss(
@@ -165,10 +165,13 @@ class RetinaNet(DenseDetector):
 
 
 class FCOS(DenseDetector):
-    """FCOS (Tian et al., 2019), trained with focal loss, GIoU and center-ness, divided by all positives."""
+    """FCOS (Tian et al., 2019), trained with focal loss, GIoU and center-ness."""
 
     def decode(self, raw: Dense) -> tuple[Tensor, Tensor]:
-        """Return boxes (B, A, 4) and scores (B, A, C), the root of class probability times center-ness."""
+        """Return boxes (B, A, 4), xyxy in input pixels, and scores (B, A, C).
+
+        A score is the square root of class probability times center-ness.
+        """
         boxes = self.network.box_coder.decode(raw.outputs["bbox_regression"], raw.anchors)
         centerness = raw.outputs["bbox_ctrness"].sigmoid()
         return boxes, (raw.outputs["cls_logits"].sigmoid() * centerness).sqrt()
@@ -177,7 +180,7 @@ class FCOS(DenseDetector):
         """Compute the loss, summed over the positives, and the number of positives, both scalars."""
         targets = self._targets(batch, raw.anchors)
         anchors = [raw.anchors] * len(targets)
-        # FCOS has one anchor in each cell.
+        # FCOS has one anchor per cell.
         means = self.network.compute_loss(targets, raw.outputs, anchors, raw.cells)
         return _sum(means, means.pop("positives"))
 
@@ -186,7 +189,7 @@ class SSD(DenseDetector):
     """SSD (Liu et al., 2016), trained with cross-entropy (three negatives per positive) and smooth L1."""
 
     def decode(self, raw: Dense) -> tuple[Tensor, Tensor]:
-        """Return boxes (B, A, 4) xyxy in pixels of the input and scores (B, A, C)."""
+        """Return boxes (B, A, 4), xyxy in input pixels, and scores (B, A, C)."""
         return self._boxes(raw), raw.outputs["cls_logits"].softmax(-1)[..., 1:]
 
     def loss(self, raw: Dense, batch: DetectionBatch) -> LossSum:
@@ -198,10 +201,7 @@ class SSD(DenseDetector):
 
 
 class FasterRCNN(TorchvisionDetector):
-    """Faster R-CNN (Ren et al., 2015): one stage proposes boxes, and another classifies and refines them.
-
-    The loss of each stage is divided by the number of anchors or proposals sampled in an image.
-    """
+    """Faster R-CNN (Ren et al., 2015), which proposes boxes, then classifies and refines them."""
 
     def forward(self, images: Tensor) -> Proposed:
         """Compute the outputs of the first stage for images (B, 3, H, W) in 0..1."""
@@ -223,7 +223,12 @@ class FasterRCNN(TorchvisionDetector):
         )
 
     def decode(self, raw: Proposed) -> tuple[Tensor, Tensor]:
-        """Return boxes (B, P, 4) and scores (B, P, C) of the ``CANDIDATES`` best pairs of box and class."""
+        """Return the ``CANDIDATES`` best pairs of box and class in each image.
+
+        Returns:
+            Boxes (B, CANDIDATES, 4), xyxy in input pixels, and scores (B, CANDIDATES, C), where each box has
+            the score of a single class.
+        """
         proposals = self._proposals(raw)
         counts = [len(one) for one in proposals]
         logits, deltas = self._second_stage(raw, proposals)
@@ -234,7 +239,10 @@ class FasterRCNN(TorchvisionDetector):
         return torch.stack([b for b, _ in best]), torch.stack([s for _, s in best])
 
     def loss(self, raw: Proposed, batch: DetectionBatch) -> LossSum:
-        """Compute the sum of the images' mean losses, and the number of images, both scalars."""
+        """Compute the loss, summed over the images, and the number of images, both scalars.
+
+        An image's loss is a mean over its sampled anchors (first stage) and proposals (second stage).
+        """
         from torchvision.models.detection.roi_heads import fastrcnn_loss
 
         rpn, targets = self.network.rpn, self._targets(batch, raw.anchors)
@@ -261,7 +269,7 @@ class FasterRCNN(TorchvisionDetector):
         return _sum(means, raw.anchors.new_tensor(float(len(targets))))
 
     def _proposals(self, raw: Proposed) -> list[Tensor]:
-        """Return each image's proposals, xyxy in pixels, (N, 4); without gradients."""
+        """Return each image's proposals (N, 4), xyxy in pixels, without gradients."""
         rpn, count = self.network.rpn, len(raw.objectness)
         boxes = rpn.box_coder.decode(raw.deltas.detach().flatten(0, 1), [raw.anchors] * count)
         if boxes.is_meta:
@@ -285,15 +293,7 @@ class FasterRCNN(TorchvisionDetector):
 
 
 def _best(boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ``CANDIDATES`` best pairs of box and class, padded with zeros.
-
-    Args:
-        boxes: one box per class, (N, C, 4).
-        scores: the boxes' scores, (N, C).
-
-    Returns:
-        Boxes (CANDIDATES, 4), and scores (CANDIDATES, C), each row with the score of one class.
-    """
+    """Return the ``CANDIDATES`` best of boxes (N, C, 4) and scores (N, C), padded with zeros."""
     flat = scores.flatten()
     order = flat.sort(descending=True, stable=True).indices[:CANDIDATES]
     rows, missing = flat.new_zeros(len(order), scores.shape[1]), (0, 0, 0, CANDIDATES - len(order))
@@ -302,7 +302,7 @@ def _best(boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sum(means: Mapping[str, Tensor], count: Tensor) -> LossSum:
-    """Multiply mean losses by ``count`` (at least 1), which undoes torchvision's division."""
+    """Multiply mean losses by ``count`` (at least 1), to undo torchvision's division."""
     parts = {name: mean * count.clamp(min=1) for name, mean in means.items()}
     return LossSum(
         sum=torch.stack(list(parts.values())).sum(),
@@ -316,6 +316,6 @@ def _wide(values: Tensor) -> Tensor:
 
 
 def _constant(numbers: Sequence[float], like: Tensor) -> Tensor:
-    """Copy one number per channel to the device, as (3, 1, 1), without waiting for it."""
+    """Return one value per channel, (3, 1, 1), with the dtype and device of ``like``."""
     values = torch.tensor(numbers, dtype=like.dtype).view(-1, 1, 1)
     return values.to(like.device, non_blocking=True)

@@ -1,22 +1,21 @@
-"""Adapt transformers' detectors to the interface of Rankless's detectors.
+"""Adapt transformers detectors to the :class:`~rankless.models.detectors.protocol.Detector` interface.
 
-Their layers, matching, denoising and losses are transformers'. They differ from the originals as follows, so
-that they train like every other model:
+Layers, matching, denoising and losses are those of transformers. The detectors differ from the originals as
+follows, so that they train like all other models:
 
-- The input is the placed image, 0..1 or normalized by ImageNet's mean and standard deviation. There is no
-  pixel mask, so the margin counts as part of the image.
-- A loss is a sum and a count. transformers divides by the number of boxes in a batch; here this is undone,
-  and the sum is divided once by the number of boxes in the global batch. The terms that transformers averages
-  over queries (DETR's cross-entropy, D-FINE's distillation) are therefore weighted by the number of boxes in
+- The input is the resized image, in 0..1 or normalized with ImageNet's mean and standard deviation. There is
+  no pixel mask, so the padding counts as part of the image.
+- A loss is a sum and a count. transformers divides by the number of boxes in the batch. This is undone here,
+  and the sum is divided once by the number of boxes in the global batch. Therefore, terms that transformers
+  averages over queries (DETR's cross-entropy, D-FINE's distillation) are weighted by the number of boxes in
   their micro-batch.
-- The loss is computed in float32, from outputs of any precision. The Hungarian matching runs on the CPU, in
+- The loss is computed in float32, from outputs of any precision. The Hungarian matching runs on the CPU in
   float64 (SciPy).
-- The denoising queries of RT-DETR and D-FINE need the ground truth, so in training the network runs in
-  ``loss``. Their noise comes from torch's global generator, which the engine seeds for each micro-batch of
-  each step.
+- The denoising queries of RT-DETR and D-FINE need the ground truth, so in training, the network runs in
+  ``loss``. Their noise comes from torch's global generator, which the engine seeds for each micro-batch.
 - On a GPU, deformable attention samples with :mod:`rankless.models.detectors.sampling`.
 
-State dicts have transformers' names.
+State dicts have the names that transformers uses.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rankless.errors import UserError
+from rankless.errors import UserError, one_of
 from rankless.extras import needed
-from rankless.models.detectors.protocol import Exports, Published
+from rankless.models.detectors.protocol import DetectorSpec, Exports, Published
 from rankless.models.detectors.sampling import DeterministicSampling
 from rankless.models.detectors.transformers_configs import CONFIGS
 from rankless.models.heads.truths import Truths
@@ -46,10 +45,10 @@ from rankless.recipe.transformers_config import KINDS, normalizes, read_config
 from rankless.structures import DetectionBatch, LossSum
 
 CUSTOM = "hf/config"
-"""The name of a detector with its own configuration."""
+"""The name of a detector that a configuration file describes."""
 OLDEST = (5, 18)
-"""The first version in which the main loss terms of RT-DETR and D-FINE do not count denoising queries (pull
-request 48528)."""
+"""The first version of transformers in which denoising queries do not count in the main loss terms of RT-DETR
+and D-FINE (pull request 48528)."""
 _HEADS = (
     "class_embed.",
     "class_labels_classifier.",
@@ -57,15 +56,15 @@ _HEADS = (
     "model.denoising_class_embed.",
     "model.enc_score_head.",
 )
-_PART = re.compile(r"loss_[a-z]+")  # the beginning of loss_vfl_aux_0 and loss_bbox_dn_1
+_PART = re.compile(r"loss_[a-z]+")  # matches the start of loss_vfl_aux_0 and loss_bbox_dn_1
 
 
 class Raw(NamedTuple):
-    """A network's outputs.
+    """The outputs of a transformers detector.
 
     Attributes:
         images: the normalized input, (B, 3, H, W).
-        outputs: transformers' outputs; None in training, because the network runs in ``loss``.
+        outputs: the network's outputs; None in training, because the network then runs in ``loss``.
     """
 
     images: Tensor
@@ -76,8 +75,8 @@ class TransformersDetector(nn.Module):
     """A :class:`~rankless.models.detectors.protocol.Detector` that wraps a transformers detector.
 
     Args:
-        network: the transformers detector; its submodules become submodules of this module.
-        normalize: whether the input is normalized by ImageNet's mean and standard deviation.
+        network: the transformers detector, whose submodules become submodules of this module.
+        normalize: whether to normalize the input with ImageNet's mean and standard deviation.
     """
 
     head_names = _HEADS
@@ -87,20 +86,19 @@ class TransformersDetector(nn.Module):
         super().__init__()
         for name, part in network.named_children():
             setattr(self, name, part)
-        self.__dict__["network"] = network  # not a submodule: the names in the state dict stay transformers'
+        self.__dict__["network"] = network  # not a submodule, so the state dict keeps transformers' names
         self.normalize = normalize
         self.has_background = network.config.model_type == "detr"  # softmax with a "no object" class
         self.published_loss = network.loss_function
         network.loss_function = _postponed
 
     def train(self, mode: bool = True) -> TransformersDetector:
-        """Set training or evaluation mode for this module and for the network."""
+        """Set training or evaluation mode for this module and the wrapped network."""
         super().train(mode)
         self.network.training = mode
         return self
 
     def head_layout(self, name: str) -> tuple[int, ...]:
-        """Return the rows before the classes, per class, and after them; see :class:`.protocol.Detector`."""
         is_one_more = "denoising_class_embed" in name or self.has_background
         return 0, 1, int(is_one_more)
 
@@ -109,10 +107,10 @@ class TransformersDetector(nn.Module):
         return [self.network.model.backbone]
 
     def forward(self, images: Tensor) -> Raw:
-        """Compute the outputs for images (B, 3, H, W) in 0..1; in training, only normalize the images.
+        """Compute the outputs for images (B, 3, H, W) in 0..1. In training, only normalize the images.
 
         Raises:
-            UserError: the images have fewer cells than the detector proposes.
+            UserError: the feature maps have fewer cells than the detector has queries.
         """
         self._check_size(*images.shape[-2:])
         if self.normalize:
@@ -131,11 +129,11 @@ class TransformersDetector(nn.Module):
             least = next(side for side in itertools.count(32, 32) if cells(side, side) >= config.num_queries)
             raise UserError(
                 f"the input of {height} × {width} pixels has {cells(height, width)} cells, but the detector "
-                f"chooses {config.num_queries} of them; give a larger model.image_size, such as {least}"
+                f"selects {config.num_queries}; use a larger model.image_size, such as {least}"
             )
 
     def _run(self, images: Tensor, targets: Sequence[Mapping[str, Tensor]]) -> Any:
-        """Run the network; the ``loss`` in its outputs holds the arguments of the loss function."""
+        """Run the network; the ``loss`` in its outputs contains the arguments of the loss function."""
         has_no_values = images.is_meta or torch.compiler.is_exporting()
         with (
             _unchecked() if has_no_values else nullcontext(),
@@ -144,7 +142,7 @@ class TransformersDetector(nn.Module):
             return self.network(pixel_values=images, labels=targets)
 
     def decode(self, raw: Raw) -> tuple[Tensor, Tensor]:
-        """Return boxes (B, Q, 4) xyxy in pixels of the input and scores (B, Q, C)."""
+        """Return boxes (B, Q, 4), xyxy in input pixels, and scores (B, Q, C)."""
         outputs = raw.outputs if raw.outputs is not None else self._run(raw.images, ())
         logits, boxes = _wide(outputs.logits), _wide(outputs.pred_boxes)
         height, width = raw.images.shape[-2:]
@@ -172,7 +170,9 @@ class TransformersDetector(nn.Module):
         divisor = count.clamp(min=1)
         total = mean * divisor
         if (embedding := getattr(self.network.model, "denoising_class_embed", None)) and self.training:
-            total = total + 0 * embedding.weight.sum()  # no denoising without objects: zero gradient
+            total = (
+                total + 0 * embedding.weight.sum()
+            )  # without objects, there is no denoising and no gradient
         sums = dict.fromkeys(self._parts(), total.new_zeros(()))
         for name, term in terms.items():
             if (part := _PART.match(name)) and part[0] in sums:
@@ -180,13 +180,13 @@ class TransformersDetector(nn.Module):
         return LossSum(total, count.float(), sums)
 
     def _parts(self) -> list[str]:
-        """Return the names of the loss terms; each is summed over all layers."""
+        """Return the names of the loss terms, each of which is summed over all layers."""
         focal = not normalizes(self.network.config.model_type)
         fine = ["loss_fgl", "loss_ddf"] if self.network.config.model_type == "d_fine" else []
         return ["loss_vfl" if focal else "loss_ce", "loss_bbox", "loss_giou", *fine]
 
     def _targets(self, images: Tensor, batch: DetectionBatch) -> list[dict[str, Tensor]]:
-        """Return each image's ground truth for transformers: centers and sizes as fractions of the input."""
+        """Convert the ground truth to centers and sizes as fractions of the input."""
         height, width = images.shape[-2:]
         truths = Truths.of(batch.boxes, batch.labels, batch.valid, _wide(images[:0]).dtype)
         boxes = torch.cat((truths.center, truths.size), -1)
@@ -198,13 +198,13 @@ class TransformersDetector(nn.Module):
 
 
 def _postponed(*given: Any, **named: Any) -> tuple[Any, None, None]:
-    """Return the arguments of the loss function instead of computing the loss."""
+    """Stand in for the loss function, and return its arguments for a later call."""
     return (given, named), None, None
 
 
 @contextmanager
 def _unchecked() -> Iterator[None]:
-    """Disable transformers' value checks within the block, as meta tensors and exports have no values."""
+    """Disable transformers' value checks, because meta tensors and exports have no values."""
     name, before = "TRANSFORMERS_DISABLE_TORCH_CHECK", os.environ.get("TRANSFORMERS_DISABLE_TORCH_CHECK")
     os.environ[name] = "1"
     try:
@@ -222,22 +222,31 @@ def _wide(value: Any) -> Any:
 
 
 def library(where: str) -> Any:
-    """Import transformers, and check its version; messages begin with ``where``."""
+    """Import transformers and check its version.
+
+    Raises:
+        UserError: transformers is missing or too old; the message starts with ``where``.
+    """
     transformers = needed("transformers", "transformers", where)
     if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < OLDEST:
         raise UserError(
-            f"{where}: transformers {transformers.__version__} is installed, whose losses of RT-DETR and "
-            f"D-FINE are wrong; expected at least {'.'.join(map(str, OLDEST))}; install it with: pip install "
-            "'rankless[transformers]'"
+            f"{where}: the installed transformers {transformers.__version__} computes wrong losses for "
+            f"RT-DETR and D-FINE; expected at least {'.'.join(map(str, OLDEST))}; run `pip install "
+            "'rankless[transformers]'`"
         )
     return transformers
 
 
 def classes_of(config: Mapping[str, Any], classes: int, where: str) -> tuple[Any, Any]:
-    """Return transformers' class of a detector, and its configuration for a number of classes.
+    """Return a detector's class in transformers, and its configuration object.
+
+    Args:
+        config: the content of ``config.json``.
+        classes: number of classes.
+        where: the option that refers to the configuration, for messages.
 
     Raises:
-        UserError: transformers refuses the configuration.
+        UserError: transformers does not accept the configuration.
     """
     transformers = library(where)
     keys = {**config, "num_labels": classes, "attn_implementation": "eager"}
@@ -250,33 +259,18 @@ def classes_of(config: Mapping[str, Any], classes: int, where: str) -> tuple[Any
 
 
 def _refused(where: str, error: Exception) -> UserError:
-    return UserError(f"{where}: transformers refuses the configuration: {' '.join(str(error).split())[:300]}")
+    reason = " ".join(str(error).split())[:300]
+    return UserError(f"{where}: transformers does not accept the configuration: {reason}")
 
 
-@dataclass(frozen=True)
-class TransformersSpec:
-    """A :class:`.protocol.DetectorSpec` for a transformers detector with a recipe's options."""
+@dataclass(frozen=True, kw_only=True)
+class TransformersSpec(DetectorSpec):
+    """A specification of a transformers detector, which includes its loss."""
 
     model: model_kinds.TransformersModel
     config: Mapping[str, Any]
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """The published (height, width) of the input in pixels; for DETR, both are the shorter side."""
-        return (800, 800) if normalizes(self.config["model_type"]) else (640, 640)
-
-    @property
-    def anchors(self) -> tuple[tuple[float, float], ...]:
-        """An empty tuple, because there are no anchors that a recipe could replace."""
-        return ()
-
-    @property
-    def exports(self) -> Exports:
-        """The capabilities of an exported file, in which positions are encoded for a single input shape."""
-        return Exports(any_shape=False)
-
     def build(self, classes: int) -> TransformersDetector:
-        """Return a freshly initialized detector on the CPU."""
         where = f"model.name={self.model.name}"
         kind, config = classes_of(self.config, classes, where)
         try:
@@ -288,23 +282,19 @@ class TransformersSpec:
         return TransformersDetector(network, normalize=normalize)
 
     def activations(self, size: tuple[int, int]) -> list[int]:
-        """Count the output values of each convolution for one image of (height, width) pixels.
-
-        For DETR, count only the backbone: its encoder depends on values, which the meta device does not have.
-        """
+        # DETR's encoder depends on values, which meta tensors do not have, so only its backbone is counted.
         if normalizes(self.config["model_type"]):
             return convolution_outputs(lambda: _Backbone(self.build(1)), size)
-        return convolution_outputs(lambda: self.build(1), size)
+        return super().activations(size)
 
     def self_contained(self) -> model_kinds.ModelKeys:
-        """Return the recipe's ``model`` with the configuration's text in place of its path."""
         if not self.model.config:
             return self.model
         return replace(self.model, config=json.dumps(self.config, separators=(",", ":")))
 
 
 class _Backbone(nn.Module):
-    """DETR's backbone, called with a pixel mask in which every pixel belongs to the image."""
+    """The backbone of DETR, called with a pixel mask that covers the whole image."""
 
     def __init__(self, detector: TransformersDetector) -> None:
         super().__init__()
@@ -316,17 +306,25 @@ class _Backbone(nn.Module):
 
 
 def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> TransformersSpec:
-    """Return the detector that a recipe asks for, which includes its loss."""
+    """Return the specification of a recipe's detector.
+
+    Raises:
+        UserError: the recipe does not describe a transformers detector.
+    """
     if not isinstance(model, model_kinds.TransformersModel):
-        raise UserError(f"'model.name' is '{model.name}', which is not a transformers detector")
-    if model.name != CUSTOM:
-        return TransformersSpec(model, CONFIGS[model.name])
-    if not model.config:
         raise UserError(
-            "model.name is 'hf/config', but model.config is empty; expected the config.json of a "
-            "transformers detector, its folder, or its text"
+            f"'model.name' is '{model.name}', which is not a transformers detector; expected {one_of(MODELS)}"
         )
-    return TransformersSpec(model, read_config(model.config))
+    if model.name == CUSTOM and not model.config:
+        raise UserError(
+            "model.name is 'hf/config', but model.config is empty; expected the path of a transformers "
+            "detector's config.json, its folder, or the text of the file"
+        )
+    config = read_config(model.config) if model.name == CUSTOM else CONFIGS[model.name]
+    side = 800 if normalizes(config["model_type"]) else 640  # for DETR, the published shorter side
+    # An exported file contains positions for one input shape.
+    exports = Exports(any_shape=False)
+    return TransformersSpec(model=model, config=config, size=(side, side), exports=exports)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,8 +332,8 @@ class TransformersModel(Published):
     """A transformers detector that is available by name.
 
     Attributes:
-        parameters, gflops: see :class:`rankless.models.listing.Listed`. They are stored here, so that models
-            can be listed without transformers.
+        parameters, gflops: see :class:`rankless.models.listing.Listed`. They are stored so that models can be
+            listed without transformers.
     """
 
     parameters: int

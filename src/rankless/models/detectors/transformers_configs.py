@@ -1,6 +1,6 @@
-"""The published configurations of transformers' detectors: only the keys that differ from its defaults.
+"""Published configurations of transformers detectors: only the keys that differ from the library's defaults.
 
-The numbers come from the checkpoints that PekingU (RT-DETR, RT-DETRv2) and ustc-community (D-FINE) published
+The values come from the checkpoints that PekingU (RT-DETR, RT-DETRv2) and ustc-community (D-FINE) published
 on the Hugging Face Hub.
 """
 
@@ -38,17 +38,7 @@ def _d_fine(
     first: int = 2,
     **keys: Any,
 ) -> dict[str, Any]:
-    """Return the configuration of a D-FINE with an HGNetV2 backbone.
-
-    Args:
-        stem: input and output channels of the second part of the stem.
-        middle, out: channels inside and after each of the four stages.
-        layers: number of convolutions in a block.
-        blocks: number of blocks in the third stage; the other stages have one.
-        affine: whether activations have a learned scale and offset.
-        first: number of the first stage that the encoder reads, from 1.
-        keys: the other keys of the configuration.
-    """
+    """Return a configuration of D-FINE with an HGNetV2 backbone that has the given channels and layers."""
     backbone = {
         "model_type": "hgnet_v2",
         "hidden_sizes": list(out),

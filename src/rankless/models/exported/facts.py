@@ -1,6 +1,6 @@
 """The metadata of an exported file, which ONNX and OpenVINO files contain as named text entries.
 
-Programs other than Rankless need only ``preprocessing``, ``class_names`` and ``outputs``.
+Other programs need only ``preprocessing``, ``class_names`` and ``outputs``.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ class Facts:
     """The metadata of an exported file.
 
     Attributes:
-        recipe: the weights' recipe, with the input's size and the file's precision, ``fp32`` or ``fp16``.
-        class_names: a name per class id.
-        size: (height, width) in pixels of the input that images are placed on.
+        recipe: the recipe of the weights, with the input size and the precision (``fp32`` or ``fp16``) of the
+            file.
+        class_names: one name per class id.
+        size: (height, width) of the input in pixels.
         nms: confidence threshold of the built-in NMS; None without NMS.
         digest: SHA-256 of the weights.
-        cropped: whether the center of an image is cropped (classifiers).
+        cropped: whether a classifier crops the center of images.
     """
 
     recipe: Recipe
@@ -50,7 +51,7 @@ class Facts:
 
     @property
     def outputs(self) -> Mapping[str, str]:
-        """A description of each output, by name."""
+        """Descriptions of the outputs by name."""
         return _OUTPUTS["nms" if self.nms is not None else self.recipe.task]
 
     def texts(self) -> dict[str, str]:
@@ -78,7 +79,7 @@ class Facts:
         return {"rankless": FORMAT, **texts}
 
     def _preprocessing(self) -> dict[str, Any]:
-        """Describe how an image becomes the input ``images``, float32 (images, 3, height, width)."""
+        """Describe how to convert an image to the input ``images``, float32 (images, 3, height, width)."""
         data = self.recipe.data
         height, width = self.size
         known: dict[str, Any] = {
@@ -99,22 +100,24 @@ class Facts:
 
 
 def read(texts: Mapping[str, str], source: str) -> Facts:
-    """Read the metadata from a file's text entries."""
+    """Read the metadata from the text entries of a file.
+
+    Raises:
+        UserError: the entries are missing, damaged, or from another version; the message starts with
+            ``source``.
+    """
     written = texts.get("rankless")
     if written is None:
         raise UserError(
-            f"{source}: does not describe its classes and preprocessing; expected a file that rankless "
-            "export wrote"
+            f"{source}: does not describe its classes and preprocessing; expected a file written by "
+            "`rankless export`"
         )
     if written != FORMAT:
         raise UserError(
-            f"{source}: is an export in format '{printable(written)}', but this version reads '{FORMAT}'; "
+            f"{source}: is an export in format '{printable(written)}'; this version reads only '{FORMAT}'; "
             "update Rankless"
         )
-    try:
-        recipe = from_json(texts.get("recipe", ""))
-    except UserError as error:
-        raise UserError([f"{source}: the recipe inside: {problem}" for problem in error.problems]) from None
+    recipe = from_json(texts.get("recipe", ""), f"{source}: the recipe inside")
     if recipe.task not in BUILT_IN_TASKS:
         raise UserError(
             f"{source}: its task is '{printable(recipe.task)}'; expected one of {', '.join(BUILT_IN_TASKS)}"
@@ -144,4 +147,4 @@ def _parsed(texts: Mapping[str, str], name: str, source: str) -> Any:
 
 
 def _damaged(source: str, name: str) -> UserError:
-    return UserError(f"{source}: its entry '{name}' is damaged; export the model again, or take another copy")
+    return UserError(f"{source}: its entry '{name}' is damaged; export the model again, or use another copy")

@@ -1,4 +1,4 @@
-"""Load exported files as trained models, and refuse files that contain code."""
+"""Load exported files as trained models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CODE = {".torchscript": "TorchScript", ".pt2": "a program of torch.export"}
 
 @dataclass(frozen=True)
 class Exported(Weights):
-    """An exported file that is used like a weights file; its ``state`` is empty.
+    """An exported file in place of a weights file. Its ``state`` is empty.
 
     Attributes:
         path: the file.
@@ -40,11 +40,11 @@ class Exported(Weights):
 
 
 def is_exported(path: Path) -> bool:
-    """Check whether a file has the extension of an export; raise an error if such files contain code."""
+    """Check whether a file has the extension of an export. Raises an error if such files contain code."""
     if path.suffix in _CODE:
         raise UserError(
-            f"{path}: is {_CODE[path.suffix]}, which is code, and Rankless never runs code from files; give "
-            "the weights file or the run it was exported from, or an ONNX or OpenVINO export, which are data"
+            f"{path}: is {_CODE[path.suffix]}, which is code, and Rankless never runs code from files; use "
+            "the weights file or the run it was exported from, or an ONNX or OpenVINO export"
         )
     return path.suffix in SESSIONS
 
@@ -62,11 +62,11 @@ def load(path: Path) -> Exported:
 
 
 def as_model(session: Session, source: str, *, task: str, classes: int, nms: bool) -> nn.Module:
-    """Return a model for a task that computes its outputs with a session.
+    """Return a model that computes its outputs with a session.
 
     Args:
         session: the session that runs the file.
-        source: the file, for messages.
+        source: path of the file, for messages.
         task: ``detect`` or ``classify``.
         classes: number of classes.
         nms: whether the file includes NMS.

@@ -21,15 +21,22 @@ class ExportedModel(nn.Module):
         self.session, self.source = session, source
 
     def outputs(self, images: Tensor) -> list[list[Tensor]]:
-        """Run the file on images (B, 3, H, W) in parts of the size it accepts; return each part's outputs."""
+        """Run the file on images (B, 3, H, W), split into batches that it accepts.
+
+        Returns:
+            The outputs for each batch.
+
+        Raises:
+            UserError: the file does not accept images of this size, or cannot be run.
+        """
         most, _, height, width = self.session.shape
         given = tuple(images.shape[-2:])
         wanted = (height or given[0], width or given[1])
         if given != wanted:
             raise UserError(
-                f"{self.source}: takes images of {wanted[1]} × {wanted[0]} pixels, not {given[1]} × "
-                f"{given[0]}; leave out keys that change the size (model.image_size, evaluate.rectangular, "
-                "evaluate.tta=full), or export it with --any-size"
+                f"{self.source}: expected images of {wanted[1]} × {wanted[0]} pixels, got {given[1]} × "
+                f"{given[0]}; remove keys that change the size (model.image_size, evaluate.rectangular, "
+                "evaluate.tta=full), or export the model again with --any-size"
             )
         array = images.detach().float().cpu().contiguous().numpy()
         return [
@@ -45,7 +52,7 @@ class ExportedModel(nn.Module):
             raise UserError(f"{self.source}: cannot be run ({reason}); export the model again") from error
 
     def _parts(self, images: np.ndarray[Any, Any], most: int) -> list[np.ndarray[Any, Any]]:
-        """Split a batch; if parts have a fixed size, fill the last one with copies of the last image."""
+        """Split images into batches of size ``most``, and fill the last one with copies of the last image."""
         missing = -len(images) % most
         whole = np.concatenate([images, np.repeat(images[-1:], missing, 0)]) if missing else images
         return [whole[first : first + most] for first in range(0, len(whole), most)]
@@ -75,7 +82,7 @@ class ExportedDetector(ExportedModel):
         return []
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute boxes (B, P, 4), xyxy in input pixels, and scores (B, P, C) for images (B, 3, H, W)."""
+        """Compute boxes (B, P, 4), xyxy in input pixels, and scores (B, P, C) of images (B, 3, H, W)."""
         parts, count = self.outputs(images), len(images)
         if not self.nms:
             boxes, scores = (torch.cat(one)[:count] for one in zip(*parts, strict=True))
@@ -87,11 +94,11 @@ class ExportedDetector(ExportedModel):
         return self._padded(rows[rows[:, 0] < count], count)
 
     def decode(self, raw: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the outputs of :meth:`forward` unchanged, because they are already decoded."""
+        """Return ``raw`` unchanged, because the file has already decoded it."""
         return raw
 
     def _padded(self, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Convert detections (N, 7) to padded candidates for each image; padding has a score of 0."""
+        """Convert detections (N, 7) to boxes and scores per image, padded with scores of 0."""
         numbers = rows[:, 0].long()
         found = numbers.bincount(minlength=count)
         most = max(int(found.max()), 1)
@@ -104,9 +111,9 @@ class ExportedDetector(ExportedModel):
 
 
 class ExportedClassifier(ExportedModel):
-    """An exported classifier that normalizes images itself; its logits are logarithms of probabilities."""
+    """An exported classifier, which normalizes images itself."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute logits (B, C) for images (B, 3, H, W) in 0..1."""
+        """Compute the logarithms of the probabilities (B, C) of images (B, 3, H, W) in 0..1."""
         probabilities = torch.cat([part[0] for part in self.outputs(images)])[: len(images)]
         return probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()

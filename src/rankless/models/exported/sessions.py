@@ -1,4 +1,4 @@
-"""ONNX Runtime and OpenVINO sessions that run exported models; the files contain no code."""
+"""Sessions that run exported models with ONNX Runtime and OpenVINO."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from rankless.extras import needed
 from rankless.hardware.compute_device import compute_device
 
 Array = NDArray[Any]
-_QUIET = 3  # ONNX Runtime's severity "error": its warnings are about graph optimizations
+_QUIET = 3  # severity "error" of ONNX Runtime, whose warnings are about graph optimizations
 
 
 class Session(Protocol):
-    """The interface of a session, which is an exported file that is ready to run.
+    """The interface of a session, which runs an exported file.
 
     Attributes:
-        texts: the file's text entries; see :mod:`rankless.models.exported.facts`.
-        shape: shape of the input, (B, 3, H, W); None for a dimension of any size.
+        texts: text entries of the file; see :mod:`rankless.models.exported.facts`.
+        shape: shape of the input, (B, 3, H, W), with None for dimensions of any size.
     """
 
     texts: Mapping[str, str]
     shape: tuple[int | None, ...]
 
     def __call__(self, images: NDArray[np.float32]) -> list[Array]:
-        """Compute the outputs for images (B, 3, H, W) in 0..1, in the file's order."""
+        """Compute the outputs for images (B, 3, H, W) in 0..1, in the order of the file."""
         ...
 
 
@@ -60,7 +60,7 @@ class OnnxSession:
 
 
 class OpenVinoSession:
-    """A :class:`Session` for an OpenVINO model (``.xml`` beside its ``.bin``), on the CPU in float32."""
+    """A :class:`Session` for an OpenVINO model (``.xml`` and ``.bin``), on the CPU in float32."""
 
     def __init__(self, path: Path) -> None:
         openvino = needed("openvino", "openvino", str(path))
@@ -79,7 +79,7 @@ class OpenVinoSession:
     def __call__(self, images: NDArray[np.float32]) -> list[Array]:
         """Compute the outputs for images (B, 3, H, W) in 0..1."""
         computed = self._compiled(np.ascontiguousarray(images))
-        # Copies, because the next call overwrites the outputs.
+        # Copies are needed, because the next call overwrites the outputs.
         return [np.array(computed[output]) for output in self._compiled.outputs]
 
 
@@ -88,7 +88,6 @@ SESSIONS: dict[str, type[OnnxSession | OpenVinoSession]] = {".onnx": OnnxSession
 
 
 def _rt_info(model: Any) -> dict[str, str]:
-    """Return the text entries of an OpenVINO model."""
     try:
         entries = model.get_rt_info(["rankless"]).astype(dict)
     except RuntimeError:  # the model has none
@@ -99,5 +98,5 @@ def _rt_info(model: Any) -> dict[str, str]:
 def _unreadable(path: Path, kind: str, error: Exception) -> UserError:
     reason = " ".join(str(error).split())[:300]
     return UserError(
-        f"{path}: cannot be read as {kind} ({reason}); export the model again, or take another copy"
+        f"{path}: cannot be read as {kind} ({reason}); export the model again, or use another copy"
     )

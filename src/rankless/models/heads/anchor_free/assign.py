@@ -1,8 +1,8 @@
 """Assign points to ground-truth boxes for anchor-free heads, by SimOTA or by task alignment.
 
-Both rules use the current predictions. Everything is computed for all pairs of boxes and points at once, with
-shapes that do not depend on the data, so nothing waits for the device. Ties are broken by the point's index,
-and the boxes are sorted first, so the result does not depend on the order in which they are listed.
+Both rules use the current predictions. They compute all pairs of boxes and points at once, with shapes that
+do not depend on the data, so the host never waits for the device. Boxes are sorted first, and ties are broken
+by the index of the point, so the result does not depend on the order of the boxes.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from rankless.models.heads.truths import Truths
 
 Assignment = Literal["simota", "task-aligned"]
 
-# Task alignment: score^α · IoU^β. In the paper, α = 1 and β = 6, with 13 points. The root of the score, with
-# 10 points, depends less on the classes, which an untrained network does not know yet.
+# Task alignment: score^α · IoU^β. The paper uses α = 1, β = 6 and 13 points. With α = 0.5 and 10 points, the
+# assignment depends less on the classes, which an untrained network cannot predict yet.
 ALPHA = 0.5
 BETA = 6.0
 POINTS_PER_TRUTH = 10
-# A lower IoU is raised to this, so that its logarithm is finite.
+# Lower bound of the IoU, so that its logarithm is finite.
 _SMALLEST_OVERLAP = 1e-6
 
-# SimOTA as in YOLOX.
+# SimOTA, as in YOLOX.
 CENTER_RADIUS = 2.5
 OVERLAPS_COUNTED = 10
 OVERLAP_COST = 3.0
 OUTSIDE_COST = 1e5
 _SIMOTA_EPS = 1e-8
 
-# Pairs of ground-truth boxes and points compared at once; about fifteen 4-byte temporaries exist per pair.
+# Pairs of ground-truth boxes and points to compare at once; each needs about fifteen 4-byte temporaries.
 _PAIRS_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """The predictions of all heads without gradients; one dimension holds the points of all heads.
+    """The predictions at the points of all heads, without gradients.
 
     Attributes:
         boxes: xyxy in pixels, (B, P, 4).
         logits: class logits, (B, P, C).
         points: x and y in pixels, (P, 2).
         strides: pixels per cell at each point, (P,).
-        radius: for task alignment, points within this many cells of a ground-truth box's center are
-            candidates even outside the box. With 1, a box smaller than a cell has about four candidates at
-            each head, wherever it lies; with 0.5, it has the nearest point.
+        radius: points within this many cells of the center of a ground-truth box are candidates for task
+            alignment, even outside the box. A box smaller than a cell then has about four candidates per head
+            with a radius of 1, and one candidate, the nearest point, with 0.5.
     """
 
     boxes: Tensor
@@ -65,10 +65,10 @@ class Targets:
     """The training targets of the points.
 
     Attributes:
-        positive: whether the point is assigned to a ground-truth box, (B, P) bool.
-        boxes: that box, xyxy in pixels, (B, P, 4); arbitrary if not positive.
-        labels: the box's label, int64, (B, P).
-        quality: target score of that class, 0..1; 0 if not positive, (B, P).
+        positive: whether the point is assigned to a ground-truth box, bool, (B, P).
+        boxes: the assigned ground-truth box, xyxy in pixels, arbitrary if not positive, (B, P, 4).
+        labels: label of the assigned box, int64, (B, P).
+        quality: target score for this label, in 0..1; 0 if not positive, (B, P).
         weight: weight of the box in the loss; 0 if not positive, (B, P).
     """
 
@@ -102,7 +102,7 @@ def assign(rule: Assignment, predicted: Predicted, truths: Truths) -> Targets:
 
 
 def in_order(truths: Truths) -> Truths:
-    """Sort ground-truth boxes by sides and then by label; if there are none, add an invalid box."""
+    """Sort ground-truth boxes by coordinates and label. If there are none, add an invalid box."""
     boxes = truths.solid  # nothing can overlap a box without area
     labels, valid = truths.labels, truths.valid
     if not labels.shape[1]:
@@ -119,22 +119,24 @@ def in_order(truths: Truths) -> Truths:
 
 
 def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
-    """Choose the points that classify and localize a ground-truth box best (TOOD, Feng et al., 2021).
+    """Assign each ground-truth box to the points that predict it best (TOOD, Feng et al., 2021).
 
-    The candidates for a ground-truth box are the points inside it or, for a small box, near its center. The
-    candidates with the highest metric, score^α · IoU^β, become positive, at most ``POINTS_PER_TRUTH``. A
-    point that is chosen for several boxes is assigned to the box it overlaps most. The weight is the point's
-    metric divided by the metric of the box's best point; the quality is the weight times the box's best IoU.
-    In the paper, the weight equals the quality. A box with only small overlaps so far, which is usually small
-    itself, would then hardly count and be learned late or never, and the loss of a step with only such boxes
-    would be divided by almost 0.
+    The candidates for a ground-truth box are the points inside it or, for a small box, near its center. Of
+    these, at most ``POINTS_PER_TRUTH`` with the highest metric, score^α · IoU^β, become positive. A point
+    that is chosen for several boxes is assigned to the box with the largest IoU. The weight of a point is its
+    metric divided by the highest metric for the same box. The quality is the weight times the highest IoU for
+    the same box.
+
+    In the paper, the weight equals the quality. Then a box with low IoUs so far, which is usually small,
+    would hardly count and be learned late or never, and the loss of a step with only such boxes would be
+    divided by almost 0.
 
     Args:
         predicted: predictions at (B, P) points.
         truths: (B, T) ground-truth boxes from :func:`in_order`; T is at least 1.
     """
     overlap = pairwise_iou(truths.boxes, predicted.boxes)  # (B, T, P)
-    # The logarithm of the metric: IoU^6 alone would leave float32's range.
+    # This is the logarithm of the metric, because IoU^6 would leave the range of float32.
     metric = ALPHA * F.logsigmoid(_logits_of_labels(predicted, truths))
     metric = metric + BETA * overlap.clamp(min=_SMALLEST_OVERLAP).log()
     candidate = _within(predicted, truths, predicted.radius) & truths.valid.unsqueeze(-1)
@@ -144,19 +146,19 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
     owner, won = _one_truth(chosen, overlap)
     best_metric = metric.masked_fill(~won, -torch.inf).amax(-1, keepdim=True)
     best_overlap = overlap.masked_fill(~won, 0).amax(-1, keepdim=True)
-    # Outside `won`, this is infinity minus infinity, which is then replaced by 0.
+    # Outside `won`, this is the exponential of infinity minus infinity, which is replaced by 0.
     weight = (metric - best_metric).exp().masked_fill(~won, 0)  # (B, T, P)
     return _targets(truths, owner, won, (weight * best_overlap).amax(1), weight.amax(1))
 
 
 def simota(predicted: Predicted, truths: Truths) -> Targets:
-    """Choose the cheapest points for each ground-truth box (YOLOX, Ge et al., 2021).
+    """Assign each ground-truth box to the points with the lowest cost (SimOTA; YOLOX, Ge et al., 2021).
 
-    The number of points is the sum of the box's ten best IoUs. Candidates are the points inside a box or
-    within ``CENTER_RADIUS`` cells of its center; points that meet only one of these conditions cost far more.
-    The cost is the cross-entropy of the classes - 3·log(IoU). A point that is chosen for several boxes is
-    assigned to the box with the lowest cost. The quality is the IoU, and every weight is 1. The paper's
-    objectness term is left out of the cost, because there is no objectness.
+    Candidates are the points inside a box or within ``CENTER_RADIUS`` cells of its center. The cost is the
+    cross-entropy of the classes - 3·log(IoU), and far higher for points that meet only one of these
+    conditions. The number of points for a box is the sum of its ten highest IoUs. A point that is chosen for
+    several boxes is assigned to the box with the lowest cost. The quality is the IoU, and all weights are 1.
+    Unlike in the paper, the cost has no objectness term, because the heads predict no objectness.
 
     Args:
         predicted: predictions at (B, P) points.
@@ -186,18 +188,18 @@ _RULES: dict[Assignment, Callable[[Predicted, Truths], Targets]] = {
 
 
 def highest(values: Tensor, count: Tensor, most: int) -> Tensor:
-    """Mark the ``count`` largest values in each row; among equal values, the first ones.
+    """Return a mask of the ``count`` largest values in each row. Among equal values, the first ones count.
 
     Args:
-        values: the values to compare, (B, T, P).
-        count: number of values to mark in each row, int64 in 1..min(most, P), (B, T).
-        most: the largest possible count.
+        values: the values, (B, T, P).
+        count: number of values to select in each row, int64 in 1..min(most, P), (B, T).
+        most: upper bound of ``count``.
 
     Returns:
-        A mask, (B, T, P) bool, with exactly ``count`` marks in each row.
+        The mask, bool, (B, T, P), with exactly ``count`` true values in each row.
     """
     top = values.topk(min(most, values.shape[-1])).values
-    # `topk` may return any of several equal values, but the smallest value it returns is defined.
+    # Among equal values, `topk` may choose any, but the smallest value that it returns is well-defined.
     last = top.gather(-1, count.unsqueeze(-1) - 1)
     above, equal = values > last, values == last
     left = count.unsqueeze(-1) - above.sum(-1, keepdim=True)
@@ -205,18 +207,7 @@ def highest(values: Tensor, count: Tensor, most: int) -> Tensor:
 
 
 def _within(predicted: Predicted, truths: Truths, radius: float, reach: float = 1.0) -> Tensor:
-    """Check whether points lie in a ground-truth box, or near the center of a small box.
-
-    A point is near the center if it is within ``radius`` cells of it, horizontally and vertically.
-
-    Args:
-        predicted, truths: predictions at (B, P) points and (B, T) ground-truth boxes.
-        radius: distance in cells of the point's head.
-        reach: factor on the box's sides.
-
-    Returns:
-        Whether each point lies there, (B, T, P) bool.
-    """
+    """Return a mask (B, T, P) of points in a box, scaled by ``reach``, or near its center."""
     least = (radius * predicted.strides).view(1, 1, -1)
     near = []
     for axis in range(2):
@@ -226,30 +217,20 @@ def _within(predicted: Predicted, truths: Truths, radius: float, reach: float = 
 
 
 def _logits_of_labels(predicted: Predicted, truths: Truths) -> Tensor:
-    """Return each point's logit for the class of each ground-truth box, (B, T, P)."""
+    """Return the logit of each point for the class of each ground-truth box, (B, T, P)."""
     by_class = predicted.logits.transpose(1, 2)  # (B, C, P)
     return by_class.gather(1, truths.labels.unsqueeze(-1).expand(-1, -1, by_class.shape[2]))
 
 
 def _one_truth(chosen: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
-    """Assign each point to the ground-truth box with the highest score among the boxes it is chosen for.
-
-    Among equal scores, the first one wins.
-
-    Args:
-        chosen: whether point p is chosen for box t, (B, T, P) bool.
-        score: score of each pair, (B, T, P).
-
-    Returns:
-        The box's index (B, P), arbitrary for points that were not chosen; the remaining pairs (B, T, P) bool.
-    """
+    """Return each point's box with the highest score (B, P), and a mask (B, T, P) of these pairs."""
     owner = score.masked_fill(~chosen, -torch.inf).argmax(1)
     numbers = torch.arange(chosen.shape[1], device=chosen.device).view(1, -1, 1)
     return owner, chosen & (owner.unsqueeze(1) == numbers)
 
 
 def _targets(truths: Truths, owner: Tensor, won: Tensor, quality: Tensor, weight: Tensor) -> Targets:
-    """Gather the points' targets; ``owner``, ``quality`` and ``weight`` are (B, P), ``won`` is (B, T, P)."""
+    """Gather the targets of the points from the boxes ``owner`` (B, P) that they are assigned to."""
     return Targets(
         positive=won.any(1),
         boxes=truths.boxes.gather(1, owner.unsqueeze(-1).expand(-1, -1, 4)),
@@ -260,11 +241,9 @@ def _targets(truths: Truths, owner: Tensor, won: Tensor, quality: Tensor, weight
 
 
 def _predicted_in(predicted: Predicted, some: slice) -> Predicted:
-    """Select the predictions of some images."""
     return replace(predicted, boxes=predicted.boxes[some], logits=predicted.logits[some])
 
 
 def _truths_in(truths: Truths, some: slice) -> Truths:
-    """Select the ground truth of some images."""
     parts = (truths.boxes, truths.center, truths.size, truths.labels, truths.valid)
     return Truths(*(part[some] for part in parts))

@@ -1,7 +1,8 @@
 """Encode and decode the outputs of anchor-free heads: points, distances and boxes.
 
-At the center of each cell (its point), a head predicts one box and a score per class. There is no
-objectness: the score of a class is the expected IoU of the box if the class is present, else 0.
+A head predicts one box and a score per class at the center of each cell, which is called its point. There is
+no objectness. The score of a class is the expected IoU of the box if an object of the class is present,
+otherwise 0.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from torch import Tensor
 
 from rankless.geometry.boxes import to_cxcywh, to_xyxy
 
-# exp(8) = 2981 cells are far more than any image has, and their square is far from overflowing float32, so a
-# diverging run shows huge boxes instead of infinities and NaN.
+# exp(8) = 2981 cells are far more than any image has, and their square does not overflow float32, so a
+# diverging run yields huge boxes instead of infinities and NaN.
 LARGEST_LOG_SIZE = 8.0
-# In cells, so that the logarithm of an empty box is finite.
+# Lower bound of a box's size in cells, so that its logarithm is finite.
 _SMALLEST_SIZE = 1e-6
 
 
@@ -26,12 +27,11 @@ class AnchorFreeHead:
 
     Attributes:
         stride: pixels of the input per cell.
-        bins: with 0, a box is the shift of its center from the point and the logarithms of its width and
-            height, all in cells (YOLOX, Ge et al., 2021). A box can lie anywhere, even beside its point, as
-            small boxes often do.
-            With n, a box is the distances from the point to its left, upper, right and lower side in cells,
-            each the expectation of a distribution over 0, 1, … n - 1 (GFL, Li et al., 2020). Such a box
-            contains its point and extends at most n - 1 cells to each side.
+        bins: the encoding of boxes. With 0, the head predicts the shift of a box's center from the point and
+            the logarithms of its width and height, all in cells (YOLOX, Ge et al., 2021). A box need not
+            contain its point. With n > 0, the head predicts the distances from the point to the left, upper,
+            right and lower side in cells, each as the mean of a distribution over 0, 1, … n - 1 (GFL, Li et
+            al., 2020). A box contains its point and extends at most n - 1 cells to each side.
     """
 
     stride: int
@@ -42,21 +42,21 @@ class AnchorFreeHead:
         return 4 * max(self.bins, 1) + classes
 
     def detections(self, raw: Tensor) -> tuple[Tensor, Tensor]:
-        """Decode a raw output to boxes (B, P, 4) xyxy in pixels of the input, and scores (B, P, C)."""
+        """Decode a raw output to boxes (B, P, 4), xyxy in input pixels, and scores (B, P, C)."""
         boxes, _, classes = decode(raw, self)
         return boxes.flatten(1, 2), classes.sigmoid().flatten(1, 2)
 
 
 def split(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, Tensor]:
-    """Split a head's output into boxes and classes, converted to float32 unless it is float64.
+    """Split the output of a head into boxes and classes, and convert it to float32 unless it is float64.
 
     Args:
-        raw: the output, (B, 4 * max(bins, 1) + C, H, W), of any floating dtype.
-        head: the head that produced it.
+        raw: the output, (B, 4 * max(bins, 1) + C, H, W), of any floating-point dtype.
+        head: the head that produced the output.
 
     Returns:
-        The encoded boxes, (B, H, W, 4), or with bins their logits, (B, H, W, 4, bins); and the class logits,
-        (B, H, W, C).
+        The encoded boxes, (B, H, W, 4), or the logits of their distributions, (B, H, W, 4, bins), and the
+        class logits, (B, H, W, C).
     """
     wide = (raw if raw.dtype == torch.float64 else raw.float()).permute(0, 2, 3, 1)
     numbers = 4 * max(head.bins, 1)
@@ -65,7 +65,7 @@ def split(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, Tensor]:
 
 
 def points(shape: tuple[int, int], head: AnchorFreeHead, like: Tensor) -> Tensor:
-    """Return the cells' centers (x, y) in pixels, (H, W, 2), with the dtype and device of ``like``."""
+    """Return the centers (x, y) of all cells in pixels, (H, W, 2), with the dtype and device of ``like``."""
     rows, columns = (torch.arange(side, dtype=like.dtype, device=like.device) + 0.5 for side in shape)
     y, x = torch.meshgrid(rows, columns, indexing="ij")
     return torch.stack((x, y), -1) * head.stride
@@ -74,8 +74,8 @@ def points(shape: tuple[int, int], head: AnchorFreeHead, like: Tensor) -> Tensor
 def decode_boxes(box: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
     """Decode boxes to pixels.
 
-    Without bins: center = point + (t0, t1)·stride, size = exp(t2, t3)·stride, with t2 and t3 clamped
-    to ``LARGEST_LOG_SIZE``. With bins: a side is Σ k·softmax(t)_k strides away from the point.
+    Without bins, center = point + (t0, t1)·stride and size = exp(t2, t3)·stride, where t2 and t3 are clamped
+    to ``LARGEST_LOG_SIZE``. With bins, a side is Σ k·softmax(t)_k strides away from the point.
 
     Args:
         box: encoded boxes, (..., 4) or (..., 4, bins), as :func:`split` returns them.
@@ -83,7 +83,7 @@ def decode_boxes(box: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
         head: the head, for its stride and bins.
 
     Returns:
-        Boxes (..., 4), xyxy in pixels of the network's input.
+        Boxes (..., 4), xyxy in input pixels.
     """
     if head.bins:
         reach = expectation(box) * head.stride
@@ -95,26 +95,26 @@ def decode_boxes(box: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
 
 def expectation(logits: Tensor) -> Tensor:
     """Return the mean (...) of a distribution over 0, 1, … n - 1, given by logits of shape (..., n)."""
-    # Not a matrix product, which autocast would compute in half precision.
+    # Autocast would compute a matrix product in half precision.
     return (logits.softmax(-1) * _bins(logits.shape[-1], logits)).sum(-1)
 
 
 def neighbors(values: Tensor, bins: int) -> Tensor:
-    """Return the distribution over a value's two nearest bins whose mean is the value (GFL, Li et al., 2020).
+    """Return distributions over the two nearest bins, whose means are the values (GFL, Li et al., 2020).
 
     Args:
-        values: values of any shape (...), which are clamped to 0..bins - 1.
+        values: the means (...), of any shape, which are clamped to 0..bins - 1.
         bins: number of bins.
 
     Returns:
-        The distributions, (..., bins); each row sums to 1.
+        The distributions, (..., bins).
     """
     cut = values.clamp(0, bins - 1).unsqueeze(-1)
     return (1 - (cut - _bins(bins, cut)).abs()).clamp(min=0)
 
 
 def encode(boxes: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
-    """Encode boxes; this is the inverse of :func:`decode_boxes`. With bins, boxes become four distances.
+    """Encode boxes relative to points.
 
     Args:
         boxes: xyxy in pixels, (..., 4).
@@ -122,8 +122,9 @@ def encode(boxes: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
         head: the head, for its stride and bins.
 
     Returns:
-        Shift and log size, or left, upper, right and lower distance, all in cells, of shape (..., 4). A
-        distance is negative where the box does not contain its point, and may exceed bins - 1.
+        The encoded boxes, (..., 4), in cells: the shift and the logarithm of the size or, with bins, the
+        left, upper, right and lower distance. Distances are negative if the box does not contain its point,
+        and may exceed bins - 1.
     """
     if head.bins:
         return torch.cat((at - boxes[..., :2], boxes[..., 2:] - at), -1) / head.stride
@@ -133,15 +134,16 @@ def encode(boxes: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
 
 
 def decode(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, None, Tensor]:
-    """Decode a head's output to boxes and logits.
+    """Decode the output of a head to boxes and logits.
 
     Args:
-        raw: the output, (B, 4 * max(bins, 1) + C, H, W), of any floating dtype; it is decoded in float32.
-        head: the head that produced it.
+        raw: the output, (B, 4 * max(bins, 1) + C, H, W), of any floating-point dtype; it is decoded in
+            float32.
+        head: the head that produced the output.
 
     Returns:
-        Boxes (B, H, W, 4) xyxy in pixels of the network's input, not clipped; None, as there is no
-        objectness; class logits (B, H, W, C).
+        Boxes (B, H, W, 4), xyxy in input pixels, not clipped; None in place of objectness; class logits (B,
+        H, W, C).
     """
     box, classes = split(raw, head)
     height, width = raw.shape[-2:]

@@ -1,4 +1,4 @@
-"""The layers of an anchor-free head: one branch for the box, one for the classes (YOLOX, Ge et al., 2021)."""
+"""The layers of an anchor-free head with branches for boxes and classes (YOLOX, Ge et al., 2021)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rankless.models.layers import BATCH_NORM_MOMENTUM, Activation, ConvBlock
+from rankless.models.layers import Activation, ConvBlock
 
 # An untrained head predicts few objects (Lin et al., 2017, RetinaNet), so the first steps are not spent on
 # unlearning thousands of false positives.
 CLASS_PRIOR = 0.01
-# An untrained head's boxes are this many cells wide and high, in the middle of the range of sizes.
+# Width and height of the boxes of an untrained head in cells, in the middle of the range of sizes.
 SIZE_PRIOR = 3.0
-# At 320 pixels the heads of the two-level YOLOv4-tiny then add 4 % to its multiplications (14 % with three
-# levels); 96 channels add 9 % (31 %), 128 add 16 % (54 %).
+# With this width, the heads add 4 % to the multiplications of the two-level YOLOv4-tiny at 320 pixels (14 %
+# with three levels). 96 channels would add 9 % (31 %), and 128 channels 16 % (54 %).
 LARGEST_HIDDEN = 64
 
 
@@ -23,15 +23,13 @@ class AnchorFreeHeadLayers(nn.Module):
     """A decoupled head at one level: a 1×1 convolution, then two branches of 3×3 and 1×1 convolutions.
 
     Args:
-        channels_in: channels of the neck's map.
+        channels_in: channels of the input.
         classes: number of classes, at least 1.
-        bins: bins of the distances' distributions; 0 predicts the box directly. See
-            :class:`~rankless.models.heads.anchor_free.codec.AnchorFreeHead`.
+        bins: see :class:`~rankless.models.heads.anchor_free.codec.AnchorFreeHead`.
         hidden: channels of the branches; None means the smaller of ``channels_in`` and ``LARGEST_HIDDEN``.
         depth: number of 3×3 convolutions per branch.
-        activation: activation of all but the last convolutions.
-        momentum: momentum of the batch norms' running statistics, as PyTorch defines it.
-        dropout: fraction of the channels dropped before the last convolutions.
+        activation: activation after all convolutions except the last.
+        dropout: fraction of the channels to drop before the last convolutions.
     """
 
     def __init__(
@@ -43,35 +41,32 @@ class AnchorFreeHeadLayers(nn.Module):
         depth: int = 2,
         *,
         activation: Activation = "swish",
-        momentum: float = BATCH_NORM_MOMENTUM,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         channels = min(channels_in, LARGEST_HIDDEN) if hidden is None else hidden
 
         def branch() -> nn.Sequential:
-            blocks = (
-                ConvBlock(channels, channels, activation=activation, momentum=momentum) for _ in range(depth)
-            )
+            blocks = (ConvBlock(channels, channels, activation=activation) for _ in range(depth))
             return nn.Sequential(*blocks, nn.Dropout2d(dropout) if dropout else nn.Identity())
 
-        self.stem = ConvBlock(channels_in, channels, 1, activation=activation, momentum=momentum)
+        self.stem = ConvBlock(channels_in, channels, 1, activation=activation)
         self.box_branch, self.class_branch = branch(), branch()
         self.box = nn.Conv2d(channels, 4 * max(bins, 1), 1)
         self.classes = nn.Conv2d(channels, classes, 1)
         _set_priors(self.box, self.classes, bins)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the raw output (B, 4 * max(bins, 1) + C, H, W) from a map (B, channels_in, H, W)."""
+        """Map (B, channels_in, H, W) to the raw output (B, 4 * max(bins, 1) + C, H, W)."""
         x = self.stem(x)
         return torch.cat((self.box(self.box_branch(x)), self.classes(self.class_branch(x))), 1)
 
 
 @torch.no_grad()
 def _set_priors(box: nn.Conv2d, classes: nn.Conv2d, bins: int) -> None:
-    """Initialize a head with small weights, and with biases that give the prior scores and sizes."""
+    """Initialize a head with small weights, and with biases that yield the prior scores and sizes."""
     if bins:
-        # A geometric distribution whose mean is half the size: a uniform one would give huge boxes.
+        # A geometric distribution whose mean is half of the size. A uniform one would give huge boxes.
         fall = math.log(SIZE_PRIOR / (2 + SIZE_PRIOR))
         prior = (torch.arange(bins) * fall).repeat(4)
     else:

@@ -1,11 +1,11 @@
-"""The loss of the anchor-free head, summed over the points of a micro-batch.
+"""The loss of anchor-free heads, summed over the points of a micro-batch.
 
-The class scores of every point are compared with the quality of its box (binary cross-entropy with a soft
-target, so that a score predicts how good its box is). The boxes of positive points are also compared with the
-ground truth. Everything is computed in float32, whatever the precision of the network.
+The target of a class score is the quality of the point's box (binary cross-entropy with a soft target), so a
+score predicts how good its box is. The boxes of positive points are compared with the ground truth. The loss
+is computed in float32, whatever the precision of the network.
 
 Sources: TOOD (Feng et al., 2021) and YOLOX (Ge et al., 2021) for the positives, GFL (Li et al., 2020) for the
-soft target and for the distributions of the distances.
+soft target and the distributions of distances.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rankless.structures import DetectionBatch, LossSum
 
 @dataclass(frozen=True)
 class AnchorFreeLoss:
-    """The anchor-free loss with the recipe's options."""
+    """The loss function of anchor-free heads."""
 
     options: loss_kinds.AnchorFreeLoss = field(default_factory=loss_kinds.AnchorFreeLoss)
 
@@ -44,14 +44,14 @@ class AnchorFreeLoss:
         """Compute the loss of one micro-batch.
 
         Args:
-            raw: the model's outputs, one (B, 4 * max(bins, 1) + C, H, W) per head.
-            heads: the heads of these outputs, in the same order, all with the same number of bins.
+            raw: the outputs of the model, one (B, 4 * max(bins, 1) + C, H, W) per head.
+            heads: the heads in the same order, all with the same number of bins.
             batch: the targets; its images are not read.
 
         Returns:
-            The sum over the points; the count, which is the sum of the positives' weights, so that the loss
-            is a mean over positives (without positives it is 0, and only the classes contribute); and the
-            parts ``box``, ``classes`` and, for heads with bins, ``dfl``, which add up to the sum.
+            The sum over all points; the count, which is the total weight of the positive points (0 if there
+            are none); and the parts ``box``, ``classes`` and, for heads with bins, ``dfl``, which add up to
+            the sum.
         """
         numbers, logits, at, strides = _flattened(raw, heads)
         placed = torch.cat(
@@ -59,8 +59,7 @@ class AnchorFreeLoss:
         )
         with torch.no_grad():
             truths = Truths.of(batch.boxes, batch.labels, batch.valid, placed.dtype)
-            # A box that must contain its point cannot fit an object beside that point, so such points are no
-            # candidates.
+            # With bins, a box contains its point, so points outside an object are no candidates.
             radius = 0.5 if heads[0].bins else 1.0
             predicted = Predicted(placed.detach(), logits.detach(), torch.cat(at), strides, radius)
             targets = assign(self.options.assign, predicted, truths)
@@ -77,10 +76,9 @@ class AnchorFreeLoss:
         )
 
     def _box(self, placed: Tensor, targets: Targets) -> Tensor:
-        """Sum weight · (1 - similarity) over the positives among the boxes (B, P, 4) to a scalar."""
+        """Sum weight · (1 - similarity) over the positive points, for boxes (B, P, 4)."""
         positive = targets.positive.unsqueeze(-1)
-        # For other points, a unit box is compared with itself, which contributes nothing, not even 0 ·
-        # infinity.
+        # Elsewhere, a unit box is compared with itself, so that neither infinity nor NaN can occur.
         unit = _unit_box(placed)
         similarity = boxes.SIMILARITIES[self.options.box_loss](
             torch.where(positive, placed, unit), torch.where(positive, targets.boxes, unit)
@@ -88,7 +86,6 @@ class AnchorFreeLoss:
         return torch.where(targets.positive, targets.weight * (1 - similarity), 0).sum()
 
     def _classes(self, logits: Tensor, targets: Targets) -> Tensor:
-        """Sum the cross-entropy of the logits (B, P, C) over all points and classes to a scalar."""
         with torch.no_grad():
             numbers = torch.arange(logits.shape[-1], device=logits.device)
             one_hot = (targets.labels.unsqueeze(-1) == numbers).to(logits.dtype)
@@ -100,12 +97,7 @@ class AnchorFreeLoss:
 def _flattened(
     raw: Sequence[Tensor], heads: Sequence[AnchorFreeHead]
 ) -> tuple[list[Tensor], Tensor, list[Tensor], Tensor]:
-    """Flatten the outputs, so that the points of each head form one dimension.
-
-    Returns:
-        Encoded boxes per head, (B, h, 4) or (B, h, 4, bins); class logits of all points, (B, P, C); points
-        per head in pixels, (h, 2); the stride of each point, (P,).
-    """
+    """Return boxes per head (B, h, 4, …), logits (B, P, C), points per head (h, 2), and strides (P,)."""
     numbers, logits, at, strides = [], [], [], []
     for one, head in zip(raw, heads, strict=True):
         box, classes = split(one, head)
@@ -120,7 +112,7 @@ def _flattened(
 def _distributions(
     numbers: Sequence[Tensor], at: Sequence[Tensor], heads: Sequence[AnchorFreeHead], targets: Targets
 ) -> Tensor:
-    """Sum weight · (mean cross-entropy of the four sides with their nearest bins) to a scalar."""
+    """Sum weight · cross-entropy with the nearest bins, averaged over the four sides (GFL's DFL)."""
     entropy, start = [], 0
     for logits, here, head in zip(numbers, at, heads, strict=True):
         boxes_here = targets.boxes[:, start : start + here.shape[0]]
@@ -131,5 +123,5 @@ def _distributions(
 
 
 def _unit_box(like: Tensor) -> Tensor:
-    """Create the box (4,) from (0, 0) to (1, 1) on the device, because copying it would stall the GPU."""
+    """Create the box from (0, 0) to (1, 1) on the device, because copying it would stall the GPU."""
     return (torch.arange(4, device=like.device) >= 2).to(like.dtype)

@@ -1,7 +1,7 @@
-"""Assign ground-truth boxes to predictions, which gives the targets of the YOLO losses.
+"""Assign ground-truth boxes to predictions, as targets of the YOLO losses.
 
-Everything is computed for all boxes at once, including padding, with shapes that do not depend on the data,
-so nothing waits for the device or depends on the order of computation.
+All boxes are processed at once, including padding, with shapes that do not depend on the data. Therefore, the
+host never waits for the device, and the result does not depend on the order of computation.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from rankless.geometry.boxes import pairwise_iou
 from rankless.models.heads.truths import Truths
 from rankless.models.heads.yolo.codec import YoloHead
 
-# Pairs of predictions and ground-truth boxes compared at once; about ten 4-byte temporaries exist per pair.
+# Pairs of predictions and ground-truth boxes to compare at once; each needs about ten 4-byte temporaries.
 _PAIRS_AT_ONCE = 2**21
 
 
 @dataclass(frozen=True)
 class Matches:
-    """The cells and anchors of one head that are assigned to ground-truth boxes.
+    """The ground-truth boxes that are assigned to the slots of one head.
 
-    A slot is one anchor in one cell of one image. Several ground-truth boxes can fall into one slot.
+    A slot is one anchor in one cell of one image. Several ground-truth boxes can share a slot.
 
     Attributes:
-        hit: whether ground-truth box t is assigned to anchor a of this head, (B, T, A) bool.
-        last: the last hit of each positive slot, (B, T, A) bool.
-        columns, rows: the cell of the ground-truth box's center, (B, T) int64.
-        positive: slots with a ground-truth box, (B, A, H, W) bool.
+        hit: whether ground-truth box t is assigned to anchor a of this head, bool, (B, T, A).
+        last: whether it is the last ground-truth box in its slot, bool, (B, T, A).
+        columns, rows: the cell with the center of the ground-truth box, int64, (B, T).
+        positive: whether the slot has a ground-truth box, bool, (B, A, H, W).
     """
 
     hit: Tensor
@@ -40,7 +40,7 @@ class Matches:
 
     @property
     def slots(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Indices into a tensor (B, A, H, W, ...) that broadcast to (B, T, A)."""
+        """Indices of the slots in a tensor (B, A, H, W, ...), which broadcast to (B, T, A)."""
         images, _, anchors = self.hit.shape
         device = self.hit.device
         return (
@@ -54,17 +54,17 @@ class Matches:
 def assign(
     truths: Truths, head: YoloHead, shape: tuple[int, int], anchor_iou: float | None = None
 ) -> Matches:
-    """Assign every ground-truth box to anchors of similar shape in the cell of its center.
+    """Assign every ground-truth box to anchors of similar shape, in the cell with its center.
 
-    The best anchor is the one among *all* anchors whose shape overlaps the box's shape most (the first one in
-    a tie); the head that owns it is responsible. YOLOv4 adds every anchor of the head with an overlap above
+    The best anchor is the one, among the anchors of *all* heads, whose shape has the highest IoU with the box
+    (the first one in a tie). YOLOv4 also assigns the box to all other anchors whose IoU exceeds
     ``anchor_iou``.
 
     Args:
         truths: (B, T) ground-truth boxes.
-        head: the head to match.
-        shape: the head's height and width in cells.
-        anchor_iou: the overlap threshold; 1 leaves only the best anchor, None uses the head's value.
+        head: the head whose anchors are assigned.
+        shape: height and width of the head's output in cells.
+        anchor_iou: the IoU threshold; 1 leaves only the best anchor, None uses the head's value.
     """
     height, width = shape
     threshold = head.anchor_iou if anchor_iou is None else anchor_iou
@@ -74,7 +74,7 @@ def assign(
     if threshold < 1:
         hit = hit | torch.stack([overlap[..., index] > threshold for index in head.mask], -1)
     hit = hit & truths.valid.unsqueeze(-1)  # (B, T, A)
-    # A center on the right or lower border belongs to the last cell.
+    # A center on the right or lower border of the image belongs to the last cell.
     columns = (truths.center[..., 0] / head.stride).long().clamp(0, width - 1)
     rows = (truths.center[..., 1] / head.stride).long().clamp(0, height - 1)
     cell = rows * width + columns  # (B, T)
@@ -84,9 +84,9 @@ def assign(
 
 
 def class_targets(truths: Truths, matches: Matches, classes: int) -> Tensor:
-    """Return the target classes (B, T, A, C), bool, for ground-truth box t at anchor a.
+    """Return the target classes in the slot of ground-truth box t and anchor a, bool, (B, T, A, C).
 
-    A slot that several ground-truth boxes share has the classes of all of them.
+    If several ground-truth boxes share a slot, its targets are the classes of all of them.
     """
     height, width = matches.positive.shape[-2:]
     entry = (matches.rows * width + matches.columns) * classes + truths.labels
@@ -95,21 +95,21 @@ def class_targets(truths: Truths, matches: Matches, classes: int) -> Tensor:
 
 
 def slot_values(values: Tensor, matches: Matches) -> Tensor:
-    """Return each slot's maximum (B, A, H, W) of the ``values`` (B, T, A) of its boxes; 0 without a box."""
+    """Return the largest of the ``values`` (B, T, A) in each slot, (B, A, H, W); 0 without a box."""
     if not values.shape[1]:
         return values.new_zeros(matches.positive.shape)  # an empty tensor has no maximum
     width = matches.positive.shape[-1]
     cell = matches.rows * width + matches.columns  # (B, T)
     same = (cell.unsqueeze(2) == cell.unsqueeze(1)).unsqueeze(-1) & matches.hit.unsqueeze(1)  # (B, T, T, A)
     highest = torch.where(same, values.unsqueeze(1), 0).amax(2)  # (B, T, A)
-    # All boxes in a cell write the same value, so their order does not matter; 0 if none of them is a hit.
+    # All boxes in a cell write the same value (0 if none of them is a hit), so their order does not matter.
     index = cell.unsqueeze(1).expand(-1, matches.hit.shape[2], -1)  # (B, A, T)
     out = values.new_zeros(matches.positive.shape).flatten(2)
     return out.scatter_(2, index, highest.transpose(1, 2)).view_as(matches.positive)
 
 
 def best_overlap(boxes: Tensor, truths: Truths) -> Tensor:
-    """Return the highest IoU (B, P) of each box (B, P, 4), xyxy, with any ground-truth box of its image."""
+    """Return the highest IoU (B, P) of each box (B, P, 4), xyxy, with the ground-truth boxes of its image."""
     images, count, _ = boxes.shape
     best = boxes.new_zeros(images, count)
     at_once = max(1, _PAIRS_AT_ONCE // max(1, images * count))
@@ -120,13 +120,13 @@ def best_overlap(boxes: Tensor, truths: Truths) -> Tensor:
 
 
 def _shape_iou(size: Tensor, anchors: Tensor) -> Tensor:
-    """Compute the IoU (B, T, N) of sizes (B, T, 2) with anchors (N, 2) that have the same center."""
+    """Compute the IoU (B, T, N) of sizes (B, T, 2) and anchors (N, 2), as if their centers were equal."""
     common = torch.minimum(size.unsqueeze(-2), anchors).prod(-1)
     return common / (size.prod(-1, keepdim=True) + anchors.prod(-1) - common)
 
 
 def _taken_later(cell: Tensor, hit: Tensor) -> Tensor:
-    """Check whether a later box in the same ``cell`` (B, T) repeats each ``hit``; both are (B, T, A) bool."""
+    """Check whether a later box in the same ``cell`` (B, T) has the same ``hit`` (B, T, A)."""
     count = cell.shape[1]
     later = torch.ones(count, count, dtype=torch.bool, device=cell.device).triu(1)
     same = (cell.unsqueeze(2) == cell.unsqueeze(1)) & later  # (B, T, T): [t, u], u after t
@@ -134,10 +134,10 @@ def _taken_later(cell: Tensor, hit: Tensor) -> Tensor:
 
 
 def _mark(hit: Tensor, entry: Tensor, entries: int) -> Tensor:
-    """Return a mask (B, A, entries), bool, of each ``entry`` (B, T) that has a ``hit`` (B, T, A)."""
+    """Return a mask (B, A, entries) that is true at each ``entry`` (B, T) with a ``hit`` (B, T, A)."""
     images, _, anchors = hit.shape
-    # Misses write to an additional entry, which is cut off. All write the same value, so order does not
-    # matter.
+    # Misses write to an additional entry, which is cut off. The order does not matter, because all write
+    # True.
     index = torch.where(hit, entry.unsqueeze(-1), entries).transpose(1, 2)  # (B, A, T)
     marks = torch.zeros(images, anchors, entries + 1, dtype=torch.bool, device=hit.device)
     return marks.scatter_(2, index, True)[..., :-1]

@@ -1,4 +1,4 @@
-"""Compute the box terms of the YOLO losses: the error of center and size, or 1 minus a similarity.
+"""The box terms of the YOLO losses: the error of center and size, or 1 minus a similarity such as CIoU.
 
 Sources: YOLOv3 (Redmon and Farhadi, 2018), YOLOv4 (Bochkovskiy, Wang and Liao, 2020), Darknet's yolo_layer.c.
 """
@@ -20,15 +20,15 @@ from rankless.models.heads.yolo.codec import YoloHead, decode_boxes
 def squared_error(
     offsets: Tensor, head: YoloHead, truths: Truths, matches: Matches, counted: Tensor
 ) -> Tensor:
-    """Sum (2 - w·h) · (BCE of x and y + ½ squared error of tw and th), with normalized w and h.
+    """Compute Σ (2 - w·h) · (BCE of x and y + ½ squared error of tw and th), with normalized w and h.
 
-    If the head's sizes also use σ (``new_coords``), their error is the cross-entropy as well. In both cases,
-    the gradient of an offset is its distance from the target.
+    With ``new_coords``, the error of the size is also a cross-entropy. In both cases, the gradient with
+    respect to an offset is the difference from its target.
 
     Args:
-        offsets: raw predictions of the slots, (B, T, A, 4).
+        offsets: raw predictions in the slots, (B, T, A, 4).
         head, truths, matches: the head, the ground truth, and the matches of this head.
-        counted: the matches to sum over, (B, T, A) bool.
+        counted: the matches to sum over, bool, (B, T, A).
 
     Returns:
         A scalar.
@@ -37,7 +37,7 @@ def squared_error(
     with torch.no_grad():
         cell = torch.stack((matches.columns, matches.rows), -1)
         within = truths.center / head.stride - cell  # (B, T, 2) in 0..1
-        # The σ whose decoded center is the target; with scale_xy 1 it is `within`.
+        # The σ that decodes to the target center. With scale_xy=1, it equals `within`.
         sigma = ((within + (head.scale_xy - 1) / 2) / head.scale_xy).clamp(0, 1).unsqueeze(2)
         ratio = truths.size.unsqueeze(2) / head.own_anchors(offsets)  # (B, T, A, 2)
         area = truths.size.prod(-1) / (height * width * head.stride**2)
@@ -64,12 +64,12 @@ def dissimilarity(
     """Compute factor · Σ (1 - similarity of the decoded and the ground-truth box), with clipped gradients.
 
     Args:
-        offsets: raw predictions of the slots, (B, T, A, 4).
+        offsets: raw predictions in the slots, (B, T, A, 4).
         head, truths, matches: the head, the ground truth, and the matches of this head.
-        counted: the matches to sum over, (B, T, A) bool.
+        counted: the matches to sum over, bool, (B, T, A).
         similarity: one of :data:`rankless.geometry.boxes.SIMILARITIES`.
         factor: Darknet's ``iou_normalizer``, applied before clipping.
-        largest: limit of the gradient for each ground-truth box, Darknet's ``max_delta``.
+        largest: limit of each element of the gradient, Darknet's ``max_delta``.
 
     Returns:
         A scalar.
@@ -85,19 +85,19 @@ def dissimilarity(
 
 
 def placed(offsets: Tensor, head: YoloHead, matches: Matches) -> Tensor:
-    """Decode the slots' raw ``offsets`` (B, T, A, 4) to xyxy boxes in pixels of the network's input."""
+    """Decode the raw predictions in the slots (B, T, A, 4) to boxes, xyxy in input pixels."""
     columns, rows = matches.columns.unsqueeze(-1), matches.rows.unsqueeze(-1)
     return decode_boxes(offsets, columns, rows, head.own_anchors(offsets), head)
 
 
 def clipped(function: Callable[[Tensor], Tensor], x: Tensor, limit: float) -> Tensor:
-    """Compute the scalar ``function(x)``, and clip the gradient on ``x`` to ±limit.
+    """Compute the scalar ``function(x)``, and clip its gradient with respect to ``x`` to ±limit.
 
-    Elements of the gradient that are not finite become 0. Clipping comes before any later factor on the
-    result, so scaling the loss scales the gradient.
+    Elements of the gradient that are not finite become 0. Later factors on the result scale the clipped
+    gradient.
 
     Args:
-        function: maps a tensor of the shape of ``x`` to a scalar.
+        function: maps a tensor with the shape of ``x`` to a scalar.
         x: a tensor of any shape.
         limit: limit of each element of the gradient.
     """
@@ -108,11 +108,11 @@ def clipped(function: Callable[[Tensor], Tensor], x: Tensor, limit: float) -> Te
 
 
 class _Clipped(torch.autograd.Function):
-    """A function whose gradient is computed and clipped in the forward pass, before any later factor."""
+    """A function whose gradient is computed and clipped in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor], limit: float) -> Tensor:
-        """Compute the scalar ``function(x)`` and save the clipped gradient, of the shape of ``x``."""
+        """Compute the scalar ``function(x)``, and save the clipped gradient."""
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             result = function(leaf)

@@ -1,4 +1,4 @@
-"""Encode and decode the outputs of YOLO heads: anchors, cells and boxes in pixels."""
+"""Decode the outputs of YOLO heads to boxes in pixels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from rankless.geometry.boxes import to_xyxy
 from rankless.recipe.loss_kinds import BoxSimilarity
 
-# exp(8) = 2981 anchors are far larger than any image, and their square is far from overflowing float32, so a
-# diverging run shows huge boxes instead of infinities and NaN.
+# exp(8) = 2981 times an anchor is far larger than any image, and its square does not overflow float32, so a
+# diverging run yields huge boxes instead of infinities and NaN.
 LARGEST_LOG_SIZE = 8.0
 
 BoxLoss = Literal["mse", BoxSimilarity]
@@ -20,19 +20,18 @@ BoxLoss = Literal["mse", BoxSimilarity]
 
 @dataclass(frozen=True)
 class HeadLoss:
-    """The published training parameters of one head; None means the default of the loss.
+    """The published loss parameters of one head, with their names in Darknet. None means the loss's default.
 
     Attributes:
-        box, objectness, classes: factors on the parts; Darknet's ``iou_normalizer``, ``obj_normalizer`` and
-            ``cls_normalizer``.
-        ignore: a negative that overlaps any ground-truth box by more than this IoU may be ignored;
-            ``ignore_thresh``.
-        box_loss: how a box is compared with the ground truth; ``iou_loss``.
-        smoothing: label smoothing ε of the classes; ``label_smooth_eps``.
-        largest_gradient: limit of each ground-truth box's gradient on the raw box, infinity for none;
-            ``max_delta``. Only for losses that compare by IoU.
-        smooth_objectness: whether the target of the objectness is the IoU where a negative would be ignored,
-            and 0 elsewhere; ``objectness_smooth``.
+        box, objectness, classes: factors on the parts of the loss (``iou_normalizer``, ``obj_normalizer`` and
+            ``cls_normalizer``).
+        ignore: IoU with a ground-truth box above which a negative may be ignored (``ignore_thresh``).
+        box_loss: comparison of a box with the ground truth (``iou_loss``).
+        smoothing: label smoothing ε of the classes (``label_smooth_eps``).
+        largest_gradient: limit of the gradient with respect to a raw box, for losses based on IoU; infinity
+            for none (``max_delta``).
+        smooth_objectness: whether the target of the objectness is the IoU in slots that would be ignored as
+            negatives, and 0 in all others (``objectness_smooth``).
     """
 
     box: float | None = None
@@ -47,18 +46,18 @@ class HeadLoss:
 
 @dataclass(frozen=True)
 class YoloHead:
-    """A YOLO layer, as a Darknet cfg file describes it.
+    """A YOLO head, as a Darknet cfg file describes it.
 
     Attributes:
-        anchors: (width, height) in pixels of all the model's anchors, independent of the input's size, as in
+        anchors: (width, height) in pixels of the anchors of all heads, whatever the input size, as in
             Darknet.
-        mask: indices of this layer's anchors, in the order of its channels.
+        mask: indices of this head's anchors, in the order of its channels.
         stride: pixels of the input per cell.
-        scale_xy: Darknet's ``scale_x_y``, with which a center can reach the border of its cell.
-        new_coords: whether width and height are ``(2σ(t))²`` times the anchor's, instead of ``exp(t)`` times.
-        anchor_iou: Darknet's ``iou_thresh``: anchors of this layer whose IoU with the shape of a ground-truth
-            box is larger are also positive; 1 leaves only the best of all anchors.
-        loss: this layer's published training parameters.
+        scale_xy: Darknet's ``scale_x_y``, which lets centers reach the border of their cell.
+        new_coords: whether width and height are ``(2σ(t))²`` instead of ``exp(t)`` times those of the anchor.
+        anchor_iou: Darknet's ``iou_thresh``. Anchors whose IoU with the shape of a ground-truth box exceeds
+            it are also positive; 1 leaves only the best anchor of all heads.
+        loss: published loss parameters of this head.
     """
 
     anchors: tuple[tuple[float, float], ...]
@@ -70,15 +69,15 @@ class YoloHead:
     loss: HeadLoss = field(default_factory=HeadLoss)
 
     def own_anchors(self, like: Tensor) -> Tensor:
-        """Return this layer's anchors (A, 2) in pixels, with the dtype and device of ``like``."""
+        """Return the anchors (A, 2) of this head in pixels, with the dtype and device of ``like``."""
         return _constant([self.anchors[number] for number in self.mask], like)
 
     def all_anchors(self, like: Tensor) -> Tensor:
-        """Return all the model's anchors (N, 2) in pixels, with the dtype and device of ``like``."""
+        """Return the anchors (N, 2) of all heads in pixels, with the dtype and device of ``like``."""
         return _constant(self.anchors, like)
 
     def detections(self, raw: Tensor) -> tuple[Tensor, Tensor]:
-        """Decode a raw output to boxes (B, P, 4) xyxy in pixels of the input, and scores (B, P, C).
+        """Decode a raw output to boxes (B, P, 4), xyxy in input pixels, and scores (B, P, C).
 
         A score is objectness times class probability.
         """
@@ -88,16 +87,16 @@ class YoloHead:
 
 
 def _constant(values: object, like: Tensor) -> Tensor:
-    # Without non_blocking, the copy would wait for the GPU's queue.
+    # Without non_blocking, the host would wait for the GPU.
     return torch.tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)
 
 
 def predictions(raw: Tensor, head: YoloHead) -> Tensor:
-    """Rearrange a head's output by cells, and convert it to float32 unless it is float64.
+    """Rearrange the output of a head by cells, and convert it to float32 unless it is float64.
 
     Args:
-        raw: the output, (B, A * (5 + C), H, W), of any floating dtype.
-        head: the head that produced it.
+        raw: the output, (B, A * (5 + C), H, W), of any floating-point dtype.
+        head: the head that produced the output.
 
     Returns:
         The values (B, A, H, W, 5 + C): tx, ty, tw, th, objectness logit, class logits.
@@ -121,7 +120,7 @@ def decode_boxes(offsets: Tensor, columns: Tensor, rows: Tensor, anchors: Tensor
         head: the head, for its stride, scale_xy and new_coords.
 
     Returns:
-        Boxes (..., 4), xyxy in pixels of the network's input.
+        Boxes (..., 4), xyxy in input pixels.
     """
     within = head.scale_xy * offsets[..., :2].sigmoid() - (head.scale_xy - 1) / 2
     if head.new_coords:
@@ -135,7 +134,7 @@ def decode_boxes(offsets: Tensor, columns: Tensor, rows: Tensor, anchors: Tensor
 
 
 def place_all(cells: Tensor, head: YoloHead) -> Tensor:
-    """Decode all boxes of :func:`predictions` (B, A, H, W, 5 + C) to xyxy in pixels (B, A, H, W, 4)."""
+    """Decode the :func:`predictions` (B, A, H, W, 5 + C) to boxes (B, A, H, W, 4), xyxy in input pixels."""
     _, count, height, width, _ = cells.shape
     columns = torch.arange(width, dtype=cells.dtype, device=cells.device)
     rows = torch.arange(height, dtype=cells.dtype, device=cells.device).unsqueeze(-1)
@@ -144,15 +143,15 @@ def place_all(cells: Tensor, head: YoloHead) -> Tensor:
 
 
 def decode(raw: Tensor, head: YoloHead) -> tuple[Tensor, Tensor, Tensor]:
-    """Decode a head's output to boxes and logits.
+    """Decode the output of a head to boxes and logits.
 
     Args:
-        raw: the output, (B, A * (5 + C), H, W), of any floating dtype; it is decoded in float32.
-        head: the head that produced it.
+        raw: the output, (B, A * (5 + C), H, W), of any floating-point dtype; it is decoded in float32.
+        head: the head that produced the output.
 
     Returns:
-        Boxes (B, A, H, W, 4) xyxy in pixels of the network's input, not clipped; objectness logits
-        (B, A, H, W); class logits (B, A, H, W, C).
+        Boxes (B, A, H, W, 4), xyxy in input pixels, not clipped; objectness logits (B, A, H, W); class logits
+        (B, A, H, W, C).
     """
     cells = predictions(raw, head)
     return place_all(cells, head), cells[..., 4], cells[..., 5:]

@@ -1,12 +1,12 @@
-"""The YOLOv3 and YOLOv4 losses as Darknet computes them, summed over the images of a micro-batch.
+"""The YOLOv3 and YOLOv4 losses as in Darknet, summed over the images of a micro-batch.
 
-Both sum the objectness over all cells, except negatives that overlap a ground-truth box well, and binary
-cross-entropies over the classes of the positive slots. They differ in the box term and in the negatives that
-they ignore. Everything is computed in float32, whatever the precision of the network.
+A loss is the sum of a box term, the objectness in all slots except ignored negatives, and the binary
+cross-entropies of the classes in positive slots. The two losses differ in the box term and in the negatives
+that they ignore. They are computed in float32, whatever the precision of the network.
 
-For heads with ``new_coords``, the objectness and classes are also cross-entropies, as in the implementation
-of Scaled-YOLOv4 (Wang, Bochkovskiy and Liao, 2021). Darknet propagates the same differences through σ, so its
-losses are half squared errors of the probabilities.
+For heads with ``new_coords``, objectness and classes are also cross-entropies, as in the original code of
+Scaled-YOLOv4 (Wang, Bochkovskiy and Liao, 2021). Darknet propagates the same differences through σ, so its
+losses are half of the squared errors of the probabilities.
 
 Sources: YOLOv3 (Redmon and Farhadi, 2018), YOLOv4 (Bochkovskiy, Wang and Liao, 2020), Darknet's yolo_layer.c.
 """
@@ -42,14 +42,14 @@ Options = loss_kinds.Yolov3Loss | loss_kinds.Yolov4Loss | loss_kinds.CfgLoss
 
 # YOLOv4 ignores an overlapping negative only if its best class probability exceeds this.
 CONFIDENT_CLASS = 0.25
-# YOLOv4 clips each ground-truth box's gradient on the raw box at this value.
+# YOLOv4 clips the gradient with respect to a raw box to this value.
 LARGEST_BOX_GRADIENT = 5.0
 _PARTS = ("box", "objectness", "classes")
 _BOX_LOSS: dict[Name, BoxLoss] = {"yolov3": "mse", "yolov4": "ciou"}
 
 
 class Settings(NamedTuple):
-    """The hyperparameters of one head; see :class:`YoloLoss` and :class:`HeadLoss`."""
+    """The resolved loss parameters of one head; see :class:`YoloLoss` and :class:`HeadLoss`."""
 
     box: float
     objectness: float
@@ -63,14 +63,14 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True)
 class YoloLoss:
-    """A YOLO loss with the recipe's options.
-
-    An option that is ``auto`` takes the value of the head, or the published value if the head has none.
+    """A YOLO loss function.
 
     Attributes:
-        options: the recipe's loss options. With ``quality-focal``, the target of a positive is its IoU with
-            its ground-truth box, or the highest IoU if it has several such boxes.
-        published: the loss that the model was published with. The heads' values apply only to this loss.
+        options: the recipe's loss options. For ``auto``, the value of the head is used, or the published
+            value if the head has none. With ``quality-focal``, the target of a positive is the highest IoU
+            with its ground-truth boxes.
+        published: the loss that the model was published with. The values of the heads apply only to this
+            loss.
     """
 
     options: Options
@@ -85,13 +85,13 @@ class YoloLoss:
         """Compute the loss of one micro-batch.
 
         Args:
-            raw: the model's outputs, one (B, A * (5 + C), H, W) per head.
-            heads: the heads of these outputs, in the same order.
+            raw: the outputs of the model, one (B, A * (5 + C), H, W) per head.
+            heads: the heads in the same order.
             batch: the targets; its images are not read.
 
         Returns:
             The sum over the images, the number of images, and the parts ``box``, ``objectness`` and
-            ``classes``, which add up to the sum. With several heads, there are also the parts of each head,
+            ``classes``, which add up to the sum. Models with several heads also have the parts of each head,
             such as ``P3/box``.
         """
         sums = [self._head(one, head, batch) for one, head in zip(raw, heads, strict=True)]
@@ -107,13 +107,13 @@ class YoloLoss:
         )
 
     def settings(self, head: YoloHead) -> Settings:
-        """Resolve the hyperparameters of one head."""
+        """Resolve the loss parameters of one head."""
         of_head = head.loss if self.name == self.published else HeadLoss()
         options = self.options
         published = of_head.box_loss or _BOX_LOSS[self.name]
         box_loss = published if options.box_loss == "auto" else options.box_loss
         if (box_loss == "mse") != (published == "mse"):
-            # The factor was published for the other unit (pixels or normalized coordinates).
+            # The published factor belongs to a box term with another scale.
             of_head = replace(of_head, box=None)
         objectness: Objectness = "smooth" if of_head.smooth_objectness else "bce"
         return Settings(
@@ -128,7 +128,6 @@ class YoloLoss:
         )
 
     def _head(self, raw: Tensor, head: YoloHead, batch: DetectionBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the three parts of one head's loss, each a scalar."""
         settings = self.settings(head)
         cells = predictions(raw, head)  # (B, A, H, W, 5 + C)
         with torch.no_grad():
@@ -147,7 +146,6 @@ class YoloLoss:
 
     @property
     def _anchor_iou(self) -> float | None:
-        """IoU above which more anchors are positive; 1 allows only the best, None means the head's value."""
         if self.name == "yolov3" or isinstance(self.options, loss_kinds.Yolov3Loss):
             return 1.0
         return None if self.options.anchor_iou == "auto" else self.options.anchor_iou
@@ -155,7 +153,7 @@ class YoloLoss:
     def _box(
         self, offsets: Tensor, head: YoloHead, truths: Truths, matches: Matches, settings: Settings
     ) -> Tensor:
-        """Compute the box term. If objects share a slot, YOLOv3 counts only the last one, YOLOv4 all."""
+        """Compute the box term. If objects share a slot, YOLOv3 counts only the last one, and YOLOv4 all."""
         counted = matches.last if self.name == "yolov3" else matches.hit
         if settings.box_loss == "mse":
             return settings.box * squared_error(offsets, head, truths, matches, counted)
@@ -179,13 +177,12 @@ class YoloLoss:
         matches: Matches,
         settings: Settings,
     ) -> Tensor:
-        """Sum the objectness loss over the slots that are positive or not ignored."""
         logits, positive = cells[..., 4], matches.positive
         with torch.no_grad():
             overlap, near = self._near(cells, head, truths, settings.ignore)
         alpha = None if self.options.alpha == "none" else self.options.alpha
         if settings.objectness_loss == "smooth":
-            # Darknet's `objectness_smooth`: the target is the overlap, in any slot.
+            # With Darknet's objectness_smooth, the target is the overlap, also in positive slots.
             return cross_entropy(logits, torch.where(near, overlap, 0)).sum()
         if settings.objectness_loss == "focal":
             loss = focal(logits, positive, self.options.gamma, alpha)
@@ -210,22 +207,25 @@ class YoloLoss:
 
 
 def _levels(heads: Sequence[YoloHead]) -> list[str]:
-    """Return each head's level, such as P3 for 8 pixels per cell, or its number if heads share a level."""
+    """Return names of the heads: their levels, such as P3 for stride 8, or numbers if heads share a level."""
     levels = [f"P{head.stride.bit_length() - 1}" for head in heads]
     return levels if len(set(levels)) == len(levels) else [f"head{n}" for n in range(1, len(levels) + 1)]
 
 
 def _first(*values: float | Literal["auto"] | None) -> float:
-    """Return the first value that is neither None nor ``auto``."""
     return next(value for value in values if value is not None and value != "auto")
 
 
 def from_recipe(options: Options, published: Name) -> YoloLoss:
-    """Return the loss that a recipe asks for."""
+    """Return the loss function of a recipe.
+
+    Raises:
+        UserError: ``loss.anchor_iou`` is set, but the loss is YOLOv3's.
+    """
     of_yolov4 = isinstance(options, loss_kinds.CfgLoss) and options.anchor_iou not in ("auto", 1.0)
     if of_yolov4 and published == "yolov3":
         raise UserError(
-            "key 'loss.anchor_iou': only yolov4 has it; the cfg's loss is yolov3; leave loss.anchor_iou "
-            "out, or set loss.name to yolov4"
+            "key 'loss.anchor_iou': the cfg file's loss is yolov3, which does not have this key; remove "
+            "loss.anchor_iou, or set loss.name to yolov4"
         )
     return YoloLoss(options, published)
