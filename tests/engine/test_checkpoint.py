@@ -106,7 +106,7 @@ def test_a_damaged_one_is_passed_over(run: RunDirectory, name: str, way: str) ->
     warnings: list[str] = []
     assert checkpoint.newest(run, warnings.append) == 5
     (warning,) = warnings
-    assert str(run.step_directory(10)) in warning and "falling back to the one before" in warning
+    assert str(run.step_directory(10)) in warning and "falling back to the previous one" in warning
     if way != "gone" and name != "SHA256SUMS":
         assert name in warning
     assert checkpoint.load(run, 5).step == 5

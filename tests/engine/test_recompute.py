@@ -146,7 +146,7 @@ def test_what_was_recomputed_and_what_has_no_effect_is_reported() -> None:
     found.compared = 12
     assert found.summary() == "; results were recomputed in 12 steps, and all agreed"
     found.differed = 1
-    assert found.summary().endswith("in 12 steps, and in 1 of them they differed")
+    assert found.summary().endswith("in 12 steps and differed in 1 of them")
     alarm(RECIPE, can_exclude=False)
     assert not said
     alarm(replace(RECIPE, check=Check(recompute=3, exclude=True)), can_exclude=False)

@@ -224,7 +224,7 @@ def test_room_for_two_is_needed_before_the_first_step(ranks: Any, tmp_path: Path
         for size in (1, 2):
             answers = ranks(size, run_wide, str(disk / "run"), False)
             assert set(answers) == {answers[0]}
-            assert answers[0].startswith(f"{disk / 'run'}: 4.4 MB are needed for three checkpoints of")
+            assert answers[0].startswith(f"{disk / 'run'}: three checkpoints of this model need 4.4 MB")
             assert "but only 3.1 MB are free" in answers[0]
         assert not list(disk.iterdir())
 

@@ -20,12 +20,12 @@ def test_when_it_is_reported() -> None:
 
 def test_the_summary_is_of_the_whole_run() -> None:
     waiting = Waiting(images=8)
-    assert waiting.summary() == "0 steps in 0.0 s, evaluations not counted"
+    assert waiting.summary() == "0 steps in 0.0 s (without evaluations)"
     for seconds, waited in ((30.0, 0.9), (1.0, 1.0), (3.0, 0.0)):
         waiting.step({"seconds": seconds, "waited": waited})
     assert waiting.summary() == (
-        "3 steps in 34.0 s, evaluations not counted; after the first, 4 images/s and 25% of the time waiting "
-        "for images"
+        "3 steps in 34.0 s (without evaluations); without the first step, 4 images/s and 25% of the time "
+        "waiting for images"
     )
 
 

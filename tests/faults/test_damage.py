@@ -47,7 +47,7 @@ def test_damage_on_the_way_to_a_resumption(tmp_path: Path, expected: dict[str, A
         assert run.wait() == 0, run.text()
         run.gone()
         assert f"warning: {directory.recipe}: is damaged (" in run.text()
-        assert "damaged lines were left out" in run.text() and not run.noise(), run.text()
+        assert "damaged lines were removed" in run.text() and not run.noise(), run.text()
     assert directory.recipe.read_text() == recipe
     assert (folder / "recipe.yaml.replaced-1").read_text() == recipe[: len(recipe) // 3]
     assert outcome(folder) == expected

@@ -189,7 +189,7 @@ def test_trials_are_runs(small_recipe: str, tmp_path: Path) -> None:
         assert trial.state == "finished" and trial.score is not None and trial.seconds > 0
         lr = load.load(record.run(trial.number) / "recipe.yaml").optim.lr
         assert lr == pytest.approx(trial.params["optim.lr"], rel=1e-3)
-    with pytest.raises(UserError, match="is not empty; give a new folder, or continue"):
+    with pytest.raises(UserError, match="is not empty; use a new folder, or add --resume"):
         begin(tmp_path / "search", recipe, "small.yaml", [], [])
     with pytest.raises(UserError, match=r"contains no search \(no search\.json\)"):
         opened(tmp_path)

@@ -85,7 +85,7 @@ def test_it_is_served_to_this_machine_alone(growing: Path) -> None:
 def test_a_port_that_is_taken(growing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"--port {port}: cannot be used .*; give another --port"):
+        with pytest.raises(UserError, match=f"--port {port}: cannot be used .*; use another --port"):
             served(growing, port).__enter__()
         monkeypatch.setattr(live, "PORT", port)
         with answering(growing) as other:  # the next one

@@ -29,7 +29,7 @@ LOSS = torch.ones((), requires_grad=True) * 2
         (3.0, "returned float; expected rankless.LossSum"),
         (None, "returned NoneType; expected rankless.LossSum"),
         (LossSum(torch.ones(3), ONE), r"sum is a tensor of shape \(3,\); expected a scalar tensor"),
-        (LossSum(ONE, ONE), "sum has no gradient; expected a tensor that was computed by the model"),
+        (LossSum(ONE, ONE), "sum has no gradient; expected a tensor computed from the model's outputs"),
         (LossSum(LOSS, "8"), "count is '8'; expected a scalar tensor, such as torch.tensor"),  # type: ignore[arg-type]
         (LossSum(LOSS, torch.ones(1)), r"count is a tensor of shape \(1,\); expected a scalar"),
         (LossSum(LOSS, ONE, {"a": ONE, "b": 2.0}), r"parts\['b'\] is 2.0; expected a scalar"),  # type: ignore[dict-item]

@@ -222,6 +222,6 @@ def test_a_stranger_does_not_decide_where_ranks_of_one_machine_meet(
         good.parent.chmod(0o777)
     shared = dist.HashStore()
     shared.set("file", str(named))
-    with pytest.raises(UserError, match=r"another user of the machine has written into"):
+    with pytest.raises(UserError, match=r"another user of the machine has written to"):
         private_store(shared, 1, 2)
     assert not named.exists()

@@ -1,4 +1,4 @@
-"""The report as part of a notebook's page."""
+"""The report in a notebook."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rankless.runs.weights_digest import of_run
 
 
 class Report:
-    """The report of one run, or of several side by side, shown by a notebook cell that ends with it.
+    """The report of one run, or of several side by side, which a notebook displays as the value of a cell.
 
-    The page is a frame without access to the surrounding notebook. It shows the state of the runs when this
-    object was created; they may still be in progress.
+    The report is a frame without access to the notebook around it. It shows the runs as they were when this
+    object was created. They may still be in progress.
 
     Args:
         runs: run directories.

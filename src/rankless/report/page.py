@@ -1,6 +1,6 @@
-"""The report's page: one self-contained HTML file for small and large screens, in light and dark mode.
+"""The report as one self-contained HTML file for small and large screens, in light and dark mode.
 
-It makes no network requests; its content security policy forbids them.
+Its content security policy forbids network requests.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-
 
 
 def render(runs: Sequence[Collected], digests: overview.Digests | None = None, *, refresh: int = 0) -> str:
-    """Return the page of one run, or of several side by side; the runs must be refreshed already.
+    """Return the page of one run, or of several runs side by side.
 
-    ``digests`` maps run directories, as given, to digests of weights. The browser reloads the page after
-    ``refresh`` seconds unless that is 0.
+    ``digests`` maps run directories, as given, to digests of weights. If ``refresh`` is not 0, the browser
+    reloads the page after that many seconds.
     """
     known = digests or {}
     if len(runs) == 1:
@@ -44,7 +44,7 @@ def render(runs: Sequence[Collected], digests: overview.Digests | None = None, *
 
 
 def document(title: str, body: str, *, refresh: int = 0) -> str:
-    """Return a page with a title and the HTML below it."""
+    """Return a complete HTML page with a title and a body."""
     style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     again = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
     return (
@@ -82,7 +82,7 @@ def _sections(run: Collected) -> str:
 
 
 def _title_of_details(run: Collected) -> str:
-    """Return the title of the best evaluation; in a copy of a run, the details may be from an older step."""
+    """Return the title of the section. In a copy of a run, the details may be from an older step."""
     step = run.details.get("step")
     if run.best is None or step is None or step == run.best[0]:
         return "Best evaluation"
@@ -90,13 +90,13 @@ def _title_of_details(run: Collected) -> str:
 
 
 def _panel(make: Callable[[Any], str], subject: Collected | Sequence[Collected]) -> str:
-    """Return the result of ``make``, or a sentence if a file of the run has an unexpected form."""
+    """Return the result of ``make``, or a note if a file of the run has an unexpected format."""
     try:
         return make(subject)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         runs = [subject] if isinstance(subject, Collected) else subject
         files = ", ".join(text(run.run.evaluation) for run in runs)
-        return card("Not shown", f"<p>{files}: not in the form that this version writes.</p>")
+        return card("Not shown", f"<p>{files}: not in the format of this version.</p>")
 
 
 def section(title: str, cards: str) -> str:
@@ -105,7 +105,7 @@ def section(title: str, cards: str) -> str:
 
 
 def write(runs: Sequence[Collected], path: Path, digests: overview.Digests | None = None) -> None:
-    """Write the page, replacing an earlier one."""
+    """Write the page to ``path``, replacing an earlier one."""
     content = render(runs, digests)
     with beside(path, durable=False) as part:
         part.write_text(content, encoding="utf-8")

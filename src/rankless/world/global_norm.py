@@ -1,4 +1,4 @@
-"""Batch norm that treats several micro-batches as one batch, as an autograd function."""
+"""An autograd function for batch norm that treats several micro-batches as one batch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class _Block(threading.local):
     """This thread's statistics of the norms in a block with activation checkpointing.
 
     Attributes:
-        computed: collects the statistics in the first computation of the block.
-        known: yields them again in the recomputation.
+        computed: collects the statistics during the first computation of the block.
+        known: yields the same statistics during the recomputation.
     """
 
     computed: list[Statistics] | None = None
@@ -34,7 +34,7 @@ _BLOCK = _Block()
 
 
 def recomputed() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return two contexts: one for computing a block, and one for recomputing it with the same statistics."""
+    """Return a context for computing a block, and one for recomputing it with the same statistics."""
     statistics: list[Statistics] = []
 
     @contextmanager
@@ -62,9 +62,9 @@ def is_recomputed() -> bool:
 
 
 class GlobalNorm(torch.autograd.Function):
-    """One micro-batch's part of a batch norm over all micro-batches (Ioffe & Szegedy, 2015).
+    """The part of one micro-batch in a batch norm over all micro-batches (Ioffe & Szegedy, 2015).
 
-    Every micro-batch has a separate graph, and waits in the norm for the others in both passes.
+    Every micro-batch has a separate graph, which waits in the norm for the others during both passes.
     """
 
     @staticmethod
@@ -78,9 +78,9 @@ class GlobalNorm(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Normalize ``values`` (B, C, …); ``weight`` and ``bias`` are (C,).
+        """Normalize ``values`` (B, C, …) with ``weight`` and ``bias`` (C,).
 
-        The tokens fix the order of the norms in the backward pass.
+        Passing the token through all norms fixes their order in the backward pass.
         """
         ctx.side, ctx.number, ctx.index, ctx.dtype = side, number, index, values.dtype
         ctx.learns = weight is not None, bias is not None
@@ -153,12 +153,12 @@ def gradients(total: Total, brought: Sequence[Any]) -> list[tuple[Tensor, Tensor
 
 
 def widened(values: Tensor) -> Tensor:
-    """Convert values (B, C, …) to the precision in which sums are computed."""
+    """Convert values (B, C, …) to the precision of sums: float32, or float64 for float64 values."""
     return values if values.dtype == torch.float64 else values.float()
 
 
 def _dims(values: Tensor) -> list[int]:
-    """Return all dimensions except the channels."""
+    """Return all dimensions except that of the channels."""
     return [0, *range(2, values.ndim)]
 
 

@@ -1,4 +1,4 @@
-"""Short texts that ranks exchange through their store without waiting for each other."""
+"""Short messages that ranks exchange through their store without waiting for each other."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Note = dict[str, Any]
 
 
 class Notes:
-    """The ranks' notes about how they ended; create this object while the process group exists."""
+    """The ranks' notes about how they ended. Create this object while the process group exists."""
 
     def __init__(self, world: World) -> None:
         self.world, self.store = world, default_store()
 
     def leave(self, note: Note) -> None:
-        """Store this rank's note, unless the store is gone."""
+        """Store this rank's note, unless the store no longer exists."""
         with suppress(RuntimeError):
             self.store.set(f"{_KEY}/{self.world.rank}", json.dumps(note))
 
     def wait(self, seconds: float, enough: Callable[[Sequence[Note]], bool]) -> list[Note]:
-        """Return the notes in rank order once ``enough`` accepts them, or those found after ``seconds``."""
+        """Return the notes so far in rank order, once ``enough`` accepts them or after ``seconds``."""
         until = time.monotonic() + seconds
         found: dict[int, Note] = {}
-        with suppress(RuntimeError, ValueError):  # the store is gone
+        with suppress(RuntimeError, ValueError):  # the store no longer exists
             while True:
                 for rank in set(range(self.world.size)) - found.keys():
                     if self.store.check([f"{_KEY}/{rank}"]):
@@ -44,13 +44,13 @@ class Notes:
 
 
 class Notices:
-    """A store of one text per rank; a new text replaces the previous one."""
+    """A store with one text per rank."""
 
     def __init__(self, name: str) -> None:
         self._name = f"rankless/{name}"
 
     def post(self, rank: int, text: str) -> None:
-        """Store the text of a rank in place of its previous one."""
+        """Store the text of a rank, replacing its previous one."""
         default_store().set(f"{self._name}/{rank}", text)
 
     def read(self, rank: int) -> str | None:

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 class PeerWaits:
     """A counter of the time that a rank waits for other ranks.
 
-    It does not include the waits of NCCL, which block the GPU and not the host.
+    Waits of NCCL are not included, because they block the GPU instead of the host.
 
     Attributes:
         seconds: total duration of all finished waits.
-        depth: number of current waits; 0 if the rank does not wait.
+        depth: number of nested waits in progress, or 0 if the rank is not waiting.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class PeerWaits:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the time of the block as a wait for other ranks."""
+        """Count the duration of the block as a wait for other ranks."""
         self.depth += 1
         began = time.perf_counter()
         try:

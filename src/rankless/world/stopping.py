@@ -11,7 +11,7 @@ _KEY = "rankless/stop"
 
 
 class SharedStop:
-    """A flag in the ranks' store that says whether any rank received a request to stop.
+    """A flag in the ranks' store that is set once any rank has received a request to stop.
 
     Reading it takes a few microseconds. Ranks may see it at different times, so they must call :meth:`agreed`
     to stop together. The flag cannot be reset.
@@ -22,7 +22,7 @@ class SharedStop:
         self._raised = False
 
     def __call__(self) -> bool:
-        """Return whether to stop; set the flag if this rank received the request."""
+        """Return whether to stop, and set the flag if this rank has received a request."""
         if self._raised:
             return True
         if self.own():
@@ -34,7 +34,7 @@ class SharedStop:
         return self._raised
 
     def agreed(self) -> bool:
-        """Return whether any rank should stop; all ranks must call this, and get the same result."""
-        answers = self.world.gather(self())
-        self._raised = bool(self.world.broadcast(any(answers) if answers is not None else None))
+        """Return whether any rank should stop, the same on all ranks. All ranks must call this."""
+        flags = self.world.gather(self())
+        self._raised = bool(self.world.broadcast(any(flags) if flags is not None else None))
         return self._raised

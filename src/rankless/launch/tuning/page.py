@@ -1,4 +1,4 @@
-"""The report of a search: a self-contained ``report.html`` in its folder."""
+"""The report of a search, a self-contained ``report.html`` in its folder."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def render(record: Record) -> str:
     charts = _course(record, scored)
     charts += "".join(_of_key(record, scored, key, one) for key, one in record.search.space.items())
     body = _claim(record) + section("Scores", charts)
-    body += section("Trials", card("All trials, the best first", _table(record), width="all"))
+    body += section("Trials", card("All trials, best first", _table(record), width="all"))
     return document(record.folder.resolve().name, body)
 
 
 def _claim(record: Record) -> str:
-    """Return the summary of the search, with the best result so far."""
+    """Return a summary of the search with the best result so far."""
     name, best = record.search.score_name, record.ranked()[:1]
     goal = "lowest" if record.search.lower_is_better else "highest"
     sentence = f"A search for the {goal} {text(name)} of {text(record.search.name)}"
     failed = sum(one.state == FAILED for one in record.trials)
     tiles = [
-        *(tile(f"best {name}, trial {one.number}", _score(record, one), "main") for one in best),
-        *(tile(f"{name} of the unchanged recipe", _score(record, one)) for one in record.trials[:1]),
+        *(tile(f"best {name} (trial {one.number})", _score(record, one), "main") for one in best),
+        *(tile(f"{name} with the unchanged recipe", _score(record, one)) for one in record.trials[:1]),
         tile("trials", f"{len(record.trials):,}"),
         tile("failed", f"{failed:,}"),
         tile("training time", duration(sum(one.seconds for one in record.trials))),
@@ -64,7 +64,7 @@ def _course(record: Record, scored: list[Trial]) -> str:
 
 
 def _of_key(record: Record, scored: list[Trial], key: str, one: Range) -> str:
-    """Return a chart of the score against the values of a key; choices are plotted at their indices."""
+    """Return a chart of the score against the values of a key. Choices are plotted at their indices."""
     tried = [trial for trial in scored if trial.params.get(key) is not None]
 
     def place(value: object) -> float:

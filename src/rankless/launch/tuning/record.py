@@ -1,4 +1,4 @@
-"""The record of a search: ``search.json`` in its folder, and ``trials.csv`` with the same data as a table."""
+"""The record of a search in its folder: ``search.json``, and ``trials.csv`` with the same data as a table."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Trial:
     """One run of a search.
 
     Attributes:
-        number: the trial's number, from 1; trial 1 uses the unchanged recipe.
+        number: the trial's number, starting at 1. Trial 1 uses the unchanged recipe.
         params: the tried values by key.
-        changes: the recipe changes of the run as ``key=value``.
+        changes: the run's changes to the recipe as ``key=value``.
         state: ``finished``, ``failed``, or ``running``, which is never recorded.
-        score: the best score of the run; None if it has none.
-        seconds: duration of the training steps.
+        score: the best score of the run, or None if it has no score.
+        seconds: total duration of the training steps.
         problem: the reason for a failure.
     """
 
@@ -52,9 +52,9 @@ class Search:
     Attributes:
         recipe: the recipe of all trials, as JSON.
         name: the recipe's name, for the command that trains with the best values.
-        words: the user's recipe changes as ``key=value``.
+        words: the user's changes to the recipe as ``key=value``.
         space: the range of each key.
-        score_name: the score to improve.
+        score_name: the score to optimize.
         lower_is_better: whether the lowest score is the best.
         seed: the seed of the sampler.
         keeps_all: whether to keep the weights of all trials instead of only the best trial's.
@@ -108,13 +108,13 @@ class Record:
         return shlex.join(("rankless", "train", self.search.name, *self.search.words, *one.changes))
 
     def ranked(self) -> list[Trial]:
-        """Return the finished trials, best first, ties in order of their numbers."""
+        """Return the finished trials, best first and ties in order of their numbers."""
         sign = 1 if self.search.lower_is_better else -1
         done = [trial for trial in self.trials if trial.score is not None]
         return sorted(done, key=lambda trial: sign * float(trial.score or 0.0))
 
     def table(self) -> list[str]:
-        """Return the header and a row per trial, the best first and failed trials last."""
+        """Return the header and a row per trial, best first and failed trials last."""
         failed = [one for one in self.trials if one.score is None]
         return [self.header(), *map(self.row, [*self.ranked(), *failed])]
 
@@ -136,7 +136,7 @@ class Record:
 
 
 def as_text(value: object) -> str:
-    """Format a value for a table; None, which stands for a value outside the range, becomes a dash."""
+    """Format a value for a table, with a dash for None, which stands for a value outside the range."""
     return "–" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
@@ -154,9 +154,8 @@ def opened(folder: Path) -> Record:
         content = msgspec.json.decode(read_text(path, 64 * MIB), type=_File)
     except FileNotFoundError:
         raise UserError(
-            f"--out {folder}: contains no search (no {_FILE}); give the folder of a search, or leave out "
-            "--resume"
+            f"--out {folder}: contains no search (no {_FILE}); use the folder of a search, or remove --resume"
         ) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); begin another search") from None
+        raise UserError(f"{path}: cannot be read ({error}); start another search") from None
     return Record(folder, content.search, content.trials)

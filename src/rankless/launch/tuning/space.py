@@ -1,4 +1,4 @@
-"""The search space: recipe keys, each with a range of numbers or a list of choices."""
+"""The search space, which has a range of numbers or a list of choices for each recipe key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankless.errors import UserError
 from rankless.recipe.schema import Recipe
 
 AUGMENTATION = "augmentation"
-"""Name of a factor, not a recipe key, that scales all :data:`_STRENGTHS` that the recipe uses."""
+"""A factor (not a recipe key) that scales all :data:`_STRENGTHS` that the recipe uses."""
 _STRENGTHS = {
     "hue": 0.5,
     "saturation": 4.0,
@@ -19,7 +19,7 @@ _STRENGTHS = {
     "scale": 4.0,
     "translate": 0.9,
 }  # keys with their maxima
-_TENFOLD = 10.0  # smallest ratio high / low for a logarithmic scale
+_TENFOLD = 10.0  # minimum ratio high / low for a logarithmic scale
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Range:
     """The possible values of one key.
 
     Attributes:
-        low, high: the inclusive bounds of numbers; None for choices.
-        choices: the choices as written in ``key=value``.
+        low, high: the inclusive bounds of numbers, or None for choices.
+        choices: the choices, as written in ``key=value``.
         whole: whether to try only integers.
     """
 
@@ -39,7 +39,7 @@ class Range:
 
     @property
     def is_logarithmic(self) -> bool:
-        """Whether values are drawn on a logarithmic scale."""
+        """Whether values are sampled on a logarithmic scale."""
         return bool(self.low and self.high) and float(self.high or 0) / float(self.low or 1) >= _TENFOLD
 
     def text(self) -> str:
@@ -51,7 +51,7 @@ Space = Mapping[str, Range]
 
 
 def parsed(texts: Iterable[str]) -> dict[str, Range]:
-    """Parse texts such as ``key=low..high`` and ``key=a|b|c``; return the ranges by key."""
+    """Parse texts such as ``key=low..high`` and ``key=a|b|c``, and return the ranges by key."""
     found = {text: _range(text) for text in texts}
     if problems := [text for text, one in found.items() if one is None]:
         raise UserError(
@@ -63,7 +63,7 @@ def parsed(texts: Iterable[str]) -> dict[str, Range]:
 
 
 def _range(text: str) -> Range | None:
-    """Parse a range or choices; return None if the text is neither."""
+    """Parse a range or choices, or return None if the text is neither."""
     key, _, given = text.partition("=")
     low, dots, high = given.partition("..")
     if not dots:
@@ -78,7 +78,7 @@ def _range(text: str) -> Range | None:
 
 
 def usual(recipe: Recipe) -> dict[str, Range]:
-    """Return the default space: learning rate, weight decay, augmentation and loss weights."""
+    """Return the default space of learning rate, weight decay, augmentation and loss weights."""
     decay = recipe.optim.weight_decay
     space = {
         "optim.lr": Range(recipe.optim.lr / 10, recipe.optim.lr * 10),
@@ -99,7 +99,7 @@ def usual(recipe: Recipe) -> dict[str, Range]:
 
 
 def overrides(params: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """Return a trial's recipe changes as ``key=value``; augmentation values scale those of ``recipe``."""
+    """Return a trial's changes to the recipe as ``key=value``, with the augmentation factor applied."""
     changes = []
     for key, value in params.items():
         if key != AUGMENTATION:
@@ -112,7 +112,7 @@ def overrides(params: Mapping[str, Any], recipe: Recipe) -> list[str]:
 
 
 def of_recipe(recipe: Recipe, space: Space) -> dict[str, Any]:
-    """Return the recipe's values for the keys of the space, without values outside it."""
+    """Return the recipe's values of the keys in the space, without values outside their ranges."""
     found: dict[str, Any] = {}
     for key, one in space.items():
         value: Any = 1.0 if key == AUGMENTATION else _value(recipe, key.split("."))

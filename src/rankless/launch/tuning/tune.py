@@ -1,4 +1,4 @@
-"""``rankless tune``: a search for better recipe values with Optuna; each trial is an ordinary run."""
+"""``rankless tune``, a search for better recipe values with Optuna in which each trial is an ordinary run."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from rankless.runs.scoring import LOWER_IS_BETTER
 from rankless.tasks.best import best_score
 
 LOG = "output.log"
-"""Name of the file in a run's ``logs`` directory that holds the output of the run."""
+"""File with the output of a run, in its ``logs`` directory."""
 _SHARED = ".output"
 
 
 class TrialOutput:
-    """A context that redirects standard output and error of this process and its children to a file.
+    """A context manager that redirects the output of this process and its children to a file.
 
-    The terminal shows a header and a row per trial; a trial's result replaces the row of the running trial.
-    The fork server keeps the streams it was started with, so all trials share one file. After a trial, its
-    part of the file moves to its run.
+    The terminal shows a header and a row per trial. The result of a trial replaces the row that was shown
+    while it was running. Because the fork server keeps its original output streams, all trials write to the
+    same file. Its content is moved to the run after each trial.
     """
 
     def __init__(self, record: Record) -> None:
@@ -68,7 +68,7 @@ class TrialOutput:
         self._path.unlink(missing_ok=True)
 
     def began(self, trial: Trial) -> None:
-        """Show that a trial is starting or resuming."""
+        """Show that a trial has started or resumed."""
         self._run = self._record.run(trial.number)
         if self._is_live:
             self._print(self._record.row(trial), end="\r")
@@ -81,7 +81,7 @@ class TrialOutput:
         self._print(f"{self._record.row(trial)}{star}", before=clear)
 
     def _keep(self) -> None:
-        """Move a trial's output to the end of the run's log."""
+        """Append a trial's output to the log of its run."""
         self._flush()
         printed = os.pread(self._file, os.fstat(self._file).st_size, 0)
         if printed:
@@ -100,7 +100,7 @@ class TrialOutput:
 
 
 _RANDOM = 5
-"""Number of random trials before the sampler learns from results."""
+"""Number of random trials before the sampler uses their results."""
 
 
 def suggestion(search: Search, trials: Sequence[Trial], number: int) -> dict[str, Any]:
@@ -146,14 +146,14 @@ def begin(
     *,
     keeps_all: bool = False,
 ) -> Record:
-    """Start a search: choose its space, and record it.
+    """Create the record of a new search and return it.
 
     Args:
         folder: a new or empty folder for the search.
         recipe: the recipe of all trials, with the user's changes.
-        name: the recipe's name or path, as the user gave it.
-        words: the user's recipe changes as ``key=value``.
-        search: ranges such as ``key=low..high`` or ``key=a|b``; the default space if empty.
+        name: the recipe's name or path, as given by the user.
+        words: the user's changes to the recipe as ``key=value``.
+        search: ranges such as ``key=low..high`` or ``key=a|b``, or an empty list for the default space.
         keeps_all: whether to keep the weights of all trials instead of only the best trial's.
     """
     needed("optuna", "tune", "rankless tune")
@@ -162,7 +162,7 @@ def begin(
     score_name = best_score(recipe)
     if folder.exists() and any(folder.iterdir()):
         raise UserError(
-            f"--out {folder}: is not empty; give a new folder, or continue its search with --resume"
+            f"--out {folder}: is not empty; use a new folder, or add --resume to continue its search"
         )
     folder.mkdir(parents=True, exist_ok=True)
     record = Record(
@@ -197,7 +197,8 @@ def go_on(
         trials: total number of trials, including earlier ones.
         devices: the devices, as for :func:`rankless.train`.
         output: prints a row for every trial.
-        train: replaces :func:`rankless.train`; called with a recipe, a run directory and whether to resume.
+        train: a replacement for :func:`rankless.train`, called with a recipe, a run directory and whether to
+            resume.
 
     Returns:
         0, or the exit code of a run that a signal stopped.
@@ -215,7 +216,7 @@ def go_on(
             output.began(trial)
         run = record.run(number)
         begun = (run / "journal.jsonl").exists()
-        try:  # each value is valid, but the combination may not be
+        try:  # the combination of valid values may be invalid
             code = run_it(load.changed(recipe, changes), run, begun)
         except UserError as error:
             if number == 1:
@@ -235,25 +236,25 @@ def go_on(
 
 
 def _judged(trial: Trial, record: Record, code: int) -> Trial:
-    """Return the trial with its state, score and duration filled in."""
+    """Return the finished trial with its state, score and duration."""
     run = RunDirectory(record.run(trial.number))
     seen = overview(run, {"evaluate": {"best": record.search.score_name}})
     trial = replace(trial, seconds=seen.seconds)
     if code or seen.score is None:
-        problem = f"see {run.logs}" if code else "it was never evaluated"
+        problem = f"see {run.logs}" if code else "it has no score"
         return replace(trial, state=FAILED, problem=problem)
     return replace(trial, state=FINISHED, score=seen.score)
 
 
 def _drop_weights(record: Record) -> None:
-    """Remove the checkpoints of all trials except the best; keep journals, reports and logs."""
+    """Remove the checkpoints of all trials except the best one."""
     best = [trial.number for trial in record.ranked()[:1]]
     for trial in record.trials:
         run = RunDirectory(record.run(trial.number))
         if trial.number not in best and run.checkpoints.is_dir():
             remove_tree(run.checkpoints)
             for name in ("best", "last"):
-                run.link(name)  # removes the link, which now dangles
+                run.link(name)  # removes the broken link
 
 
 def _check(recipe: Recipe, space: spaces.Space) -> None:
