@@ -85,7 +85,7 @@ def test_what_to_do_is_reported(folder: Path) -> None:
     with pytest.raises(UserError) as raised:
         local.evaluate(file)
     assert raised.value.problems == (
-        f"{file}: its recipe names the task 'stranger:Task', whose code would be run; if you trust it, give "
+        f"{file}: its recipe names the task 'stranger:Task', whose code would be run; if you trust it, add "
         "--task stranger:Task (in Python: task=…)",
     )
 

@@ -32,7 +32,7 @@ def test_damage_on_the_way_to_a_resumption(tmp_path: Path, expected: dict[str, A
     with Run(folder, 1, "--resume", "epochs=9") as run:
         assert run.wait() == 2, run.text()
         run.gone()
-        assert "another run directory, with model.pretrained=FILE" in run.text().splitlines()[-1]
+        assert "add model.pretrained=FILE" in run.text().splitlines()[-1]
         assert "restarting" not in run.text() and not run.noise(), run.text()
     assert directory.recipe.read_text() == recipe and directory.pointed("last") == last
     for file, content in zip(files, kept, strict=True):

@@ -21,7 +21,7 @@ from rankless.launch import local
 from rankless.launch.tuning import space as spaces
 from rankless.launch.tuning.record import Record, opened
 from rankless.launch.tuning.space import Range
-from rankless.launch.tuning.tune import TrialOutput, begin, go_on
+from rankless.launch.tuning.tune import TrialOutput, begin, continue_search
 from rankless.recipe import load
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
@@ -55,7 +55,7 @@ def trainer(stop_at: int = 0, fail_at: int = 0) -> Callable[[Recipe, Path, bool]
 def searched(folder: Path, trials: int, **options: Any) -> Record:
     recipe = load.load("digits", ["optim.lr=0.2"])
     record = begin(folder, recipe, "digits", ["optim.lr=0.2"], SEARCH)
-    go_on(record, trials, train=trainer(**options))
+    continue_search(record, trials, train=trainer(**options))
     return record
 
 
@@ -78,7 +78,7 @@ def test_a_search_that_stopped_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     assert len(stopped.trials) == 5
     again = opened(tmp_path / "stopped")
     assert again.search == stopped.search
-    assert go_on(again, 8, train=trainer()) == 0
+    assert continue_search(again, 8, train=trainer()) == 0
     assert [trial.params for trial in again.trials] == [trial.params for trial in whole.trials]
     assert [trial.score for trial in again.trials] == [trial.score for trial in whole.trials]
     assert opened(tmp_path / "stopped").trials == again.trials
@@ -94,7 +94,7 @@ def test_a_trial_that_fails_is_recorded_and_the_recipe_itself_must_not(tmp_path:
 
 def test_values_that_do_not_go_together_are_a_trial_that_fails(tmp_path: Path) -> None:
     record = begin(tmp_path / "search", load.load("digits"), "digits", [], ["batch.images=6..12"])
-    assert go_on(record, 8, train=trainer()) == 0
+    assert continue_search(record, 8, train=trainer()) == 0
     failed = [trial for trial in record.trials if trial.state == "failed"]
     assert failed and all("does not divide batch.images" in trial.problem for trial in failed)
 
@@ -103,7 +103,7 @@ def test_values_that_do_not_go_together_are_a_trial_that_fails(tmp_path: Path) -
 def test_the_best_weights_stay_and_all_if_asked(keeps_all: bool, tmp_path: Path) -> None:
     recipe = load.load("digits", ["optim.lr=0.2"])
     record = begin(tmp_path / "search", recipe, "digits", [], SEARCH, keeps_all=keeps_all)
-    go_on(record, 6, train=trainer(fail_at=4))
+    continue_search(record, 6, train=trainer(fail_at=4))
     kept = [trial.number for trial in record.trials if RunDirectory(record.run(trial.number)).steps()]
     finished = [trial.number for trial in record.trials if trial.state == "finished"]
     assert kept == (finished if keeps_all else [record.ranked()[0].number])
@@ -123,7 +123,7 @@ def test_a_trial_is_a_row_and_what_it_prints_is_in_its_run(
         return train(recipe, run, resume)
 
     with TrialOutput(record) as output:
-        go_on(record, 3, train=loud, output=output)
+        continue_search(record, 3, train=loud, output=output)
         os.write(1, b"as it ended\n")
     rows = capfd.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows] == ["trial", "1", "2", "3"]
@@ -138,10 +138,10 @@ def test_a_trial_is_a_row_and_what_it_prints_is_in_its_run(
 def test_the_usual_space_holds_the_recipe_and_is_valid(small_recipe: str) -> None:
     for name in ("digits", "yolov4-tiny", "resnet18", "digits-classify", small_recipe):
         recipe = load.load(name)
-        space = spaces.usual(recipe)
+        space = spaces.default_space(recipe)
         assert {"optim.lr", "optim.weight_decay"} < set(space)
         assert ("augmentation" in space) == (recipe.data.augment.value > 0)
-        assert set(spaces.of_recipe(recipe, space)) == set(space)
+        assert set(spaces.recipe_values(recipe, space)) == set(space)
         for end in ("low", "high"):
             params = {key: getattr(one, end) for key, one in space.items()}
             changed = load.changed(recipe, spaces.overrides(params, recipe))
@@ -170,7 +170,7 @@ def test_ranges_that_cannot_be_are_errors(
 
 
 def test_ranges_are_read() -> None:
-    assert spaces.parsed(["a=1e-4..0.1", "b=1..8", "c=x|y", "d=0..1.5"]) == {
+    assert spaces.parse(["a=1e-4..0.1", "b=1..8", "c=x|y", "d=0..1.5"]) == {
         "a": Range(1e-4, 0.1),
         "b": Range(1, 8, whole=True),
         "c": Range(choices=("x", "y")),
@@ -184,7 +184,7 @@ def test_trials_are_runs(small_recipe: str, tmp_path: Path) -> None:
     recipe = load.load(small_recipe, ["epochs=1", "batch.images=8", "batch.micro=8"])
     record = begin(tmp_path / "search", recipe, "small.yaml", [], ["optim.lr=0.001..0.1"])
     train = lambda one, run, resume: local.train(one, run, resume=resume, inline=True)  # noqa: E731
-    assert go_on(record, 2, train=train) == 0
+    assert continue_search(record, 2, train=train) == 0
     for trial in record.trials:
         assert trial.state == "finished" and trial.score is not None and trial.seconds > 0
         lr = load.load(record.run(trial.number) / "recipe.yaml").optim.lr

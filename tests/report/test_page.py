@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import browser
 from rankless.report import charts, page, training
 from rankless.report.collected import Collected
-from rankless.report.markup import card, laid_out
+from rankless.report.markup import card, fill_rows
 from rankless.runs import journal
 from rankless.runs.directory import weights_of
 from rankless.runs.weights_digest import of_weights
@@ -405,7 +405,7 @@ def test_a_restart_is_a_gap_and_marks_on_the_time_axis(run: Path) -> None:
      (["", "", "two", ""], [3, 3, 4, 2], [3, 3, 6, 6]), (["all", ""], [6, 6], [6, 6])],
 )  # fmt: skip
 def test_panels_fill_their_rows(widths: list[str], three: list[int], two: list[int]) -> None:
-    html = laid_out("".join(card("a", "", width=width) for width in widths))
+    html = fill_rows("".join(card("a", "", width=width) for width in widths))
     assert [int(one) for one in re.findall(r"--three:(\d)", html)] == three
     assert [int(one) for one in re.findall(r"--two:(\d)", html)] == two
 

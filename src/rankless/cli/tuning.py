@@ -68,7 +68,7 @@ def tune(
     count, many = check_all(lambda: devices_here(devices), lambda: whole_number("--trials", trials))
     from rankless.launch import fork_server
     from rankless.launch.tuning import page
-    from rankless.launch.tuning.tune import TrialOutput, go_on
+    from rankless.launch.tuning.tune import TrialOutput, continue_search
 
     if resume:
         record = _resumed(recipe, search, out, keeps_all=keep_all)
@@ -77,7 +77,7 @@ def tune(
     say(f"trials in {record.folder}; to follow one: rankless watch {record.run(len(record.trials) + 1)}")
     with TrialOutput(record) as output:
         fork_server.start()  # forked ranks inherit the redirected output
-        code = go_on(record, many, devices=count, output=output)
+        code = continue_search(record, many, devices=count, output=output)
     if len(record.ranked()) > 1:
         say("\nthe best first:")
         for line in record.table():

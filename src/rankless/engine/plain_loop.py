@@ -20,7 +20,7 @@ from rankless.data.torch_dataset import from_dataset
 from rankless.engine.accumulate import Accumulator
 from rankless.engine.optim import divide_and_clip
 from rankless.engine.schedule import StepSchedule
-from rankless.engine.soundness import begin_alike, differing
+from rankless.engine.soundness import synchronize, weight_difference
 from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Flags
 from rankless.errors import UserError
@@ -98,7 +98,7 @@ class Steps:
         self.recipe = Recipe(batch=sizes, seed=seed, precision=precision, reduce="exact")
         self.data: Examples = data if callable(getattr(data, "item", None)) else from_dataset(data, seed=seed)
         self.collate = _Collate(collate)
-        begin_alike(model, ranks)
+        synchronize(model, ranks)
         model.to(ranks.device)
         self.statistics = RunningStatistics(batch_norms(model), ranks.device)
         self.statistics.give_back()  # between steps, the norms have the user's settings
@@ -128,7 +128,7 @@ class Steps:
                 finally:
                     self.statistics.give_back()
                 yield step
-        if problem := differing(schedule.steps, self.model.state_dict(), self.ranks):
+        if problem := weight_difference(schedule.steps, self.model.state_dict(), self.ranks):
             raise UserError(problem)
 
     def _step(self, number: int, batches: Iterator[Any], epoch: float) -> Step:

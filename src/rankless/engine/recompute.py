@@ -97,7 +97,7 @@ class Checks:
         return key(self.recipe.seed, "recompute", step)
 
 
-def disputed(votes: Votes) -> list[int]:
+def differing_results(votes: Votes) -> list[int]:
     """Return the micro-batches with differing results, and :data:`_WEIGHTS` if the weights differ."""
     return [what for what, seen in sorted(votes.items()) if len({result for _, result in seen}) > 1]
 
@@ -144,7 +144,7 @@ class Finding:
 def judge(first: Votes, again: Votes) -> Finding:
     """Find the ranks with wrong results. The correct result is the one that most ranks had in any attempt."""
     both = {what: [*first.get(what, ()), *again.get(what, ())] for what in {**first, **again}}
-    what, wrong, unclear = disputed(both), set[int](), set[int]()
+    what, wrong, unclear = differing_results(both), set[int](), set[int]()
     for votes in (both[one] for one in what):
         ranks = {result: {rank for rank, seen in votes if seen == result} for _, result in votes}
         right, second = sorted(ranks, key=lambda result: -len(ranks[result]))[:2]
@@ -152,7 +152,7 @@ def judge(first: Votes, again: Votes) -> Finding:
         wrong |= {rank for rank, seen in votes if is_clear and seen != right}
         unclear |= set() if is_clear else {rank for rank, _ in votes}
     certain = bool(wrong) and unclear <= wrong
-    return Finding(what, sorted(wrong if certain else wrong | unclear), certain, not disputed(again))
+    return Finding(what, sorted(wrong if certain else wrong | unclear), certain, not differing_results(again))
 
 
 class Alarm:
@@ -198,7 +198,7 @@ class Alarm:
             return self.state.accumulator.run(step, batches, self.state.scaler.scale, flags)
         self.compared += 1
         totals, first = self._attempt(step, batches, flags, 0)
-        if not disputed(first):
+        if not differing_results(first):
             self.agreed = step + 1
             return totals
         self.differed += 1

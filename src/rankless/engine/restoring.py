@@ -88,7 +88,7 @@ def restore(mirrors: Mirrors, run: RunDirectory, recipe: Recipe, class_names: Se
     if not mirrors.several:
         return Restored(snapshot, warnings, [])
     copies = _Copies(mirrors, run, class_names)
-    copies.put_best_right(snapshot)
+    copies.copy_best(snapshot)
     lacking = [rank for rank in mirrors.writers if rank not in holders]
     copies.write(snapshot, from_json(reports[source].recipe), lacking, source)
     return Restored(snapshot, [*warnings, *problems, *mirrors.told(copies.warnings)], copies.copied)
@@ -164,7 +164,7 @@ class _Copies:
         self.warnings: list[str] = []
         self.copied: list[str] = []
 
-    def put_best_right(self, snapshot: Snapshot) -> None:
+    def copy_best(self, snapshot: Snapshot) -> None:
         """Copy the best checkpoint according to ``snapshot``, if any exists, to machines that lack it."""
         best = snapshot.state["best"]
         if best is None or best["step"] == snapshot.step:

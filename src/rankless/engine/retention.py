@@ -75,7 +75,7 @@ class Retention:
         if self.has_best(best):  # only another machine may have it, if this machine's disk was full
             self.saved_best = best
         self._point()
-        checkpoint.tidy(self.run, self.recipe.checkpoint.keep, self._best_step())
+        checkpoint.remove_old(self.run, self.recipe.checkpoint.keep, self._best_step())
 
     def _point(self) -> None:
         step = self._best_step()

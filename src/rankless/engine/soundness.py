@@ -24,7 +24,7 @@ def non_finite(tensors: Mapping[str, Tensor | None]) -> list[str]:
     return [name for name, is_finite in zip(floating, flags, strict=True) if not is_finite]
 
 
-def begin_alike(model: nn.Module, world: World) -> list[str]:
+def synchronize(model: nn.Module, world: World) -> list[str]:
     """Copy the initial weights of rank 0 to every rank, and return a warning if they were different."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     layout = [[name, str(t.dtype), *t.shape] for name, t in tensors.items()]
@@ -49,7 +49,7 @@ def begin_alike(model: nn.Module, world: World) -> list[str]:
     ]
 
 
-def differing(step: int, tensors: Mapping[str, Tensor], world: World) -> str | None:
+def weight_difference(step: int, tensors: Mapping[str, Tensor], world: World) -> str | None:
     """Return an error message on every rank if the weights differ between ranks, otherwise None."""
     names = list(tensors)
     gathered = world.gather([names, checksums(tensors)])

@@ -24,7 +24,7 @@ from rankless.engine.ema import Ema
 from rankless.engine.freezing import Backbone
 from rankless.engine.optim import divide_and_clip, optimizer, restore_state, state_tensors
 from rankless.engine.schedule import StepSchedule
-from rankless.engine.soundness import begin_alike, differing, non_finite
+from rankless.engine.soundness import non_finite, synchronize, weight_difference
 from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Numbers, Totals
 from rankless.engine.unreadable import UnreadableImages
@@ -66,7 +66,7 @@ class TrainingState:
             torch.manual_seed(torch_seed(recipe.seed, "model"))
             model = task.model()  # on the CPU, so that all kinds of devices start from the same weights
         check_model(task, model)
-        self.warnings = begin_alike(model, world)
+        self.warnings = synchronize(model, world)
         self.task, self.world = task, world
         self.model: nn.Module = model.to(world.device).to(memory_format=torch.channels_last)
         self.frozen = batch_norms(self.model) if recipe.batch_norm == "frozen" else []
@@ -180,7 +180,7 @@ class TrainingState:
     def check(self, step: int) -> None:
         """Check that the weights after ``step`` steps are finite and the same on every rank."""
         weights = self.weights()
-        if error := differing(step, weights, self.world):
+        if error := weight_difference(step, weights, self.world):
             raise DivergedError(error, is_whole=False, repeats=False)
         if bad := non_finite(weights):
             raise DivergedError(weights_not_finite(step, bad, self.recipe), is_whole=False, repeats=True)

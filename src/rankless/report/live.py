@@ -22,7 +22,7 @@ _AGAIN = 5  # seconds
 
 
 @contextmanager
-def served(run: Path, port: int | None = None) -> Iterator[ThreadingHTTPServer]:
+def report_server(run: Path, port: int | None = None) -> Iterator[ThreadingHTTPServer]:
     """Yield a server for the report of ``run``, which handles requests once ``serve_forever`` is called.
 
     It listens on ``port`` of the loopback address, by default on the first free port starting at

@@ -50,7 +50,7 @@ def tile(name: str, value: str, kind: str = "") -> str:
     return f'<div class="tile {kind}"><b>{value}</b><span>{text(name)}</span></div>'
 
 
-def laid_out(cards: str) -> str:
+def fill_rows(cards: str) -> str:
     """Return the panels with widths that fill the rows of pages with three or two columns."""
     widths = [_WIDTHS[found[1]] for found in _CARD.finditer(cards)]
     spans = iter(zip(_spans(widths, 3), _spans(widths, 2), strict=True))

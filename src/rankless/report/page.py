@@ -14,7 +14,7 @@ from rankless.files.writing import beside
 from rankless.report import evaluation, overview, timeline, training
 from rankless.report.collected import Collected
 from rankless.report.examples import galleries
-from rankless.report.markup import card, laid_out, text
+from rankless.report.markup import card, fill_rows, text
 
 _HERE = Path(__file__).parent
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -101,7 +101,7 @@ def _panel(make: Callable[[Any], str], subject: Collected | Sequence[Collected])
 
 def section(title: str, cards: str) -> str:
     """Return a section with a title and panels, or an empty string if there are no panels."""
-    return f'<h2>{title}</h2><div class="grid">{laid_out(cards)}</div>\n' if cards else ""
+    return f'<h2>{title}</h2><div class="grid">{fill_rows(cards)}</div>\n' if cards else ""
 
 
 def write(runs: Sequence[Collected], path: Path, digests: overview.Digests | None = None) -> None:

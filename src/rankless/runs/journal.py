@@ -224,7 +224,7 @@ def ending(path: Path) -> str | None:
             return f"it {'stopped on request' if kind == 'stop' else 'finished'} after step {entry.get('at')}"
         if kind in ("start", "resume") or "step" in entry or "evaluation" in entry:
             break
-    return "its end was not recorded, because its launcher was killed or the machine stopped"
+    return "it ended without recording why: its launcher was killed, or the machine stopped"
 
 
 def step_of(entry: dict[str, Any]) -> int:

@@ -23,7 +23,7 @@ from rankless.recipe.schema import Recipe
 from rankless.structures import Classification, ClassificationBatch, ClassificationItem, LossSum, Scores
 from rankless.tasks.best import unknown_best
 from rankless.tasks.report_details import images_of_training, of_classifications
-from rankless.tasks.tta import TTA, mean_of_logs, transformed
+from rankless.tasks.tta import TTA, apply_transform, mean_of_logs
 
 
 class Classify:
@@ -79,7 +79,7 @@ class Classify:
         """Predict the class probabilities of each image of the batch."""
         images = self.network_input(batch.images)
         transforms = TTA[self.recipe.evaluate.tta]
-        every = [model(transformed(images, one)).float().log_softmax(1) for one in transforms]
+        every = [model(apply_transform(images, one)).float().log_softmax(1) for one in transforms]
         # The mean of the probabilities; without TTA, exactly the model's probabilities.
         logs = (every[0] if len(every) == 1 else mean_of_logs(every)).cpu()  # (B, C)
         missing = {one.index for one in batch.unreadable}

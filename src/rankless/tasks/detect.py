@@ -31,7 +31,7 @@ from rankless.recipe.schema import Recipe
 from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox, LossSum, Scores
 from rankless.tasks.best import unknown_best
 from rankless.tasks.report_details import as_truth, boxes_of_training, of_detections
-from rankless.tasks.tta import TTA, restored, transformed
+from rankless.tasks.tta import TTA, apply_transform, restore_boxes
 
 # Built-in scenes do not depend on the network's input size, so that models can be compared.
 SCENE_SIZE = (256, 256)
@@ -104,8 +104,8 @@ class Detect:
         detector, images = cast(Detector, model), batch.network_input
         boxes, scores = [], []
         for one in TTA[self.recipe.evaluate.tta]:
-            its_boxes, its_scores = detector.decode(detector(transformed(images, one, self.placing)))
-            boxes.append(restored(its_boxes, one, images.shape[-2:]))
+            its_boxes, its_scores = detector.decode(detector(apply_transform(images, one, self.placing)))
+            boxes.append(restore_boxes(its_boxes, one, images.shape[-2:]))
             scores.append(its_scores)
         candidates = zip(torch.cat(boxes, 1), torch.cat(scores, 1), strict=True)  # (P, 4), (P, C) each
         with without_layers():

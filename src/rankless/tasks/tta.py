@@ -37,7 +37,7 @@ TTA: dict[str, tuple[Transform, ...]] = {
 """The transforms of each value of ``evaluate.tta``; the first is the identity."""
 
 
-def transformed(images: Tensor, transform: Transform, placing: Placing = USUAL) -> Tensor:
+def apply_transform(images: Tensor, transform: Transform, placing: Placing = USUAL) -> Tensor:
     """Apply a transform to inputs.
 
     Args:
@@ -60,7 +60,7 @@ def transformed(images: Tensor, transform: Transform, placing: Placing = USUAL) 
     return images.contiguous(memory_format=torch.channels_last)
 
 
-def restored(boxes: Tensor, transform: Transform, size: Sequence[int]) -> Tensor:
+def restore_boxes(boxes: Tensor, transform: Transform, size: Sequence[int]) -> Tensor:
     """Convert xyxy boxes (..., 4) from pixels of a transformed input to pixels of the original input.
 
     ``size`` is (H, W) of the original input.

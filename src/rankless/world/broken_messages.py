@@ -24,7 +24,7 @@ _TAG = 0x5EED  # no rank receives messages with this tag
 
 
 @contextmanager
-def ended_if_broken(transport: GroupTransport) -> Iterator[None]:
+def exit_if_broken(transport: GroupTransport) -> Iterator[None]:
     """Exit with ``LOST_PEER`` if a wait within the block continues after a gloo connection has broken."""
     end = threading.Event()
     watch = threading.Thread(target=_watch, args=(transport, end), name="connections", daemon=True)

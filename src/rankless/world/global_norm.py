@@ -33,7 +33,7 @@ class _Block(threading.local):
 _BLOCK = _Block()
 
 
-def recomputed() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def recomputation_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Return a context for computing a block, and one for recomputing it with the same statistics."""
     statistics: list[Statistics] = []
 
@@ -101,14 +101,14 @@ class GlobalNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, token: Tensor) -> tuple[Any, ...]:
-        brought = widened(gradient), *ctx.saved_tensors
+        inputs = widened(gradient), *ctx.saved_tensors
         total = ctx.side.exchange.total
-        inner, *outer = ctx.side.meet(ctx.number, ctx.index, brought, partial(gradients, total))
+        inner, *outer = ctx.side.meet(ctx.number, ctx.index, inputs, partial(gradients, total))
         learned = [one if learns else None for one, learns in zip(outer, ctx.learns, strict=True)]
         return None, None, None, token, inner.to(ctx.dtype), *learned
 
 
-def measured(
+def batch_statistics(
     norm: Any, momentum: float, total: Total, check: Callable[[Tensor], None], wide: Sequence[Tensor]
 ) -> list[Statistics]:
     """Compute the statistics of all micro-batches in two passes, and update the norm's running statistics.
@@ -138,16 +138,16 @@ def measured(
     return [(mean, inverse, number)] * len(wide)
 
 
-def gradients(total: Total, brought: Sequence[Any]) -> list[tuple[Tensor, Tensor, Tensor]]:
+def gradients(total: Total, inputs: Sequence[Any]) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Return each micro-batch's gradients of values, weight and bias from the gradient of its output."""
-    for_bias = [g.sum(_dims(g)) for g, *_ in brought]
-    for_weight = [(g * normal).sum(_dims(g)) for g, normal, *_ in brought]
+    for_bias = [g.sum(_dims(g)) for g, *_ in inputs]
+    for_weight = [(g * normal).sum(_dims(g)) for g, normal, *_ in inputs]
     leaves = [torch.cat([b, w]) for b, w in zip(for_bias, for_weight, strict=True)]
-    number = brought[0][-1]
+    number = inputs[0][-1]
     plain, scaled = (total(leaves) / number).chunk(2)
     inner = [
         _shaped(weight * inverse, g) * (g - _shaped(plain, g) - normal * _shaped(scaled, g))
-        for g, normal, weight, inverse, _ in brought
+        for g, normal, weight, inverse, _ in inputs
     ]
     return list(zip(inner, for_weight, for_bias, strict=True))
 

@@ -55,7 +55,7 @@ def listening() -> set[int]:
     return {os.fstat(each.fileno()).st_ino for each in filter(_listens, _sockets())}
 
 
-def take_no_more(known: Set[int]) -> None:
+def reject_new_connections(known: Set[int]) -> None:
     """Make the kernel reject new connections to all listening sockets except the ``known`` ones.
 
     This has no effect if the system does not list a process's files (macOS).

@@ -20,15 +20,15 @@ from torch import Tensor
 
 from rankless.errors import UserError, counted
 from rankless.hardware.network import interface_towards
-from rankless.world.broken_messages import ended_if_broken
+from rankless.world.broken_messages import exit_if_broken
 from rankless.world.compat import innermost_store, quiet_output
-from rankless.world.keepalive import listening, take_no_more, watch_connections
+from rankless.world.keepalive import listening, reject_new_connections, watch_connections
 from rankless.world.objects import pack, unpack
 from rankless.world.rendezvous import (
+    job_store,
     launchers_store,
     loopback,
     meet,
-    of_this_job,
     on_interface,
     private_store,
     ranks_store,
@@ -41,7 +41,7 @@ from rankless.world.tree import own_micro_batches
 # its connections and TCP keepalive detects disconnected machines (world/keepalive).
 TIMEOUT = timedelta(minutes=30)
 # Stores are kept alive, because a file store's destructor writes to its file and aborts if the disk is full.
-_UNDYING: list[dist.Store] = []
+_KEPT_ALIVE: list[dist.Store] = []
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
             outer = launcher_store or ranks_store(address, _port(), rank, alone, TIMEOUT)
             store = meet(outer, rank, size, TIMEOUT)
             store = private_store(store, rank, size) if alone else store
-        _UNDYING.append(store)
+        _KEPT_ALIVE.append(store)
         backend, key = _backend(store, rank, size, device), shared_key(store, rank)
         if outer is not None and not alone and "nccl" in backend:  # NCCL's threads must not call into Python
             store = dist.PrefixStore(key.hex(), innermost_store(outer))
@@ -210,13 +210,13 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
                 PROCESS_GROUP.gather_apart(TIMEOUT)
             if PROCESS_GROUP.beside is not None:
                 _prove(PROCESS_GROUP.beside, key)
-            take_no_more(before)
+            reject_new_connections(before)
             PROCESS_GROUP.on_one_machine = alone and size > 1
             watch_connections(all_are_read=True)  # only of gloo and the store, because NCCL connects later
-            launcher_store = None if launcher_store is None else of_this_job(launcher_store)
+            launcher_store = None if launcher_store is None else job_store(launcher_store)
             local_rank = int(os.environ.get("LOCAL_RANK", str(rank)))
             world = World(rank, size, device, local_rank, launcher_store, here, inline)
-            with nullcontext() if alone else ended_if_broken(PROCESS_GROUP):
+            with nullcontext() if alone else exit_if_broken(PROCESS_GROUP):
                 yield world
         finally:
             # Free all references to the group (in DDP's hooks) first, because gloo aborts if its threads

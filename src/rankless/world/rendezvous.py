@@ -24,7 +24,7 @@ from rankless.errors import UserError
 from rankless.files.cache_folder import is_private, remove_at_exit
 from rankless.hardware import network
 from rankless.world.compat import innermost_store
-from rankless.world.secret import sealed
+from rankless.world.secret import signed_store
 
 _POLL = 0.05  # seconds
 _PREFIX, _FILE = "rankless-", "store"  # the prefix of the folder's name, and the file's name
@@ -34,7 +34,7 @@ _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 
 
 @contextmanager
-def private_meeting() -> Iterator[Path]:
+def private_rendezvous() -> Iterator[Path]:
     """Create an empty rendezvous file for ranks on this machine, in a folder that only this user can enter.
 
     It replaces PyTorch's rendezvous, which listens on all interfaces and unpickles received data.
@@ -154,7 +154,7 @@ def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.St
     Therefore, every rank writes a random word, and rank 0 lists all words. A list in which every rank finds
     its word identifies the start.
     """
-    store = of_this_job(outer)
+    store = job_store(outer)
     word, until = uuid.uuid4().hex, time.monotonic() + timeout.total_seconds()
     store.set(f"word/{rank}", word)
     words: list[str] = []
@@ -180,10 +180,10 @@ def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.St
     raise dist.DistStoreError(f"timeout: rank {rank} waited for ranks {missing or 'that did not respond'}")
 
 
-def of_this_job(outer: dist.Store) -> dist.Store:
+def job_store(outer: dist.Store) -> dist.Store:
     """Return the part of a launcher's store that belongs to this job, including all of its starts."""
     name = f"rankless/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
-    return dist.PrefixStore(name, sealed(innermost_store(outer)))
+    return dist.PrefixStore(name, signed_store(innermost_store(outer)))
 
 
 def private_store(shared: dist.Store, rank: int, size: int) -> dist.FileStore:

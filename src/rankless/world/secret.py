@@ -22,18 +22,18 @@ VARIABLE = "RANKLESS_SECRET"
 _PATIENCE = timedelta(minutes=5)  # long enough for a busy machine, because all ranks are already connected
 _LENGTH = 32  # bytes of a challenge and of a proof
 # References from C++ do not keep Python objects alive.
-_UNDYING: list[dist.Store] = []
+_KEPT_ALIVE: list[dist.Store] = []
 
 
-def sealed(store: dist.Store) -> dist.Store:
+def signed_store(store: dist.Store) -> dist.Store:
     """Return a store that signs its values if the job has a secret, otherwise ``store`` itself."""
     if secret := os.environ.get(VARIABLE):
-        store = _Sealed(store, secret.encode(errors="surrogateescape"))
-        _UNDYING.append(store)
+        store = _SignedStore(store, secret.encode(errors="surrogateescape"))
+        _KEPT_ALIVE.append(store)
     return store
 
 
-class _Sealed(dist.Store):
+class _SignedStore(dist.Store):
     """A store that signs each key and value, with only the methods that gloo and the ranks use."""
 
     def __init__(self, store: dist.Store, secret: bytes) -> None:

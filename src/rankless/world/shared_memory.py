@@ -44,7 +44,7 @@ class SharedMemory:
         See :meth:`rankless.world.exchange.Exchange.start`.
         """
         place, self.used = self.used, self.used + _lines(result.nbytes)
-        return _Ringing(self, place, sums, result)
+        return _SharedPending(self, place, sums, result)
 
     def begin_again(self) -> None:
         """Reuse the memory for the next step, once all exchanges of the current step have finished."""
@@ -56,7 +56,7 @@ class SharedMemory:
         return torch.frombuffer(self.memory, dtype=like.dtype, count=like.numel(), offset=start)
 
 
-class _Ringing(Pending):
+class _SharedPending(Pending):
     """An exchange through shared memory, signaled by one byte.
 
     A rank starts the next step after all others have signaled their totals, so they have read its sums. It
@@ -73,8 +73,8 @@ class _Ringing(Pending):
             for others in (slice(self.mine.start), slice(self.mine.stop, None)):
                 area[others].copy_(vector[others])
         one_each = [1] * layout.size
-        self.bells = torch.zeros(2, layout.size, dtype=torch.uint8)
-        self.work = layout.transport.all_to_all(self.bells[0], self.bells[1], one_each, one_each)
+        self.signals = torch.zeros(2, layout.size, dtype=torch.uint8)
+        self.work = layout.transport.all_to_all(self.signals[0], self.signals[1], one_each, one_each)
 
     def combine(self) -> None:
         """Add up this rank's shard of all nodes in tree order, in shared memory."""
@@ -88,7 +88,7 @@ class _Ringing(Pending):
             return add_in_place(left, right) if left_to_do else torch.add(left, right, out=total)
 
         Fold(self.layout.micro_batches, add, nodes)
-        self.work = self.layout.transport.all_gather(self.bells[0], self.bells[1, :1])
+        self.work = self.layout.transport.all_gather(self.signals[0], self.signals[1, :1])
 
     def finish(self) -> None:
         """Wait for the total and copy it to the result."""

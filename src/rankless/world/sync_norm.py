@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rankless.errors import UserError
 from rankless.hardware.threads import set_threads
 from rankless.world.exchange import Exchange
-from rankless.world.global_norm import GlobalNorm, is_recomputed, measured, widened
+from rankless.world.global_norm import GlobalNorm, batch_statistics, is_recomputed, widened
 
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _END = -1
@@ -85,8 +85,8 @@ class SideBySide:
         count = len(self.replicas)
         self.met = [0] * count  # number of norms that each replica has called
         self.calls = [0] * len(self.norms)
-        self.brought: list[Any] = [None] * count
-        self.answers: list[Any] = [None] * count
+        self.inputs: list[Any] = [None] * count
+        self.results: list[Any] = [None] * count
         self.tokens = [torch.zeros((), requires_grad=True) for _ in self.replicas]
         self.turns: list[SimpleQueue[None]] = [SimpleQueue() for _ in self.replicas]
         self.failure: BaseException | None = None
@@ -105,15 +105,15 @@ class SideBySide:
                 # device. The token has a zero gradient and makes the backward pass visit all norms.
                 with torch.autograd.set_multithreading_enabled(False):
                     torch.autograd.backward([loss, self.tokens[number] * 0])
-                self._let_go_on((number + 1) % count)
+                self._pass_turn((number + 1) % count)
             except BaseException as error:
                 self.failure = self.failure or error
                 for other in range(count):
-                    self._let_go_on(other)
+                    self._pass_turn(other)
 
         threads = [threading.Thread(target=body, args=(number,), daemon=True) for number in range(count)]
         self.is_forward = True
-        self._let_go_on(0)
+        self._pass_turn(0)
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -161,9 +161,9 @@ class SideBySide:
         reached = self.exchange.gather(index)
         known = self.is_agreed or len(set(reached)) == 1  # all ranks know the expected norm
         if others := list(dict.fromkeys([expected, *reached] if known else reached))[1:]:
-            raise UserError(self._parted(expected if known else reached[0], others[0]))
+            raise UserError(self._difference(expected if known else reached[0], others[0]))
 
-    def _parted(self, one: int, other: int) -> str:
+    def _difference(self, one: int, other: int) -> str:
         here, there = (
             "has called its last norm" if index == _END else f"calls '{self.names[index]}'"
             for index in (one, other)
@@ -195,27 +195,27 @@ class SideBySide:
         return output  # type: ignore[no-any-return]
 
     def meet(
-        self, number: int, index: int, brought: Any, compute: Callable[[Sequence[Any]], Sequence[Any]]
+        self, number: int, index: int, inputs: Any, compute: Callable[[Sequence[Any]], Sequence[Any]]
     ) -> Any:
         """Wait at norm ``index`` for the other replicas, and return the result for replica ``number``.
 
         ``compute`` receives the values of all replicas and returns one result per replica.
         """
-        self.brought[number] = index, brought
+        self.inputs[number] = index, inputs
         if number == len(self.replicas) - 1:
-            indices, everything = zip(*self.brought, strict=True)
+            indices, everything = zip(*self.inputs, strict=True)
             if len(set(indices)) > 1:
                 raise RuntimeError("the replicas of the model are waiting at different batch norms")
-            self.brought = [None] * len(self.replicas)
-            self.answers = list(compute(everything))
+            self.inputs = [None] * len(self.replicas)
+            self.results = list(compute(everything))
             del everything
         if len(self.replicas) > 1:
             random = self._random_state()
-            self._let_go_on((number + 1) % len(self.replicas))
+            self._pass_turn((number + 1) % len(self.replicas))
             self._wait_for_turn(number)
             self._set_random_state(random)
-        answer, self.answers[number] = self.answers[number], None
-        return answer
+        result, self.results[number] = self.results[number], None
+        return result
 
     def statistics(self, index: int, wide: Sequence[Tensor]) -> Sequence[Any]:
         """Compute the statistics of norm ``index`` over the values (B, C, …) of all micro-batches."""
@@ -225,7 +225,7 @@ class SideBySide:
         # Average the statistics of all calls if a norm is called several times.
         momentum = float(norm.momentum or 0) / self.calls[index]
         check = partial(self.check, index)
-        return measured(norm, momentum, self.exchange.total, check, wide)
+        return batch_statistics(norm, momentum, self.exchange.total, check, wide)
 
     def _end_forward(self, ended: Sequence[None]) -> Sequence[None]:
         self._agree(_END)
@@ -246,7 +246,7 @@ class SideBySide:
             else:
                 torch.cuda.set_rng_state(state, self.device)
 
-    def _let_go_on(self, number: int) -> None:
+    def _pass_turn(self, number: int) -> None:
         self.turns[number].put(None)
 
     def _wait_for_turn(self, number: int) -> None:

@@ -88,7 +88,7 @@ class PlainDispatchMode(TorchDispatchMode):
         _python_dispatch._pop_mode()
 
 
-class _Answer(SimpleNamespace):
+class _CompilerStandIn(SimpleNamespace):
     """A stand-in for the compiler's module that imports the real module for any missing attribute."""
 
     def __getattr__(self, name: str) -> Any:
@@ -98,7 +98,7 @@ class _Answer(SimpleNamespace):
 class _Torch:
     """The ``torch`` module, with a stand-in for the compiler until the compiler is imported."""
 
-    _answer = _Answer(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
+    _answer = _CompilerStandIn(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
 
     def __getattr__(self, name: str) -> Any:
         if name == "_dynamo" and _COMPILER not in sys.modules:
@@ -106,7 +106,7 @@ class _Torch:
         return getattr(torch, name)
 
 
-def _importing_nothing(function: Any) -> Any:
+def _without_compiler(function: Any) -> Any:
     """Return a copy of a function that uses :class:`_Torch` as ``torch``."""
     names = {**function.__globals__, "torch": _Torch()}
     copy = FunctionType(
@@ -119,7 +119,7 @@ def _importing_nothing(function: Any) -> Any:
 class PlainDataParallel(DistributedDataParallel):
     """``DistributedDataParallel`` for modules that are not compiled."""
 
-    __init__ = _importing_nothing(DistributedDataParallel.__init__)
+    __init__ = _without_compiler(DistributedDataParallel.__init__)
 
     if inspect.isgeneratorfunction(_plain(DistributedDataParallel._inside_ddp_forward)):
         _inside_ddp_forward = contextmanager(_plain(DistributedDataParallel._inside_ddp_forward))

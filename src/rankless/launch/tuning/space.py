@@ -50,7 +50,7 @@ class Range:
 Space = Mapping[str, Range]
 
 
-def parsed(texts: Iterable[str]) -> dict[str, Range]:
+def parse(texts: Iterable[str]) -> dict[str, Range]:
     """Parse texts such as ``key=low..high`` and ``key=a|b|c``, and return the ranges by key."""
     found = {text: _range(text) for text in texts}
     if problems := [text for text, one in found.items() if one is None]:
@@ -77,7 +77,7 @@ def _range(text: str) -> Range | None:
     return Range(first, last, whole=low.isdecimal() and high.isdecimal()) if is_range else None
 
 
-def usual(recipe: Recipe) -> dict[str, Range]:
+def default_space(recipe: Recipe) -> dict[str, Range]:
     """Return the default space of learning rate, weight decay, augmentation and loss weights."""
     decay = recipe.optim.weight_decay
     space = {
@@ -111,7 +111,7 @@ def overrides(params: Mapping[str, Any], recipe: Recipe) -> list[str]:
     return changes
 
 
-def of_recipe(recipe: Recipe, space: Space) -> dict[str, Any]:
+def recipe_values(recipe: Recipe, space: Space) -> dict[str, Any]:
     """Return the recipe's values of the keys in the space, without values outside their ranges."""
     found: dict[str, Any] = {}
     for key, one in space.items():

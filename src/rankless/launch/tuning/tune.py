@@ -157,7 +157,7 @@ def begin(
         keeps_all: whether to keep the weights of all trials instead of only the best trial's.
     """
     needed("optuna", "tune", "rankless tune")
-    space = spaces.parsed(search) or spaces.usual(recipe)
+    space = spaces.parse(search) or spaces.default_space(recipe)
     _check(recipe, space)
     score_name = best_score(recipe)
     if folder.exists() and any(folder.iterdir()):
@@ -182,7 +182,7 @@ def begin(
     return record
 
 
-def go_on(
+def continue_search(
     record: Record,
     trials: int,
     *,
@@ -207,7 +207,7 @@ def go_on(
     run_it = train or (lambda one, run, resume: local.train(one, run, devices=devices, resume=resume))
     for number in range(len(record.trials) + 1, trials + 1):
         if number == 1:
-            params, changes = spaces.of_recipe(recipe, record.search.space), []
+            params, changes = spaces.recipe_values(recipe, record.search.space), []
         else:
             params = suggestion(record.search, record.trials, number)
             changes = spaces.overrides(params, recipe)
