@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import default_collate
 
 from rankless.data.loader import MicroBatches
@@ -133,7 +133,7 @@ class Steps:
 
     def _step(self, number: int, batches: Iterator[Any], epoch: float) -> Step:
         self.statistics.begin()
-        totals = self.accumulator.run(number, batches, _as_it_is, Flags())
+        totals = self.accumulator.run(number, batches, lambda loss: loss, Flags())
         numbers = totals.read(divide_and_clip(self.parameters, totals.count, self.clip))
         if not math.isfinite(numbers.loss) or not math.isfinite(numbers.gradient_norm):
             self.statistics.undo()
@@ -151,10 +151,6 @@ class _Loop:
 
     def loss(self, model: nn.Module, batch: _Batch) -> LossSum:
         return self._loss(model, batch.value)
-
-
-def _as_it_is(loss: Tensor) -> Tensor:
-    return loss
 
 
 class _Collate:

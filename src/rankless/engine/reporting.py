@@ -59,17 +59,14 @@ class Reporting:
         """Write the page at the end of the run, even if it failed."""
         if self.enabled and self.run.journal.exists():
             with self._no_error(f"write it with: rankless report {self.run.path}"):
-                self._write(self._digests())
+                digest = of_run(self.run.path)
+                self._write({str(self.run.path): digest} if digest else {})
 
     def _write(self, digests: dict[str, str]) -> None:
         began = time.monotonic()
         page.write([self._collected.refresh()], self.run.report, digests)
         self._cost = time.monotonic() - began
         self._spent += self._cost
-
-    def _digests(self) -> dict[str, str]:
-        digest = of_run(self.run.path)
-        return {str(self.run.path): digest} if digest else {}
 
     @contextmanager
     def _no_error(self, advice: str = "training continues") -> Iterator[None]:

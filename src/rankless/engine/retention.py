@@ -40,7 +40,9 @@ class Retention:
 
     def has_best(self, best: Mapping[str, Any] | None) -> bool:
         """Check whether the weights of the score ``best`` are in this directory."""
-        return best is not None and math.isfinite(best["score"]) and self._is_there(best)
+        if best is None or not math.isfinite(best["score"]):
+            return False
+        return holds_weights(self.run.step_directory(int(best["step"])))
 
     def start(self) -> str | None:
         """Point ``best`` to the state's best step, and return the error if this fails.
@@ -90,8 +92,7 @@ class Retention:
 
         Nothing is removed if the newest checkpoint is damaged.
         """
-        best = None if self.saved_best is None else self.saved_best["step"]
-        wanted = (best, self.run.pointed("best"))
+        wanted = (self._best_step(), self.run.pointed("best"))
         steps = self.run.steps()
         spare = [step for step in steps[:-1] if step not in wanted]
         if not spare or damage(self.run.step_directory(steps[-1])) is not None:
@@ -102,9 +103,6 @@ class Retention:
 
     def _best_step(self) -> int | None:
         return None if self.saved_best is None else int(self.saved_best["step"])
-
-    def _is_there(self, best: Mapping[str, Any]) -> bool:
-        return holds_weights(self.run.step_directory(int(best["step"])))
 
 
 def check_disk_space(

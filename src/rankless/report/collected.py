@@ -177,7 +177,8 @@ class Collected:
         timing: dict[str, Any] = entry.get("timing", {})
         parts = entry.get("parts")
         values = {name: _number(entry.get(name)) for name in _PLAIN}
-        values |= {f"part:{name}": _number(value) for name, value in _pairs(parts)}
+        if isinstance(parts, dict):
+            values |= {f"part:{name}": _number(value) for name, value in parts.items()}
         seconds = _number(timing.get("seconds"))
         values["seconds"] = seconds
         if seconds is not None:
@@ -290,7 +291,3 @@ def _number(value: Any) -> float | None:
 
 def _whole(value: Any) -> int:
     return value if type(value) is int else 0
-
-
-def _pairs(value: Any) -> list[tuple[str, Any]]:
-    return list(value.items()) if isinstance(value, dict) else []

@@ -134,15 +134,13 @@ def load_class(task: str, kind: str) -> Any:
     made = getattr(module, name, None)
     if made is None:
         classes = [
-            n for n, value in vars(module).items() if isinstance(value, type) and _is_of(value, module)
+            n
+            for n, value in vars(module).items()
+            if isinstance(value, type) and value.__module__ == module.__name__
         ]
         known = f"; expected {one_of(classes)}" if classes else ""
         raise UserError(f"{task}: '{origin}' has no '{name}'{known}")
     return made
-
-
-def _is_of(made: type, module: ModuleType) -> bool:
-    return made.__module__ == module.__name__
 
 
 def _is_file(origin: str) -> bool:

@@ -37,10 +37,8 @@ def built_in(name: str) -> Callable[[], Sink]:
         needed(known.library, known.library, f"--sink {name}")
     page = importlib.import_module(f"rankless.engine.sinks.{known.page}")
     make: Callable[[], Sink] = getattr(page, known.name)
-    return (lambda: _background(make())) if known.is_remote else make
+    if not known.is_remote:
+        return make
+    from rankless.engine.sinks.background import BackgroundSink  # it imports this module
 
-
-def _background(sink: Sink) -> Sink:
-    from rankless.engine.sinks.background import BackgroundSink
-
-    return BackgroundSink(sink)
+    return lambda: BackgroundSink(make())

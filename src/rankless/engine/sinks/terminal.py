@@ -77,7 +77,7 @@ class Rows:
         lines = self.end()
         before, self._epoch = self._epoch, float(entry["epoch"])
         # The first step after a resume has no previous step and may be in the middle of an epoch.
-        if math.floor(self._epoch) > math.floor(before) and (before or self._is_first_epoch(entry)):
+        if math.floor(self._epoch) > math.floor(before) and (before or int(entry["step"]) == 1):
             self._whole = math.floor(self._epoch)
         self._steps += 1
         self._loss += float(entry["loss"])
@@ -98,10 +98,6 @@ class Rows:
     def parts(self) -> dict[str, float]:
         """Mean of each part of the loss over the steps in the current row."""
         return {name: total / self._steps for name, total in self._parts.items()}
-
-    def _is_first_epoch(self, entry: Mapping[str, Any]) -> bool:
-        """Check whether this is the run's first step, which may complete one or more short epochs."""
-        return int(entry["step"]) == 1
 
     def scores(self, step: int, scores: Mapping[str, Any], is_best: bool) -> list[str]:
         """Return the lines of an evaluation after ``step`` steps."""
