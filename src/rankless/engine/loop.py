@@ -33,8 +33,8 @@ from rankless.structures import Scores, Unreadable
 from rankless.tasks import open_task
 from rankless.tasks.capabilities import capabilities
 from rankless.tasks.protocol import Task
+from rankless.world.notes import SharedStop
 from rankless.world.process_group import World
-from rankless.world.stopping import SharedStop
 
 Observer = Callable[[int, TrainingState, Scores | None], None]
 

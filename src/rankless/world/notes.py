@@ -1,4 +1,4 @@
-"""Short messages that ranks exchange through their store without waiting for each other."""
+"""Short messages and a flag that ranks exchange through their store without waiting for each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from rankless.world.compat import default_store
 from rankless.world.process_group import World
 
-_KEY = "rankless/note"
+_KEY, _STOP = "rankless/note", "rankless/stop"
 _POLL = 0.02  # seconds
 
 Note = dict[str, Any]
@@ -58,3 +58,33 @@ class Notices:
         key = f"{self._name}/{rank}"
         store = default_store()
         return store.get(key).decode() if store.check([key]) else None
+
+
+class SharedStop:
+    """A flag in the ranks' store that is set once any rank has received a request to stop.
+
+    Reading it takes a few microseconds. Ranks may see it at different times, so they must call :meth:`agreed`
+    to stop together. The flag cannot be reset.
+    """
+
+    def __init__(self, world: World, own: Callable[[], bool]) -> None:
+        self.world, self.own = world, own
+        self._raised = False
+
+    def __call__(self) -> bool:
+        """Return whether to stop, and set the flag if this rank has received a request."""
+        if self._raised:
+            return True
+        if self.own():
+            if self.world.size > 1:
+                default_store().set(_STOP, "1")
+            self._raised = True
+        elif self.world.size > 1:
+            self._raised = bool(default_store().check([_STOP]))
+        return self._raised
+
+    def agreed(self) -> bool:
+        """Return whether any rank should stop, the same on all ranks. All ranks must call this."""
+        flags = self.world.gather(self())
+        self._raised = bool(self.world.broadcast(any(flags) if flags is not None else None))
+        return self._raised

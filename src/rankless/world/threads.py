@@ -17,9 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankless.world.peer_waits import PeerWaits
 from rankless.world.process_group import TIMEOUT, LostPeerError, World
-from rankless.world.transport import Work
+from rankless.world.transport import PeerWaits, Work
 
 
 @dataclass

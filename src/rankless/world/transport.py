@@ -6,7 +6,9 @@ Every rank has one transport. This module contains the transport for processes, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol, cast
 
@@ -15,7 +17,31 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankless.world.compat import all_gather_single
-from rankless.world.peer_waits import PeerWaits
+
+
+class PeerWaits:
+    """A counter of the time that a rank waits for other ranks.
+
+    Waits of NCCL are not included, because they block the GPU instead of the host.
+
+    Attributes:
+        seconds: total duration of all finished waits.
+        depth: number of nested waits in progress, or 0 if the rank is not waiting.
+    """
+
+    def __init__(self) -> None:
+        self.seconds, self.depth = 0.0, 0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the duration of the block as a wait for other ranks."""
+        self.depth += 1
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.depth -= 1
+            self.seconds += time.perf_counter() - began
 
 
 class Work(Protocol):
