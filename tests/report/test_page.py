@@ -396,7 +396,7 @@ def test_a_restart_is_a_gap_and_marks_on_the_time_axis(run: Path) -> None:
         "start": pytest.approx(15, abs=0.01),
     }
     assert "seconds since the start" in " ".join(found.text)
-    assert "another 10 s" in " ".join(found.text)
+    assert "pauses took 10 s" in " ".join(found.text)
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_an_average_that_is_missing_is_not_replaced_in_silence(tmp_path: Path) -
     (folder / "SHA256SUMS").write_text(sums)
     (folder / "ema.safetensors").unlink()
     for target in (tmp_path, folder, run.checkpoints / "last"):
-        with pytest.raises(UserError, match=r"ema\.safetensors: is missing, but SHA256SUMS .* lists it"):
+        with pytest.raises(UserError, match=r"ema\.safetensors: is missing, but SHA256SUMS lists it"):
             weights_of(target)
     assert weights_of(folder / "model.safetensors") == folder / "model.safetensors"  # asked for by name
     (folder / "SHA256SUMS").unlink()

@@ -100,7 +100,7 @@ def test_predictions_that_cannot_be_sent(prediction: Any, said: str) -> None:
     [
         (0.5, r"score\(\) of the task Mine returned float; expected a dict"),
         ({"top5": 0.5}, "returned top5, but score_name is 'top1'"),
-        ({}, "returned nothing, but score_name is 'top1'"),
+        ({}, "returned an empty dict, but score_name is 'top1'"),
         ({"top1": torch.ones(())}, "'top1' is a tensor of shape .*; expected a float"),
         ({"top1": 1}, "'top1' is 1; expected a float"),
         ({"top1": 0.5, "more": torch.ones(1)}, "that JSON cannot represent .*Tensor"),

@@ -245,7 +245,7 @@ def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
     if run.journal.exists() or run.recipe.exists():
         raise UserError(f"{target}: this run has saved no weights yet; continue it with: {run.again}")
     raise UserError(
-        f"{target}: contains neither recipe.yaml nor checkpoints; expected a run directory or a weights file"
+        f"{target}: not a run directory (no recipe.yaml, no checkpoints); expected a run or a weights file"
     )
 
 
