@@ -103,7 +103,7 @@ INTERRUPTED = 130
 
 
 def of_a_path(error: BaseException) -> UserError | None:
-    """Convert an exception about an invalid path to a ``UserError``; return None for any other exception."""
+    """Convert an exception about an invalid path to a ``UserError``, or return None for other exceptions."""
     if isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.ENAMETOOLONG) and error.filename:
         return UserError(f"{_name(error.filename)}: {error.strerror}; use another path")
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):  # raised by pathlib
@@ -114,7 +114,7 @@ def of_a_path(error: BaseException) -> UserError | None:
 
 
 def of_the_system(error: BaseException) -> UserError | None:
-    """Convert an exception from the operating system to a ``UserError``; return None for any other exception.
+    """Convert an exception from the operating system to a ``UserError``, or return None for others.
 
     An ``OSError`` is converted only if it refers to a file or reports a full disk.
     """
@@ -219,7 +219,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _name(filename: object) -> str:
-    """Return the file name of an ``OSError`` as text; it may be bytes, a path or a file descriptor."""
+    """Return the file name of an ``OSError``, which may be bytes, a path or a file descriptor, as text."""
     return (
         os.fsdecode(filename) if isinstance(filename, str | bytes | os.PathLike) else f"open file {filename}"
     )

@@ -75,7 +75,7 @@ def as_json(value: Any, indent: int) -> str:
 def filled(parts: Sequence[str], width: int) -> str:
     """Arrange ``parts`` in lines of text, two spaces apart, without breaking a part.
 
-    Lines are narrower than ``width``; a wider part gets its own line.
+    Lines are narrower than ``width``. A wider part gets its own line.
     """
     lines = [""]
     for part in parts:
@@ -173,7 +173,7 @@ def print_models(rows: Sequence[Any]) -> None:
 
 
 def console_for(file: IO[str]) -> Console:
-    """Return a console that does not wrap lines; in a notebook, it writes plain text."""
+    """Return a console that does not wrap lines and that writes plain text in a notebook."""
     from rich.console import Console
 
     # A notebook's kernel claims that its output, and that of its child processes, is a color terminal, but

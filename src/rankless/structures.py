@@ -62,7 +62,7 @@ class Letterbox:
         scale: pixels of the input per pixel of the source.
         left, top: position of the source's corner on the input, in pixels.
         height, width: the source's size in pixels.
-        stretch: factors for x and y, applied first; both are 1 if the aspect ratio is preserved.
+        stretch: factors for x and y, which are applied first. Both are 1 if the aspect ratio is preserved.
     """
 
     scale: float
@@ -141,7 +141,7 @@ class DetectionBatch(_Batch):
         images: uint8, (B, 3, H, W).
         boxes: float32 xyxy in pixels of the network input, (B, N, 4).
         labels: int64 class ids, (B, N).
-        valid: bool, (B, N); False for padding.
+        valid: bool, (B, N), which is False for padding.
         indices: indices of the images in their data set, length B.
         letterboxes: placement of each image on the network input, length B.
         unreadable: images that could not be read for the items.
@@ -167,7 +167,7 @@ class ClassificationItem:
 
     Attributes:
         image: uint8 RGB of the network's size, (3, H, W).
-        target: float32 fraction of each class, (C,), with sum 1; one-hot unless images are mixed.
+        target: float32 fraction of each class, (C,), with sum 1. It is one-hot unless images are mixed.
         index: the image's index in its data set.
         unreadable: images that could not be read for this item; see :class:`DetectionItem`.
     """

@@ -26,7 +26,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Move the average towards the model after step ``step``, starting at 0.
+        """Move the average towards the model after the step with the index ``step``.
 
         The decay of a step is ``min(decay, (1 + step) / (10 + step))``.
         """

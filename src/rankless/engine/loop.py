@@ -193,7 +193,7 @@ class _Loop:
         return True
 
     def _train_step(self, step: int) -> Numbers:
-        """Run step ``step``, starting at 0, and log the results."""
+        """Run the step with the index ``step`` and log the results."""
         state, saver, batches = self.state, self.saver, self.batches
         self.watchdog.begin("computing", step + 1)
         self.stragglers.begin()

@@ -81,7 +81,7 @@ class Mirrors:
                 self.journal.append(lines)
 
     def send_best(self, path: Path, soundness: Sequence[int]) -> list[str]:
-        """Replace the file in all copies with the one that has the greatest ``soundness``.
+        """Replace the file at ``path`` in all copies with the one of the rank with the greatest ``soundness``.
 
         All ranks must call this; see :meth:`send_file`.
         """
@@ -91,7 +91,7 @@ class Mirrors:
         return self.send_file(path, max(self.writers, key=lambda rank: every[rank]))
 
     def send_file(self, path: Path, source: int) -> list[str]:
-        """Replace the file in all copies with the file of rank ``source``.
+        """Replace the file at ``path`` in all copies with the file of rank ``source``.
 
         All ranks must call this, with the path in their own run directory. If the new file does not continue
         the replaced one, the replaced file is kept under another name.

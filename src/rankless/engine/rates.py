@@ -14,7 +14,7 @@ _MOMENTA = 0.95, 0.85  # for one-cycle at both ends and at the peak, as in PyTor
 
 
 def rate(run: StepSchedule, step: int) -> float:
-    """Return the factor on ``optim.lr`` in step ``step`` of a run, starting at 0.
+    """Return the factor on ``optim.lr`` in the step with the index ``step``.
 
     The factor during warm-up is ``((step + 1) / warmup) ** warmup_power``. All schedules start after the
     warm-up, except ``step``, whose milestones are counted from the start of the run. With the warm-up

@@ -55,7 +55,7 @@ class Checks:
     size: int
 
     def is_due(self, step: int) -> bool:
-        """Check whether ranks recompute micro-batches in ``step``, starting at 0."""
+        """Check whether ranks recompute micro-batches in the step with the index ``step``."""
         every = self.recipe.check.recompute
         return bool(every) and (step + 1) % every == 0
 

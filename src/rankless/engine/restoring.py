@@ -1,7 +1,7 @@
 """Restoring a run, so that all ranks continue from the newest complete checkpoint on any machine.
 
 If every rank can access that checkpoint, each reads it from its own directory. Otherwise, its tensors are
-sent as plain bytes, and machines that lack it or the best checkpoint write their copies at once.
+sent as plain bytes, and machines that lack it or the best checkpoint write their own copies.
 """
 
 from __future__ import annotations

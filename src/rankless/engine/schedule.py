@@ -80,7 +80,7 @@ class StepSchedule:
 
     @cached_property
     def released_at(self) -> int:
-        """The step, starting at 0, before which the backbone is released."""
+        """The index of the step before which the backbone is released."""
         return self.length.whole(self.recipe.model.freeze)
 
     def epoch(self, step: int) -> float:

@@ -55,7 +55,7 @@ class TrainingState:
         unreadable: the images that could not be read so far.
         data: a digest of the training data, or None if the data has none.
         other_data: whether the data has changed since the run started.
-        released_at: the step, starting at 0, before which the backbone is released.
+        released_at: index of the step before which the backbone is released.
     """
 
     accumulator: Accumulator
@@ -118,7 +118,7 @@ class TrainingState:
             norm.eval()
 
     def begin(self, step: int) -> bool:
-        """Start ``step``, starting at 0, and return whether the backbone was released."""
+        """Start the step with the index ``step``, and return whether the backbone was released."""
         releases = self.backbone is not None and step >= self.released_at
         if releases:
             self._release()

@@ -62,7 +62,7 @@ class Totals:
 
     @property
     def count(self) -> Tensor:
-        """The divisor of the summed gradients, a scalar."""
+        """The number by which the summed gradients are divided, a scalar."""
         return self.scalars[1]
 
     def read(self, norm: Tensor) -> Numbers:
@@ -102,7 +102,7 @@ class Numbers:
         return self.loss / (self.count or 1.0)
 
     def entry(self) -> dict[str, Any]:
-        """Return the entries of these numbers in the journal's line of the step."""
+        """Return these numbers as entries of the step's line in the journal."""
         entry: dict[str, Any] = {
             "loss": self.mean_loss,
             "parts": {name: value / (self.count or 1.0) for name, value in self.parts.items()},

@@ -31,7 +31,7 @@ class UnreadableImages:
     def meet(self, world: World, mine: Sequence[Unreadable]) -> list[Unreadable]:
         """Combine the images that ranks could not read in a step, and return new ones in order of index.
 
-        All ranks must call this and get the same result.
+        All ranks must call this. The result is the same on every rank.
         """
         gathered = world.gather(list(mine))
         images = world.broadcast(sorted({one for rank in gathered for one in rank}) if gathered else None)

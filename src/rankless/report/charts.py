@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A mark at a position on the horizontal axis; ``kind`` is ``start``, ``bad`` or ``best``."""
+    """A mark on the horizontal axis. ``kind`` is ``start``, ``bad`` or ``best``."""
 
     x: float
     label: str
@@ -110,7 +110,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def shown(value: float) -> str:
-    """Format the number at a tick with a few characters."""
+    """Return a short label for a number, such as ``1.5k``."""
     if abs(value) < 1e-12:
         return "0"
     if abs(value) >= 1e4:

@@ -81,7 +81,7 @@ def data_digest(recipe: Recipe) -> str | None:
 
 
 def _read_data(recipe: Recipe) -> None:
-    """Read the annotations in this process, which shows progress; the ranks then use the cache."""
+    """Read the annotations in this process, which shows progress. The ranks then use the cache."""
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.open_split import of_another_task, open_annotations, without_boxes
 

@@ -1,7 +1,7 @@
 """The interface between the engine and a task, which a user's own task implements.
 
 The engine never handles boxes. It requests items, collates them, computes a loss as a sum and a count, and
-passes the predictions to be scored back to the task.
+hands the predictions back to the task for scoring.
 """
 
 from __future__ import annotations

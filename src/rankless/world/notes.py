@@ -29,7 +29,7 @@ class Notes:
             self.store.set(f"{_KEY}/{self.world.rank}", json.dumps(note))
 
     def wait(self, seconds: float, enough: Callable[[Sequence[Note]], bool]) -> list[Note]:
-        """Return the notes so far in rank order, once ``enough`` accepts them or after ``seconds``."""
+        """Return the notes in rank order once ``enough`` accepts them, or at the latest after ``seconds``."""
         until = time.monotonic() + seconds
         found: dict[int, Note] = {}
         with suppress(RuntimeError, ValueError):  # the store no longer exists
