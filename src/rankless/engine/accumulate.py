@@ -187,7 +187,7 @@ class Accumulator:
 
 
 class SyncAccumulator(Accumulator):
-    """The gradient computation of a step, with batch norms over the global batch, in lockstep."""
+    """The gradient computation of a step whose batch norms span the global batch."""
 
     def _wrap(self, module: LossModule) -> None:
         self.autocast = autocast_for(shared=True)
@@ -253,7 +253,7 @@ class SyncAccumulator(Accumulator):
 def make_accumulator(
     task: Task, model: nn.Module, statistics: RunningStatistics, recipe: Recipe, world: World
 ) -> Accumulator:
-    """Create the accumulator for ``recipe.batch_norm`` and the model's current state of freezing."""
+    """Create the accumulator for ``recipe.batch_norm`` and the parameters that are currently trained."""
     is_sync = recipe.batch_norm == "sync" and bool(norms_over_batch(model))
     kind = SyncAccumulator if is_sync else Accumulator
     return kind(task, model, statistics, recipe, world)

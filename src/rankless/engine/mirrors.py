@@ -81,7 +81,7 @@ class Mirrors:
                 self.journal.append(lines)
 
     def send_best(self, path: Path, soundness: Sequence[int]) -> list[str]:
-        """Replace the file at ``path`` in all copies with the one of the rank with the greatest ``soundness``.
+        """Replace the file at ``path`` in all copies with that of the rank with the greatest ``soundness``.
 
         All ranks must call this; see :meth:`send_file`.
         """

@@ -94,5 +94,5 @@ _CASTS = SharedCasts()
 
 
 def autocast_for(*, shared: bool) -> Callable[[str, torch.device], Any]:
-    """Return autocast for forward passes. Several of them run simultaneously in this process if ``shared``."""
+    """Return autocast for forward passes, or for simultaneous ones in this process if ``shared``."""
     return _CASTS.autocast if shared else autocast

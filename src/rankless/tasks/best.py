@@ -19,6 +19,6 @@ def unknown_best(best: str, names: Sequence[str]) -> Iterator[str]:
 
 
 def best_score(recipe: Recipe) -> str:
-    """Return the score that selects the best weights, or ``score`` for the ``score_name`` of a custom task."""
+    """Return the score that selects the best weights, or ``score`` for a custom task's ``score_name``."""
     usual = {"detect": "AP", "classify": "top1"}.get(recipe.task, "score")
     return usual if recipe.evaluate.best == "auto" else recipe.evaluate.best

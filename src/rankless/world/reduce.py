@@ -191,7 +191,7 @@ class GradientSum:
             self.combined += 1
 
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Start exchanging a bucket, and combine exchanges that have arrived, in the same order on all ranks."""
+        """Start exchanging a bucket and combine arrived exchanges, in the same order on all ranks."""
         buffer = bucket.buffer()
         views = self.completed(bucket)
         numbers = [self.number[p] for p in bucket.parameters()]
