@@ -24,10 +24,6 @@ _METHODS = {
     "predict": "predict(self, model, batch) returns a list with a prediction for each image",
     "score": "score(self, predictions) returns a dict of scores",
 }
-_ATTRIBUTES = {
-    "class_names": "class_names is a tuple of names, () if there are none",
-    "score_name": "score_name is the entry of score()'s dict that selects the best weights",
-}
 
 
 def check_members(task: Any, name: str) -> None:
@@ -49,10 +45,12 @@ def check_attributes(task: Any) -> None:
         or not isinstance(names, Sequence)
         or not all(isinstance(n, str) for n in names)
     ):
-        problems.append(f"{_named(task)} has class_names {names!r}; expected: {_ATTRIBUTES['class_names']}")
+        problems.append(
+            f"{_named(task)} has class_names {names!r}; expected a tuple of names, or () without classes"
+        )
     score = getattr(task, "score_name", None)
     if not isinstance(score, str):
-        problems.append(f"{_named(task)} has score_name {score!r}; expected: {_ATTRIBUTES['score_name']}")
+        problems.append(f"{_named(task)} has score_name {score!r}; expected the name of a score of score()")
     if problems:
         raise UserError(problems)
 

@@ -116,7 +116,7 @@ class _Writer:
             raise UnsendableError("nested too deeply or part of itself") from None
 
     def node(self, value: Any) -> Any:
-        """Return the node of ``value``. Subclasses are not supported, because they would become their base."""
+        """Return the node of ``value``. Subclasses are refused, because they would become their base."""
         kind = type(value)
         if value is None or kind is bool:
             return value
