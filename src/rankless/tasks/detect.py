@@ -205,7 +205,7 @@ class Detect:
     def _best(self, index: int, letterbox: Letterbox, boxes: Tensor, scores: Tensor) -> Detections:
         """Select one image's detections from boxes (P, 4), xyxy in pixels of the input, and scores (P, C)."""
         settings = self.recipe.evaluate
-        # Most boxes are no candidates. If the score of one class is NaN, the others still count.
+        # Most boxes are not candidates. If the score of one class is NaN, the others still count.
         some = (~(scores.amax(1) <= settings.confidence)).nonzero().squeeze(1)
         some = some[boxes[some].isfinite().all(1)]
         boxes, scores = to_source(boxes[some], letterbox), scores[some]

@@ -22,7 +22,7 @@ class TensorBoardSink(Sink):
 
         self._writer = SummaryWriter(run.run / "tensorboard", purge_step=run.first + 1 if run.first else None)
         rows = [f"| {key} | {value.replace('|', ' ')} |" for key, value in flat(run.recipe)]
-        self._add_text("recipe", "\n".join(["| key | value |", "|---|---|", *rows]), run.first)
+        self._writer.add_text("recipe", "\n".join(["| key | value |", "|---|---|", *rows]), run.first)
         if not run.first:
             self._add_graph(run.recipe)
 
@@ -37,7 +37,7 @@ class TensorBoardSink(Sink):
 
     def event(self, name: str, step: int, text: str) -> None:
         """Write the event as text."""
-        self._add_text(f"events/{name}", text, step)
+        self._writer.add_text(f"events/{name}", text, step)
 
     def close(self) -> None:
         """Close the file."""
@@ -59,11 +59,8 @@ class TensorBoardSink(Sink):
                 self._writer.add_graph(traced, image)
             except Exception as error:  # PyTorch cannot trace every network, or it is the user's own
                 said = str(error).strip().partition("\n")[0]
-                self._add_text("graph", f"not available: the network cannot be traced ({said})", 0)
+                self._writer.add_text("graph", f"not available: the network cannot be traced ({said})", 0)
 
     def _add(self, numbers: Mapping[str, float], step: int) -> None:
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, step)
-
-    def _add_text(self, name: str, text: str, step: int) -> None:
-        self._writer.add_text(name, text, step)
