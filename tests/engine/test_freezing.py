@@ -333,7 +333,7 @@ class Plain(nn.Module):
         (lambda net: [], r"backbone\(\) of Plain returned nothing; expected modules of the model"),
         (lambda net: [nn.Linear(2, 2)], r"backbone\(\) of Plain returned Linear; expected modules"),
         (lambda net: ["body"], r"backbone\(\) of Plain returned str; expected modules"),
-        (lambda net: 3, r"backbone\(\) of Plain returned int: expected modules"),
+        (lambda net: 3, r"backbone\(\) of Plain returned int; expected modules"),
     ],
 )
 def test_a_backbone_that_cannot_be_held_is_reported(backbone: Any, said: str) -> None:

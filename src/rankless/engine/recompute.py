@@ -210,9 +210,9 @@ class Alarm:
 
     def summary(self) -> str:
         """Return a clause about the number of checked steps, or "" if no step was checked."""
-        outcome = f"differed in {self.differed:,} of them" if self.differed else "all agreed"
+        outcome = f" and differed in {self.differed:,} of them" if self.differed else ", and all agreed"
         steps = counted(self.compared, "step")
-        return f"; results were recomputed in {steps} and {outcome}" if self.compared else ""
+        return f"; results were recomputed in {steps}{outcome}" if self.compared else ""
 
     def _attempt(self, step: int, batches: Iterator[Any], flags: Flags, attempt: int) -> tuple[Totals, Votes]:
         """Compute the step and gather the digests of the results from all ranks."""
