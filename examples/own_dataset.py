@@ -1,11 +1,11 @@
-"""Train on an existing torch data set with torchvision's transforms, unchanged.
+"""Train on an existing PyTorch data set with torchvision's transforms.
 
-Run `python examples/own_dataset.py`, or, with this FILE.yaml,
+Run `python examples/own_dataset.py`, or run `rankless train FILE.yaml --devices 2` with this FILE.yaml:
 
     task: examples/own_dataset.py:Read
     epochs: 3
 
-`rankless train FILE.yaml --devices 2`. Any number of devices and loader processes gives the same weights.
+The weights do not depend on the number of devices or loader processes.
 """
 
 import random
@@ -21,7 +21,7 @@ from torchvision.transforms import v2
 import rankless
 
 
-class Digits(Dataset):  # unchanged, as for a DataLoader
+class Digits(Dataset):  # the same class that you would pass to a DataLoader
     def __init__(self, first, last, transform=None):
         found = load_digits()
         self.images, self.labels = (found.images[first:last] * 15.9).astype("uint8"), found.target[first:last]

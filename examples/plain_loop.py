@@ -1,4 +1,4 @@
-"""Run the loop of plain_loop_before.py on any number of devices, with the same weights, bit for bit.
+"""Run the loop of plain_loop_before.py on any number of devices, with bit-identical weights.
 
 python examples/plain_loop.py
 torchrun --nproc-per-node 4 examples/plain_loop.py
@@ -13,7 +13,7 @@ import rankless
 
 
 def images(count, seed):
-    """Noisy 12 × 12 images with a bright square in one of four corners."""
+    """Return noisy 12 × 12 images with a bright square in one of four corners, and the corners as labels."""
     rng = torch.Generator().manual_seed(seed)
     labels = torch.randint(4, (count,), generator=rng)
     noisy = torch.randn(count, 1, 12, 12, generator=rng)

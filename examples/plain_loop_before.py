@@ -1,4 +1,4 @@
-"""A plain training loop for one device; plain_loop.py is the same for any number of them."""
+"""A plain training loop for one device. plain_loop.py runs the same loop on any number of devices."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def images(count, seed):
-    """Noisy 12 × 12 images with a bright square in one of four corners."""
+    """Return noisy 12 × 12 images with a bright square in one of four corners, and the corners as labels."""
     rng = torch.Generator().manual_seed(seed)
     labels = torch.randint(4, (count,), generator=rng)
     noisy = torch.randn(count, 1, 12, 12, generator=rng)

@@ -1,9 +1,9 @@
-"""A task of your own: find the ink in noisy digits. `python examples/segment.py`, or, with this FILE.yaml,
+"""A custom task that finds the ink in noisy digits. Run `python examples/segment.py`, or with this FILE.yaml
 
     task: examples/segment.py:Segment
     epochs: 4
 
-`rankless train FILE.yaml --devices 2`. The weights are the same on any number of devices, bit for bit."""
+`rankless train FILE.yaml --devices 2`. The weights are bit-identical on any number of devices."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -19,7 +19,7 @@ class Digits:
     def __len__(self):
         return len(self.images)
 
-    def item(self, index, epoch):  # the key makes the noise independent of ranks and loader processes
+    def item(self, index, epoch):  # this noise does not depend on the rank or the loader process
         noise = rankless.generator(self.seed, "noise", epoch, index).normal(0, 0.3, (8, 8))
         return torch.stack([self.images[index] + torch.tensor(noise), self.images[index] > 0.4]).float()
 
@@ -43,11 +43,11 @@ class Segment:
     def collate(self, items):
         return torch.stack(items)  # (B, 2, 8, 8): images and masks
 
-    def loss(self, model, batch):  # a sum and its divisor, which are added over all devices before dividing
+    def loss(self, model, batch):  # a sum and a count, which are added over all devices before the division
         entropy = nn.BCEWithLogitsLoss(reduction="sum")(model(batch[:, :1]), batch[:, 1:])
         return rankless.LossSum(entropy, torch.tensor(len(batch)))
 
-    def predict(self, model, batch):  # per image: the pixels that are ink in both, and in either
+    def predict(self, model, batch):  # for each image, the number of pixels in the intersection and the union
         found, truth = model(batch[:, :1]) > 0, batch[:, 1:] > 0
         return [(int((f & t).sum()), int((f | t).sum())) for f, t in zip(found, truth, strict=True)]
 

@@ -343,9 +343,7 @@ def test_weights_that_ask_for_a_giant_image_are_not_obeyed(
     weights.save(Path("w.safetensors"), state, recipe=recipe, class_names=["cat"])
     monkeypatch.setattr(memory, "available", lambda: 1 << 30)
     said = reported(capsys, "predict", "w.safetensors", "d/images/train/0.png", "--out", "o")
-    assert (
-        "w.safetensors: an image of 16,384 × 16,384 pixels, which its recipe asks for, needs at least" in said
-    )
+    assert "w.safetensors: an image of 16,384 × 16,384 pixels, the size in its recipe, needs at least" in said
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def said(world: World, name: str, batch_norm: str) -> list[str]:
     [
         ("unpooling", "the layer 'up' (MaxUnpool2d) uses max_unpooling2d_forward_out, which has no"),
         ("backwards", "the backward pass uses put_, which has no deterministic"),
-        ("narrow", "the layer '1.0' (BatchNorm2d) sees one value per channel"),
+        ("narrow", "the layer '1.0' (BatchNorm2d) gets only one value per channel"),
     ],
 )
 def test_the_layer_and_the_way_out_are_named(ranks: Any, name: str, expected: str) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from rankless.runs.directory import RunDirectory
-from rankless.runs.saving import announced, saving_process
+from rankless.runs.saving import saving, saving_process
 
 
 def test_the_process_that_saves_is_named_while_it_saves(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     assert saving_process(run) is None
-    with announced(run):
+    with saving(run):
         assert saving_process(run) == os.getpid()
     assert saving_process(run) is None
 
@@ -24,7 +24,7 @@ def test_a_process_of_another_machine_is_none_of_this_one(
 ) -> None:
     """On a directory that machines share a number may be that of a rank on each of them."""
     run, here = RunDirectory(tmp_path), os.uname()
-    with announced(run):
+    with saving(run):
         monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "another", *here[2:])))
         assert saving_process(run) is None
 
@@ -44,5 +44,5 @@ def test_what_is_no_announcement_names_no_process(tmp_path: Path, kind: str) -> 
         place.write_bytes({"text": b"nobody", "bytes": b"\xff"}[kind])
     run = RunDirectory(tmp_path)
     assert saving_process(run) is None
-    with announced(run):
+    with saving(run):
         assert saving_process(run) == os.getpid()

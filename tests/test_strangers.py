@@ -85,7 +85,7 @@ def test_what_to_do_is_reported(folder: Path) -> None:
     with pytest.raises(UserError) as raised:
         local.evaluate(file)
     assert raised.value.problems == (
-        f"{file}: its recipe names the task 'stranger:Task', whose code would be run; if you trust it, give "
+        f"{file}: its recipe names the task 'stranger:Task', whose code would be run; if you trust it, add "
         "--task stranger:Task (in Python: task=…)",
     )
 
@@ -96,7 +96,7 @@ def test_what_is_reported_is_safe_to_paste(folder: Path, tmp_path: Path) -> None
     weights.save(tmp_path / "w.safetensors", found.state, recipe=reported, class_names=NAMES)
     with pytest.raises(UserError) as raised:
         local.evaluate(tmp_path / "w.safetensors")
-    assert r"give --task 'x;touch y\x1b[2J:T'" in raised.value.problems[0]
+    assert r"add --task 'x;touch y\x1b[2J:T'" in raised.value.problems[0]
     assert raised.value.problems[0].isprintable()
 
 

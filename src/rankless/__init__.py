@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rankless.randomness import generator
     from rankless.recipe.load import load as load_recipe
     from rankless.recipe.schema import Recipe
-    from rankless.report.embedded import Report
+    from rankless.report.page import Report
     from rankless.structures import LossSum, Scores
     from rankless.tasks.protocol import Examples, Task
 
@@ -37,7 +37,7 @@ _HOMES = {
     "LossSum": "rankless.structures:LossSum",
     "Predictor": "rankless.inference.predictor:Predictor",
     "Recipe": "rankless.recipe.schema:Recipe",
-    "Report": "rankless.report.embedded:Report",
+    "Report": "rankless.report.page:Report",
     "Scores": "rankless.structures:Scores",
     "Sink": "rankless.engine.sinks.sink:Sink",
     "Steps": "rankless.engine.plain_loop:Steps",

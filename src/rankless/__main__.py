@@ -11,8 +11,8 @@ import sys
 
 from rankless.errors import INTERRUPTED, STOPPED
 
-# Python collects garbage after every 700 new objects, and imports create half a million; at exit, it collects
-# once more. Together, this took a sixth of the time of `predict` for one image.
+# By default, Python collects garbage after every 700 new objects and once more at exit. Imports create half a
+# million objects, so this took a sixth of the time of `predict` for one image.
 _OBJECTS = 10_000
 _LOCAL_RANK = re.compile(r"\0--local[-_]rank[=\0][0-9]+(?=\0|\Z)")
 
@@ -39,13 +39,13 @@ def main() -> int:
 
 
 def _end(number: int, _: object) -> None:
-    """End the process on a signal during imports, with the exit code of a run that stopped on request."""
-    print(f"stopped by {signal.Signals(number).name}; the run had not begun", file=sys.stderr, flush=True)
+    """Exit on a signal during imports, with the exit code of a run that stopped on request."""
+    print(f"stopped by {signal.Signals(number).name} before the run started", file=sys.stderr, flush=True)
     os._exit(STOPPED)  # an exception could be caught by the module being imported
 
 
 def _interrupt(*_: object) -> None:
-    """End a command without a traceback if Ctrl-C is pressed during imports."""
+    """Exit without a traceback if Ctrl-C is pressed during imports."""
     print("interrupted", file=sys.stderr, flush=True)
     os._exit(INTERRUPTED)
 

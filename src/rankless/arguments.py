@@ -1,4 +1,4 @@
-"""Argument types of the Python API: arguments may be one value or several, paths or strings."""
+"""Argument types of the Python API, which accepts one value or several, as paths or strings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Overrides = str | Sequence[str]
 
 
 def several(given: Text | Sequence[Text | int]) -> list[str]:
-    """Return the values as strings; a single string counts as one value.
+    """Return one value or several as a list of strings.
 
     Examples:
         >>> several("optim.lr=0.1"), several([Path("a.jpg"), "b.jpg", 3])
@@ -21,5 +21,5 @@ def several(given: Text | Sequence[Text | int]) -> list[str]:
 
 
 def classes_of(given: str | Sequence[str | int]) -> tuple[str | int, ...]:
-    """Return class names or ids as a tuple; a single name is one class."""
+    """Return a single class name, or several names or ids, as a tuple."""
     return (given,) if isinstance(given, str) else tuple(given)

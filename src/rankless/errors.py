@@ -1,8 +1,7 @@
-"""Errors for users: mistakes are reported as sentences, never as tracebacks.
+"""Exceptions for mistakes by the user, which are reported as sentences instead of tracebacks.
 
 Every sentence names the thing, its value, the expected value and the remedy. Problems that can be found
-together are reported together. Messages may quote untrusted files, so all messages are escaped and shortened
-here.
+together are reported together. Messages may quote untrusted files, so this module escapes and shortens them.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 MOST_PROBLEMS = 25
-"""Maximum number of problems that an error lists; the others are only counted."""
+"""Maximum number of problems that an error lists. Further problems are only counted."""
 
 LONGEST = 2000
-"""Maximum number of characters per line; the middle of a longer line is left out."""
+"""Maximum number of characters per line. Longer lines are cut in the middle."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
@@ -32,7 +31,7 @@ HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\
 
 
 class UserError(Exception):
-    """One or more problems with the user's input. The command line prints them and exits with 2.
+    """One or more problems with the user's input. The command line prints them and exits with code 2.
 
     Args:
         problems: one or more sentences, each printed on its own line. Control characters are escaped, except
@@ -56,7 +55,7 @@ class UserError(Exception):
 
 
 class TaskError(UserError):
-    """An error in the user's own code, with the lines that raised it. The command line exits with code 1."""
+    """Raised for an error in the user's own code. It shows the lines at fault, and the exit code is 1."""
 
     exit_code = 1
 
@@ -71,7 +70,7 @@ class OutputError(UserError):
 
 
 class ShortageError(UserError):
-    """Raised when memory runs out. A caller that knows the recipe adds advice about its keys."""
+    """Raised when memory runs out. Callers that know the recipe add advice about its keys."""
 
 
 class OneValueError(UserError):
@@ -79,7 +78,7 @@ class OneValueError(UserError):
 
 
 def check_all(*checks: Callable[[], Any]) -> list[Any]:
-    """Call all checks and return their results; if any fail, raise one error with all problems."""
+    """Call all checks and return their results. If any of them fail, raise one error with all problems."""
     results, problems = [], list[str]()
     for check in checks:
         try:
@@ -94,7 +93,7 @@ def check_all(*checks: Callable[[], Any]) -> list[Any]:
 
 
 LOST_PEER = 75
-"""Exit code of a rank that failed only because it lost another rank."""
+"""Exit code of a rank that failed only because it lost its connection to another rank."""
 
 STOPPED = 85
 """Exit code of a run that stopped on request and saved its state, so that a scheduler may requeue it."""
@@ -104,18 +103,18 @@ INTERRUPTED = 130
 
 
 def of_a_path(error: BaseException) -> UserError | None:
-    """Convert an exception about an invalid path to a ``UserError``; return None for any other exception."""
+    """Convert an exception about an invalid path to a ``UserError``, or return None for other exceptions."""
     if isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.ENAMETOOLONG) and error.filename:
-        return UserError(f"{_name(error.filename)}: {error.strerror}; give another path")
+        return UserError(f"{_name(error.filename)}: {error.strerror}; use another path")
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):  # raised by pathlib
-        return UserError(f"{error}; remove the link, or give another path")
+        return UserError(f"{error}; remove the link, or use another path")
     if isinstance(error, ValueError) and "embedded null" in str(error):
-        return UserError("a path contains a NUL character, which file names cannot have; give another path")
+        return UserError("a path contains a NUL character, which file names cannot have; use another path")
     return None
 
 
 def of_the_system(error: BaseException) -> UserError | None:
-    """Convert an exception from the operating system to a ``UserError``; return None for any other exception.
+    """Convert an exception from the operating system to a ``UserError``, or return None for others.
 
     An ``OSError`` is converted only if it refers to a file or reports a full disk.
     """
@@ -123,29 +122,32 @@ def of_the_system(error: BaseException) -> UserError | None:
         return known
     if isinstance(error, OSError) and error.filename is not None:
         reason = error.strerror or str(error)
-        return UserError(f"{_name(error.filename)}: {reason}; fix it, or give another path")
+        return UserError(f"{_name(error.filename)}: {reason}; fix this, or use another path")
     if isinstance(error, UnicodeEncodeError) and HARMFUL.search(error.object, error.start, error.end):
         where = escaped(error.object[max(error.start - 60, 0) : error.end + 60])
-        return UserError(f"'{where}': not valid UTF-8, so it cannot be written; give another name or path")
+        return UserError(f"'{where}': not valid UTF-8, so it cannot be written; use another name or path")
     if isinstance(error, OSError) and error.errno in _FULL:
-        return UserError(f"{error.strerror or error}; make room, and start again")
+        return UserError(f"{error.strerror or error}; make room and start again")
     if isinstance(error, MemoryError):
-        return UserError("there is not enough memory; give smaller files or sizes, or free some memory")
+        return UserError("not enough memory; use smaller files or sizes, or free some memory")
     return None
 
 
 def remedy(error: BaseException) -> str:
-    """Return advice for a file that could not be written, as part of a sentence."""
+    """Return a clause that advises how to fix a failed write, such as ``make room``."""
     number = error.errno if isinstance(error, OSError) else None
     if number in _FORBIDDEN:
-        return "let this user write there"
+        return "grant this user write access"
     if number == errno.EROFS:
         return "make that file system writable"
-    return "make room" if number in _FULL else "fix that"
+    return "make room" if number in _FULL else "fix this"
 
 
 def similar(word: str, known: Iterable[str], count: int = 1) -> list[str]:
-    """Return up to ``count`` known words similar to ``word``, best first; ignore case and leading dashes."""
+    """Return up to ``count`` known words similar to ``word``, most similar first.
+
+    Case and leading dashes are ignored.
+    """
     plain: dict[str, str] = {}
     for one in known:
         plain.setdefault(one.lstrip("-").lower(), one)
@@ -178,12 +180,12 @@ def in_gib(size: int) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""Return text that is safe for a terminal: harmful characters are escaped, as in ``\x1b``."""
+    r"""Return the text with characters that may harm a terminal escaped, as in ``\x1b``."""
     return HARMFUL.sub(lambda match: _named(match[0]), text)
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return the text; if it is longer than ``longest`` characters, the middle is left out."""
+    """Return the text, with the middle left out if it is longer than ``longest`` characters."""
     if len(text) <= longest:
         return text
     head, tail = longest * 2 // 3, longest // 4
@@ -191,12 +193,12 @@ def shortened(text: str, longest: int) -> str:
 
 
 def shell_word(path: object) -> str:
-    """Return a path as one word of a shell command, quoted if it contains special characters."""
+    """Return a path as one word of a shell command, quoted if necessary."""
     return shlex.quote(str(path))
 
 
 def printable(text: str, longest: int = 100) -> str:
-    """Make text from a file printable for a message, and shorten it to ``longest`` characters."""
+    """Return text from a file with unprintable characters escaped, cut to ``longest`` characters."""
     cut = text[: longest + 1]  # a text may be megabytes long
     shown = cut if cut.isprintable() else "".join(c if c.isprintable() else _named(c) for c in cut)
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
@@ -205,19 +207,19 @@ def printable(text: str, longest: int = 100) -> str:
 def counted(count: int, one: str, many: str = "") -> str:
     """Return a number with its noun: ``1 box``, ``1,024 boxes``.
 
-    The noun may be a phrase such as ``box has``; the plural is by default the singular with an ``s``.
+    The noun may be a phrase such as ``box has``. By default, the plural is the singular with an ``s``.
     """
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first eight names and the number of the remaining names, as text for a message."""
+    """Return text that lists the first eight names and counts the others."""
     shown = ", ".join(f"'{printable(name)}'" for name in names[:8])
     return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown
 
 
 def _name(filename: object) -> str:
-    """Return the file name in an ``OSError``, which may be text, bytes, a path or a file descriptor."""
+    """Return the file name of an ``OSError``, which may be bytes, a path or a file descriptor, as text."""
     return (
         os.fsdecode(filename) if isinstance(filename, str | bytes | os.PathLike) else f"open file {filename}"
     )
@@ -230,7 +232,7 @@ def _lines(lines: list[str]) -> str:
 
 
 def _named(character: str) -> str:
-    r"""Return the escape sequence of a character as in Python; a byte that is not UTF-8 becomes ``\xff``."""
+    r"""Return Python's escape sequence for a character, or ``\xff`` for a byte that is not UTF-8."""
     if "\udc80" <= character <= "\udcff":
         return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")

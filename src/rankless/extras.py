@@ -1,4 +1,4 @@
-"""Import optional libraries, which ``pip install 'rankless[NAME]'`` installs."""
+"""Import optional libraries, which users install with ``pip install 'rankless[NAME]'``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from rankless.errors import UserError
 
 
 def needed(module: str, extra: str, where: str) -> Any:
-    """Import and return a module of an optional library, which this package's ``extra`` installs.
+    """Import and return a module of an optional library.
 
-    If the library is missing or broken, the error begins with ``where``, the option or file that needs it.
+    If the library is missing or broken, the error message starts with ``where``, the option or file that
+    needs it, and recommends installing ``rankless[extra]``.
     """
     try:
         return importlib.import_module(module)

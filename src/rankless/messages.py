@@ -1,4 +1,4 @@
-"""Messages between processes as lines of JSON. msgspec checks their types, and nothing is unpickled."""
+"""Encode messages between processes as lines of JSON, so that nothing received is ever unpickled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Lines:
         self.rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add received data, and return the lines that are now complete, without line ends."""
+        """Add received data and return the completed lines, without line ends."""
         self.rest += data
         if b"\n" not in data:
             return []

@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 _MOST_COLUMNS = 30
 LINE_EVERY = 10.0
-"""Seconds between two lines of a :class:`ProgressBar` without a terminal."""
-_SHOW_EVERY = 0.05  # seconds between updates; a hundred thousand items may be done per second
+"""Seconds between two lines that a :class:`ProgressBar` prints without a terminal."""
+_SHOW_EVERY = 0.05  # seconds between updates, because 100,000 items may be done per second
 
 
 def say(text: str = "", *, file: TextIO | None = None) -> None:
-    """Print a line; escape characters that would harm a terminal, except line breaks at both ends."""
+    """Print a line with characters that may harm a terminal escaped, except line breaks at both ends."""
     body = text.strip("\n")
     before, _, after = text.partition(body) if body else (text, "", "")
     print(f"{before}{escaped(body)}{after}", file=file, flush=file is not None)
 
 
 def warn(sentence: str) -> None:
-    """Print a warning to standard error, which may be closed."""
+    """Print a warning to standard error, unless it is closed."""
     with suppress(OSError):
         say(f"warning: {sentence}", file=sys.stderr)
 
@@ -44,7 +44,7 @@ def discard_output(stream: TextIO) -> None:
 
 
 def finite(value: Any) -> Any:
-    """Replace NaN and infinity in a value with None, because JSON cannot represent them."""
+    """Return a value with NaN and infinity replaced by None, because JSON cannot represent them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -67,7 +67,7 @@ def print_result(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
 
 
 def as_json(value: Any, indent: int) -> str:
-    """Return a value as JSON; escape characters that would harm a terminal or are not UTF-8."""
+    """Return a value as JSON, with characters that may harm a terminal or are not UTF-8 escaped."""
     lines = json.dumps(value, indent=indent, ensure_ascii=False).split("\n")
     return "\n".join(HARMFUL.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in lines)
 
@@ -75,7 +75,7 @@ def as_json(value: Any, indent: int) -> str:
 def filled(parts: Sequence[str], width: int) -> str:
     """Arrange ``parts`` in lines of text, two spaces apart, without breaking a part.
 
-    Lines are narrower than ``width``; a wider part gets its own line.
+    Lines are narrower than ``width``. A wider part gets its own line.
     """
     lines = [""]
     for part in parts:
@@ -88,7 +88,7 @@ def filled(parts: Sequence[str], width: int) -> str:
 
 
 def print_best(step: int, scores: Mapping[str, Any]) -> None:
-    """Print all scores of an evaluation in columns that fit a terminal of 80 characters."""
+    """Print all scores of an evaluation in columns that fit an 80-column terminal."""
     numbers = {name: value for name, value in scores.items() if isinstance(value, float)}
     width = max(map(len, numbers), default=0)
     in_what = f", in {scores['computed_in']}" if "computed_in" in scores else ""
@@ -99,7 +99,7 @@ def print_best(step: int, scores: Mapping[str, Any]) -> None:
 
 
 def print_scores(scores: Mapping[str, Any]) -> None:
-    """Print one score per line, then a table of scores per class, then the confusion matrix, if any."""
+    """Print one score per line, a table of scores per class and, if present, the confusion matrix."""
     from rich.console import Console
     from rich.table import Table
 
@@ -173,11 +173,11 @@ def print_models(rows: Sequence[Any]) -> None:
 
 
 def console_for(file: IO[str]) -> Console:
-    """Return a console that does not wrap lines; in a notebook, it writes plain text."""
+    """Return a console that does not wrap lines and that writes plain text in a notebook."""
     from rich.console import Console
 
-    # A kernel declares its output, and that of its child processes, to be a colored terminal. But a page
-    # would show every frame of a bar below the last one.
+    # A notebook's kernel claims that its output, and that of its child processes, is a color terminal, but
+    # the page would show every frame of a progress bar below the previous one.
     live = False if is_notebook() or "JPY_PARENT_PID" in os.environ else None
     return Console(file=file, highlight=False, soft_wrap=True, force_jupyter=False, force_terminal=live)
 
@@ -189,14 +189,15 @@ def is_notebook() -> bool:
 
 
 class ProgressBar:
-    """A context manager that shows a progress bar on a terminal, or else prints a line every ten seconds.
+    """A context manager that shows a progress bar on a terminal, or a line every ten seconds elsewhere.
 
     Args:
         total: number of items.
         title: description of the work, such as ``reading images``.
         done: number of items already done.
-        console: the console; by default, a new one for ``file``, on which the bar disappears at the end.
-        file: the file to print to, by default standard error.
+        console: the console to print to. By default, a new one for ``file``, on which the bar disappears at
+            the end.
+        file: the file to print to. Default: standard error.
     """
 
     def __init__(
@@ -247,7 +248,7 @@ class ProgressBar:
             self._live.stop()
 
     def advance(self, count: int = 1) -> None:
-        """Count the items done since the last call, and estimate the remaining time from the speed so far."""
+        """Add ``count`` items, and estimate the remaining time from the average speed."""
         self.done += count
         now = time.monotonic()
         if now - self._shown > _SHOW_EVERY or self.done == self.total:
@@ -256,7 +257,7 @@ class ProgressBar:
             self.update(self.done, f"{self.title}: {self.done:,} of {self.total:,}", left)
 
     def show(self, done: int, total: int) -> None:
-        """Show the number of batches done and a new total, for work whose total is not known at the start."""
+        """Show the number of finished batches and a new total, for work of initially unknown size."""
         self.total = total
         left = (total - done) * (time.monotonic() - self._began) / max(done, 1)
         if self.is_live:
@@ -264,9 +265,10 @@ class ProgressBar:
         self.update(done, f"{self.title}: {done:,} of {total:,} batches", left)
 
     def update(self, done: int, title: str, left: float, details: str = "", *, at_once: bool = False) -> None:
-        """Show the progress, with ``title`` before the bar and ``details`` below it; ``left`` is in seconds.
+        """Show the progress, with ``title`` before the bar and ``details`` below it.
 
-        With ``at_once`` and without a terminal, print a line even if the last one is recent.
+        ``left`` is the remaining time in seconds. Without a terminal, ``at_once`` prints a line even if the
+        previous one is recent.
         """
         self.done = done
         if self.is_live:
@@ -277,7 +279,7 @@ class ProgressBar:
             self.console.print("  ".join(filter(None, (title, details, f"{clock(left)} left"))), markup=False)
 
     def within(self, title: str, done: int, total: int) -> None:
-        """Show the progress of one part of the work in a separate row until that part is done."""
+        """Show the progress of one part of the work in a separate row until the part is finished."""
         now, is_over = time.monotonic(), done >= total
         if self.is_live:
             self._bar.update(

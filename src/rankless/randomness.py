@@ -13,7 +13,7 @@ import threading
 import numpy as np
 
 GENERATORS = threading.RLock()
-"""Lock held while seeding the process's generators and drawing from them, as other threads may be ranks."""
+"""Hold this lock while seeding and using the process's generators, because other threads may be ranks."""
 
 
 def key(seed: int, *path: int | str) -> int:

@@ -53,8 +53,9 @@ class Sample:
         image: uint8 RGB, (3, H, W).
         boxes: float32 xyxy in pixels, (N, 4).
         labels: int64 class ids, (N,).
-        reduced: pixels of the source per pixel of ``image``, which may be decoded at a reduced size.
-        source: (H, W) of the source in pixels; None if it equals that of ``image``.
+        reduced: pixels of the source per pixel of ``image``, greater than 1 if it was decoded at a reduced
+            size.
+        source: (H, W) of the source in pixels, or None if it is the same as for ``image``.
     """
 
     image: Tensor
@@ -72,7 +73,7 @@ class Letterbox:
         scale: pixels of the input per pixel of the source.
         left, top: position of the source's corner on the input, in pixels.
         height, width: the source's size in pixels.
-        stretch: factors for x and y, applied first; both are 1 if the aspect ratio is preserved.
+        stretch: factors for x and y, which are applied first. Both are 1 if the aspect ratio is preserved.
     """
 
     scale: float
@@ -92,10 +93,10 @@ class DetectionItem:
         boxes: float32 xyxy in pixels of the network input, (N, 4).
         labels: int64 class ids, (N,).
         index: the image's index in its data set.
-        letterbox: placement of the source on the input; meaningless for a training image that was mirrored or
-            composed of several images.
-        unreadable: images that could not be read for this item; training replaces them with other images,
-            evaluation with a gray one.
+        letterbox: placement of the source on the input. It is meaningless for a training image that was
+            mirrored or composed of several images.
+        unreadable: images that could not be read for this item. Training replaces them with other images,
+            and evaluation with a gray one.
     """
 
     image: Tensor
@@ -107,7 +108,7 @@ class DetectionItem:
 
 
 class _Batch:
-    """Base class of batches. Every tensor and list has one entry per image."""
+    """Base class of batches. Every tensor and list except ``unreadable`` has one entry per image."""
 
     indices: list[int]
     unreadable: list[Unreadable]
@@ -121,7 +122,7 @@ class _Batch:
         return self._each(Tensor.pin_memory)
 
     def readable(self) -> Self | None:
-        """Return the batch without the images that could not be read; None if no image is left."""
+        """Return the batch without its unreadable images, or None if all images are unreadable."""
         missing = {one.index for one in self.unreadable}
         rows = [row for row, index in enumerate(self.indices) if index not in missing]
         if not rows:
@@ -145,7 +146,17 @@ class _Batch:
 
 @dataclass
 class DetectionBatch(_Batch):
-    """One micro-batch for detection. Targets are padded, so that the CPU knows all shapes."""
+    """One micro-batch for detection. Targets are padded, so that the CPU knows all shapes.
+
+    Attributes:
+        images: uint8, (B, 3, H, W).
+        boxes: float32 xyxy in pixels of the network input, (B, N, 4).
+        labels: int64 class ids, (B, N).
+        valid: bool, (B, N), which is False for padding.
+        indices: indices of the images in their data set, length B.
+        letterboxes: placement of each image on the network input, length B.
+        unreadable: images that could not be read for the items.
+    """
 
     images: Tensor
     boxes: Tensor
@@ -167,7 +178,7 @@ class ClassificationItem:
 
     Attributes:
         image: uint8 RGB of the network's size, (3, H, W).
-        target: float32 fraction of each class, (C,), with sum 1; one-hot unless images are mixed.
+        target: float32 fraction of each class, (C,), with sum 1. It is one-hot unless images are mixed.
         index: the image's index in its data set.
         unreadable: images that could not be read for this item; see :class:`DetectionItem`.
     """
@@ -197,9 +208,9 @@ class ClassificationBatch(_Batch):
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss as a sum and a count; the division follows later.
+    """A loss as a sum and a count.
 
-    Sums and counts are added over all micro-batches of a step; then the total sum is divided by the total
+    Sums and counts are added over all micro-batches of a step. The total sum is then divided by the total
     count.
     """
 
@@ -228,7 +239,7 @@ class Detections:
         boxes: float32 xyxy, (K, 4), on the CPU.
         scores: float32 in 0..1, (K,).
         labels: int64 class ids, (K,).
-        unreadable: whether the image could not be read; then it is not scored.
+        unreadable: whether the image could not be read. Such an image is not scored.
     """
 
     index: int
@@ -245,7 +256,7 @@ class Classification:
     Attributes:
         index: the image's index in its data set (or in the list of sources).
         log_probabilities: float32 natural logarithms, (C,), on the CPU.
-        unreadable: whether the image could not be read; then it is not scored.
+        unreadable: whether the image could not be read. Such an image is not scored.
     """
 
     index: int

@@ -1,7 +1,7 @@
-"""Errors in the user's own code, which are reported at once with the lines that raised them.
+"""Reports of errors in the user's own code, with the lines that raised them.
 
-Restarting the rank would only repeat such an error. Code belongs to the user unless it is part of this
-package, of Python, or of an installed package.
+Such errors are reported at once, because restarting the rank would only repeat them. Code belongs to the user
+unless it is part of this package, of Python, or of an installed package.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _LONG = 400  # characters of an exception's message
 
 
 def explained(error: BaseException) -> UserError | None:
-    """Return a user error if restarting the rank would only repeat the exception; None otherwise.
+    """Return a user error for a shortage of memory or an exception in the user's own code, otherwise None.
 
-    The error reports a shortage of memory, or an exception in the user's own code (see :func:`blamed`).
+    Restarting the rank would only repeat such an exception.
     """
     return shortage(error) or blamed(error)
 
 
 def blamed(error: BaseException) -> TaskError | None:
-    """Return an error that shows the user's lines that raised the exception; None if other code did."""
+    """Return an error with the user's lines that raised the exception, or None if other code raised it."""
     if type(error).__name__ == "AcceleratorError":
-        return None  # the device failed and not the code, so a restart may help
+        return None  # the device failed, not the code, so a restart may help
     frames = traceback.extract_tb(error.__traceback__)
     own = [number for number, frame in enumerate(frames) if is_users(frame.filename)]
     if not own:

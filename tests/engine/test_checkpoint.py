@@ -106,7 +106,7 @@ def test_a_damaged_one_is_passed_over(run: RunDirectory, name: str, way: str) ->
     warnings: list[str] = []
     assert checkpoint.newest(run, warnings.append) == 5
     (warning,) = warnings
-    assert str(run.step_directory(10)) in warning and "falling back to the one before" in warning
+    assert str(run.step_directory(10)) in warning and "falling back to the previous one" in warning
     if way != "gone" and name != "SHA256SUMS":
         assert name in warning
     assert checkpoint.load(run, 5).step == 5
@@ -225,7 +225,7 @@ def watch(event, arguments):
 def act(run, step):
     save(run, step)
     run.point("best", step)
-    checkpoint.tidy(run, keep=1, best=None)
+    checkpoint.remove_old(run, keep=1, best=None)
 
 act(RunDirectory(folder / "warm"), 5)  # whatever is imported or cached on the way is no operation on the run
 sys.addaudithook(watch)
@@ -268,7 +268,7 @@ def test_a_kill_at_any_operation_on_files_leaves_a_whole_one(in_memory: Path, fo
             assert weights_of(run.path, lambda _: None).is_file()
             assert not list(run.checkpoints.glob(".step-*"))
             save(run, 20)  # and it goes on
-            checkpoint.tidy(run, keep=1, best=None)
+            checkpoint.remove_old(run, keep=1, best=None)
             assert run.steps() == [20]
 
 
@@ -280,7 +280,7 @@ def test_the_newest_and_the_best_stay(
     run: RunDirectory, keep: int, best: int | None, left: list[int]
 ) -> None:
     save(run, 5, 10, 15, 20, 25)
-    checkpoint.tidy(run, keep, best)
+    checkpoint.remove_old(run, keep, best)
     assert run.steps() == left
     assert all(checkpoint.damage(run.step_directory(step)) is None for step in left)
 
@@ -296,7 +296,7 @@ def test_a_pipe_under_the_name_of_a_checkpoint_gives_way(run: RunDirectory) -> N
 def test_what_a_run_fell_back_behind_goes(run: RunDirectory) -> None:
     save(run, 5, 10, 15)
     run.point("last", 10)  # 15 was damaged, the run went on from 5
-    checkpoint.tidy(run, keep=2, best=None)
+    checkpoint.remove_old(run, keep=2, best=None)
     assert run.steps() == [5, 10]
 
 

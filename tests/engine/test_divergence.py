@@ -154,10 +154,10 @@ def steps(world: World, changes: dict[str, Any], problem: str, count: int, alway
 
 FAULTS = {
     "gradient": (
-        "but the gradient is not finite in 'trunk.weight', 'trunk.bias', 'norm.weight', 'norm.bias', "
-        "'head.weight' and 3 more in step 3, which was not applied: lower optim.lr (now 0.01)"
+        "but the gradient of 'trunk.weight', 'trunk.bias', 'norm.weight', 'norm.bias', 'head.weight' and 3 "
+        "more is not finite in step 3, which was not applied; lower optim.lr (now 0.01)"
     ),
-    "loss": "the loss became inf in step 3, which was not applied: lower optim.lr (now 0.01)",
+    "loss": "the loss became inf in step 3, which was not applied; lower optim.lr (now 0.01)",
     "unused": "step 3: the loss of micro-batch 1 does not depend on 'other.weight', 'other.bias'; use every",
 }
 WAYS = {
@@ -251,5 +251,5 @@ def test_weights_that_are_not_finite_are_never_saved(ranks: Any, tmp_path: Path)
     object.__setattr__(optim, "lr", 1e38)  # more than a recipe may say
     changes = {"optim": optim, "checkpoint": Checkpoint(every=1)}
     (said,) = ranks(1, train, str(tmp_path), "large", changes)
-    assert "the weights are not finite after step 1, in 'trunk.weight'" in said[0] and len(said) == 1
+    assert "the weights 'trunk.weight'" in said[0] and "not finite after step 1" in said[0] and len(said) == 1
     assert RunDirectory(tmp_path).steps() == []

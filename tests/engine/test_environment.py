@@ -68,11 +68,11 @@ def test_other_versions_or_data_on_a_rank_are_an_error_on_all(ranks: Any) -> Non
     versions, data = reported[0]
     assert versions == (
         f"the ranks differ in torch: {torch.__version__.partition('+')[0]} on rank 0, 2, 9.9 on rank 1; "
-        "make it the same everywhere"
+        "make it the same on all ranks"
     )
     assert data == (
         "the ranks differ in the training data: digest abc on rank 0, 1, digest xyz on rank 2; make it "
-        "the same everywhere"
+        "the same on all ranks"
     )
 
 

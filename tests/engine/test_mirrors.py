@@ -237,7 +237,7 @@ def test_why_the_last_start_ended_is_known_on_every_machine(ranks: Any, two: lis
     shutil.rmtree(two[0])
     ranks(1, train, [[str(two[1]), 1]], seldom)
     reasons = [e["reason"] for e in journal.read(two[1] / "journal.jsonl") if e.get("event") == "resume"]
-    assert reasons[0] == "it was asked to stop after step 3"
+    assert reasons[0] == "it stopped on request after step 3"
     assert "its launcher was killed" in reasons[1]
     assert digests(two[1]) == digests(whole)
 
@@ -254,7 +254,7 @@ def test_a_first_machine_that_was_away_knows_why_the_others_ended(
         journal.append(two[0] / "journal.jsonl", event="death", at=9, text=told)
     ranks(2, train, both(two, 1, 1))
     reasons = [e["reason"] for e in journal.read(two[0] / "journal.jsonl") if e.get("event") == "resume"]
-    assert reasons[-1] == (told or "it was asked to stop after step 9")
+    assert reasons[-1] == (told or "it stopped on request after step 9")
 
 
 def test_a_machine_that_was_away_is_brought_up_to_date(ranks: Any, two: list[Path], whole: Path) -> None:
@@ -332,7 +332,11 @@ def test_damage_on_one_machine_reaches_no_whole_copy(
         assert len(json.loads((folder / "environment.json").read_text())) == 2
         said = events(folder, "warning")
         assert not any("left out" in text or "cannot be read" in text for text in said)
-        told = [path for path in hurt if any(f"{path} was replaced by that of rank" in text for text in said)]
+        told = [
+            path
+            for path in hurt
+            if any(f"{path} was replaced by the copy from rank" in text for text in said)
+        ]
         assert told == (list(hurt) if what == "damaged" else [])
     assert {path: kept[path].read_bytes() for path in hurt if kept[path].exists()} == (
         hurt if what == "damaged" else {}
@@ -379,7 +383,7 @@ def test_another_run_on_one_machine_is_not_touched(ranks: Any, two: list[Path], 
     before = files(two[1])
     answers = ranks(2, train, both(two, 1, 1))
     assert answers[0] == answers[1] and answers[0]["saved"] == []
-    assert f"{two[1]} holds a run with another recipe, which differs in seed; remove" in answers[0]["end"]
+    assert f"{two[1]} contains a run with another recipe, which differs in seed; remove" in answers[0]["end"]
     assert files(two[1]) == before
 
 
@@ -395,5 +399,5 @@ def test_some_machines_share_a_disk_and_some_do_not(ranks: Any, tmp_path: Path) 
     (tmp_path / "file").touch()  # in the folder's place
     answers = ranks(4, keepers, [[a, 1], [b, 1], [a, 1], [missing, 1]])
     assert [answer[:2] for answer in answers] == [[[0, 1, 0, None], True]] * 4
-    assert all("keeps no copy of the run: " in answer[2][0] for answer in answers)
+    assert all("has no copy of the run: " in answer[2][0] for answer in answers)
     assert not list(Path(a).iterdir()) and not list(Path(b).iterdir())

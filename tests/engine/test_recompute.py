@@ -10,7 +10,7 @@ import pytest
 import networks_that_branch
 from networks_that_branch import NETWORKS, images
 from rankless.engine.loop import update
-from rankless.engine.recompute import Alarm, Checks, Votes, disputed, judge
+from rankless.engine.recompute import Alarm, Checks, Votes, differing_results, judge
 from rankless.engine.state import TrainingState
 from rankless.engine.totals import Compared, Flags
 from rankless.errors import UserError
@@ -77,7 +77,7 @@ def test_the_result_of_most_ranks_is_right(
     def votes(text: str) -> Votes:
         return {7: [(int(one[0]), one[1]) for one in text.split()], 4: [(0, "b"), (1, "b")]}
 
-    assert disputed(votes(first)) == [7]
+    assert differing_results(votes(first)) == [7]
     found = judge(votes(first), votes(again))
     assert (found.what, found.ranks, found.certain, found.repeated_well) == (
         [7],
@@ -146,7 +146,7 @@ def test_what_was_recomputed_and_what_has_no_effect_is_reported() -> None:
     found.compared = 12
     assert found.summary() == "; results were recomputed in 12 steps, and all agreed"
     found.differed = 1
-    assert found.summary().endswith("in 12 steps, and in 1 of them they differed")
+    assert found.summary().endswith("in 12 steps and differed in 1 of them")
     alarm(RECIPE, can_exclude=False)
     assert not said
     alarm(replace(RECIPE, check=Check(recompute=3, exclude=True)), can_exclude=False)

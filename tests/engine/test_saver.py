@@ -202,7 +202,7 @@ def test_a_quota_that_is_used_up_is_a_disk_that_is_full(
         saver.settle()
         removed, message = messages_of(saver)
         assert removed == "removed the checkpoints of the steps 2 to make room"
-        assert "quota exceeded" in message and "is tried when" in message
+        assert "quota exceeded" in message and "until the next one" in message
     agree(saver)
     assert saver.run.steps() == [1, 3, *([4] if room else [])]
     assert checkpoint.newest(saver.run, pytest.fail) == (4 if room else 3)
@@ -224,7 +224,7 @@ def test_room_for_two_is_needed_before_the_first_step(ranks: Any, tmp_path: Path
         for size in (1, 2):
             answers = ranks(size, run_wide, str(disk / "run"), False)
             assert set(answers) == {answers[0]}
-            assert answers[0].startswith(f"{disk / 'run'}: 4.4 MB are needed for three checkpoints of")
+            assert answers[0].startswith(f"{disk / 'run'}: three checkpoints of this model need 4.4 MB")
             assert "but only 3.1 MB are free" in answers[0]
         assert not list(disk.iterdir())
 

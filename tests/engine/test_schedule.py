@@ -86,10 +86,10 @@ def test_a_resumed_run_draws_the_rest(schedule: StepSchedule, start: int) -> Non
         (80, 0, 1, []),
         (79, 0, 1, []),  # no smaller batch is suggested than 8
         (64, 15, 1, []),  # the last of 16 steps reaches the whole rate
-        (64, 16, 1, ["the whole run (16 steps) lies within the warm-up"]),
+        (64, 16, 1, ["the learning rate's warm-up takes the whole run (16 steps;"]),
         (64, 16, 2, []),
-        (3, 0, 1, ["the data has 3 training images, so each step takes every image 1.3 times"]),
-        (1, 9, 2, ["1 training image, so each step takes", "is 9); train for more epochs"]),
+        (3, 0, 1, ["the data has 3 training images, so each step uses every image 1.3 times"]),
+        (1, 9, 2, ["1 training image, so each step uses", "is 9); train for more epochs"]),
     ],
 )
 def test_what_can_hardly_be_meant_is_reported(images: int, warmup: int, epochs: int, said: list[str]) -> None:
@@ -98,7 +98,7 @@ def test_what_can_hardly_be_meant_is_reported(images: int, warmup: int, epochs: 
     assert len(found) == len(said)
     assert all(one in sentence for one, sentence in zip(said, found, strict=True))
     run = StepSchedule(replace(recipe, check=Check(recompute=10**6)), images)
-    assert f"the run has {counted(run.steps, 'step')}, so none is checked" in run.warnings()[len(found)]
+    assert f"the run has {counted(run.steps, 'step')}, so no step is checked" in run.warnings()[len(found)]
     run = StepSchedule(replace(recipe, check=Check(recompute=run.steps)), images)
     assert run.warnings() == found
 
@@ -112,9 +112,9 @@ def test_a_small_number_of_steps_that_may_mean_epochs_is_reported() -> None:
         data=Data(augment=Augment(close_mosaic=11)),  # more than all epochs
     )
     assert StepSchedule(recipe, 400).warnings() == [
-        "evaluate.every is 1, which means 1 step of the 100 in an epoch; if epochs are meant, write "
+        "evaluate.every is 1, which means 1 step, but an epoch has 100; if you mean epochs, use "
         "evaluate.every='1 epoch'",
-        "model.freeze is 10, which means 10 steps of the 100 in an epoch; if epochs are meant, write "
+        "model.freeze is 10, which means 10 steps, but an epoch has 100; if you mean epochs, use "
         "model.freeze='10 epochs'",
     ]
     assert StepSchedule(recipe, 4).warnings() == []  # an epoch is a step

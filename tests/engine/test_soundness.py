@@ -121,7 +121,7 @@ def refused(world: World) -> str:
 @pytest.mark.processes
 def test_another_model_is_refused_on_every_rank(ranks: Any) -> None:
     for said in ranks(2, refused):
-        assert "made a different model on rank 1 than on rank 0 (first in '0.weight')" in said
+        assert "created a different model on rank 1 than on rank 0 (first in '0.weight')" in said
 
 
 def drifts(world: World, folder: str, at: int) -> list[str]:

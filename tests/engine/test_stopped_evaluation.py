@@ -18,8 +18,8 @@ from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from rankless.structures import DetectionBatch, Detections, Scores
 from rankless.tasks.detect import Detect
+from rankless.world.notes import SharedStop
 from rankless.world.process_group import World
-from rankless.world.stopping import SharedStop
 
 pytestmark = pytest.mark.processes
 

@@ -148,7 +148,7 @@ def test_images_that_cannot_be_read_take_no_part(name: str) -> None:
         (
             ["digits", "evaluate.best=mAP"],
             "evaluate.best is 'mAP': expected one of auto, AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR100, "
-            "ARs, ARm, ARl, loss; mAP at an IoU of 0.5 (Pascal VOC, Darknet) is AP50",
+            "ARs, ARm, ARl, loss; use AP50 for mAP at an IoU of 0.5 (Pascal VOC, Darknet)",
         ),
         (
             ["digits-classify", "evaluate.best=AP"],
@@ -252,7 +252,7 @@ def test_a_task_of_ones_own_has_it_where_it_says_so(ranks: Any, tmp_path: Path) 
     assert plain.keys() == {"minus_error", "note", "computed_in"}
     assert loss.keys() == {*plain, "loss"} and loss["loss"] > 0
     (infinite,) = ranks(1, own, "infinite", "loss", str(tmp_path / "infinite"))
-    assert any("not finite" in text and "no best yet" in text for text in infinite["warnings"])
+    assert any("not finite" in text and "no weights are best yet" in text for text in infinite["warnings"])
     for kind, best, expected in (
         ("plain", "loss", "auto, minus_error"),
         ("with loss", "note", "auto, minus_error, loss"),

@@ -20,16 +20,17 @@ def test_when_it_is_reported() -> None:
 
 def test_the_summary_is_of_the_whole_run() -> None:
     waiting = Waiting(images=8)
-    assert waiting.summary() == "0 steps in 0.0 s, evaluations not counted"
+    assert waiting.summary() == "0 steps in 0.0 s (without evaluations)"
     for seconds, waited in ((30.0, 0.9), (1.0, 1.0), (3.0, 0.0)):
         waiting.step({"seconds": seconds, "waited": waited})
     assert waiting.summary() == (
-        "3 steps in 34.0 s, evaluations not counted; after the first, 4 images/s and 25% of the time waiting "
-        "for images"
+        "3 steps in 34.0 s (without evaluations); without the first step, 4 images/s and 25% of the time "
+        "waiting for images"
     )
 
 
 def test_it_says_what_to_do() -> None:
     waiting = Waiting(images=8)
     said = [waiting.step({"seconds": 2.0, "waited": 0.5}) for _ in range(100)][-1]
-    assert said.startswith("50% of the last 100 steps' time") and "workers" in said and "data.cache" in said
+    assert said.startswith("the last 100 steps spent 50% of the time")
+    assert "workers" in said and "data.cache" in said

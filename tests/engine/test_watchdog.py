@@ -164,7 +164,7 @@ def test_what_the_launcher_hears_of_a_rank() -> None:
 def test_a_rank_that_cannot_even_say_so_is_named_too(ranks: Any) -> None:
     (reports, _) = ranks(2, wait_for_a_silent_one)
     assert len(reports) == 1
-    assert reports[0].startswith(f"rank 1 on {HOST} gives no sign of life: step 2, for ")
+    assert reports[0].startswith(f"rank 1 on {HOST} does not respond: step 2, for ")
 
 
 @pytest.mark.processes
@@ -172,7 +172,7 @@ def test_a_rank_that_cannot_even_say_so_is_named_too(ranks: Any) -> None:
 def test_a_slow_rank_is_named_in_the_journal(ranks: Any, tmp_path: Path, reduce: str) -> None:
     assert all(ranks(2, train, str(tmp_path / "run"), 60, {}, 0.04, reduce))
     (event,) = events(tmp_path / "run", "slow")
-    assert event["at"] == 24 and event["text"].startswith(f"rank 1 on {HOST} is slow: it needs ")
+    assert event["at"] == 24 and event["text"].startswith(f"rank 1 on {HOST} is slow: it takes ")
     assert not events(tmp_path / "run", "late")
 
 

@@ -32,7 +32,7 @@ def test_damage_on_the_way_to_a_resumption(tmp_path: Path, expected: dict[str, A
     with Run(folder, 1, "--resume", "epochs=9") as run:
         assert run.wait() == 2, run.text()
         run.gone()
-        assert "another run directory, with model.pretrained=FILE" in run.text().splitlines()[-1]
+        assert "add model.pretrained=FILE" in run.text().splitlines()[-1]
         assert "restarting" not in run.text() and not run.noise(), run.text()
     assert directory.recipe.read_text() == recipe and directory.pointed("last") == last
     for file, content in zip(files, kept, strict=True):
@@ -47,7 +47,7 @@ def test_damage_on_the_way_to_a_resumption(tmp_path: Path, expected: dict[str, A
         assert run.wait() == 0, run.text()
         run.gone()
         assert f"warning: {directory.recipe}: is damaged (" in run.text()
-        assert "damaged lines were left out" in run.text() and not run.noise(), run.text()
+        assert "damaged lines were removed" in run.text() and not run.noise(), run.text()
     assert directory.recipe.read_text() == recipe
     assert (folder / "recipe.yaml.replaced-1").read_text() == recipe[: len(recipe) // 3]
     assert outcome(folder) == expected

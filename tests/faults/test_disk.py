@@ -75,7 +75,7 @@ def test_a_run_directory_that_is_closed_in_mid_run_ends_it_with_a_sentence(
     assert "warning: the checkpoint of step 6 could not be written ([Errno 13] Permission denied" in said
     last = said.splitlines()[-1]
     assert last.startswith("error: the checkpoint of step 20 could not be written ([Errno 13] Permission")
-    assert "; let this user write there and continue from the newest one: " in last
+    assert "; grant this user write access and continue from the newest one: " in last
     assert not list(folder.rglob("*.tmp"))
     assert finish(folder, 1) == expected
 

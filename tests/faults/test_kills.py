@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from harness_for_faults import Run, finish, kill, outcome, parent
 
-from rankless.engine.checkpoint import newest, tidy
+from rankless.engine.checkpoint import newest, remove_old
 from rankless.runs.directory import RunDirectory
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -123,7 +123,7 @@ def test_a_damaged_later_checkpoint_does_not_push_out_a_whole_one(tmp_path: Path
     for step in (3, 6, 9):
         run.step_directory(step).mkdir(parents=True)
     run.point("last", 6)  # the run fell back behind 9 and has just saved 6
-    tidy(run, 1, best=3)
+    remove_old(run, 1, best=3)
     assert run.steps() == [3, 6]
 
 

@@ -72,7 +72,7 @@ def test_a_sigterm_while_libraries_are_loaded_is_one_like_later_ones(tmp_path: P
         kill(run.process.pid, signal.SIGTERM)
         assert run.wait() == 85, run.text()
         run.gone()
-        assert run.text() == "stopped by SIGTERM; the run had not begun\n"
+        assert run.text() == "stopped by SIGTERM before the run started\n"
 
 
 def test_an_interrupt_while_it_starts_shows_no_traceback(tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ def test_a_step_in_which_a_bit_flips_is_repeated(
     assert (code, deaths) == (0, [])
     assert error.startswith(f"step {step}: rank {rank} on ")
     assert "(CPU) differs from other" in error or world == 1
-    assert error.endswith("; the repeated step shows no difference, and training continues with it")
+    assert error.endswith("; the repeated step shows no difference, so training continues")
     assert f"warning: {error}" in text
-    assert "; results were recomputed in 10 steps, and in 1 of them they differed" in text
+    assert "; results were recomputed in 10 steps and differed in 1 of them" in text
     assert outcome(tmp_path / "run") == expected
     assert error in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
@@ -54,7 +54,7 @@ def test_the_run_goes_on_without_a_device_that_keeps_a_wrong_weight(
     code, text, (error,), (death,) = disturbed(tmp_path / "run", 3, "weight 7", 2, "check.exclude=true")
     assert code == 0, text
     assert error.startswith("step 6: rank 2 on ")
-    assert error.endswith(" and the weights; the repeated step differs, too")
+    assert error.endswith(" and the weights; the repeated step also differs")
     assert death.startswith("rank 2 on ")
     assert death.endswith(" is left out after a silent error in step 6")
     assert f"{death}; restarting from the newest checkpoint" in text
@@ -66,17 +66,17 @@ def test_the_run_goes_on_without_a_device_that_keeps_a_wrong_weight(
 @pytest.mark.parametrize(
     ("world", "flip", "said"),
     [
-        (3, "gradient 5 on", "step 4 was not applied: rank 1 on "),
-        (2, "weight 8", "step 4 was not applied: it is unknown which results of rank 0 on "),
+        (3, "gradient 5 on", "step 4 was not applied; rank 1 on "),
+        (2, "weight 8", "step 4 was not applied; it is unknown which results of rank 0 on "),
     ],
 )
 def test_a_run_ends_if_the_error_repeats(tmp_path: Path, world: int, flip: str, said: str) -> None:
     code, text, (error,), deaths = disturbed(tmp_path / "run", world, flip, 1)
     assert (code, deaths) == (2, [])
-    assert error.endswith("the repeated step differs, too")
+    assert error.endswith("the repeated step also differs")
     assert said in text
     assert (
-        "error: the checkpoint of step 3 is complete: continue from it with rankless train --resume" in text
+        "error: the checkpoint of step 3 is complete; continue from it with: rankless train --resume" in text
     )
 
 
@@ -84,7 +84,7 @@ def test_threads_end_where_a_device_is_to_be_left_out(tmp_path: Path, expected: 
     words = ("--parallel", "threads")
     code, text, (_,), _ = disturbed(tmp_path / "run", 2, "image 8", 1, "check.exclude=true", *words)
     assert code == 2
-    assert "error: step 4 was not applied: rank 1 on " in text
+    assert "error: step 4 was not applied; rank 1 on " in text
     with Run(tmp_path / "run", 1, "--resume") as again:
         assert again.wait() == 0, again.text()
     assert outcome(tmp_path / "run") == expected

@@ -379,7 +379,7 @@ def test_an_export_in_the_place_of_weights_is_named(
     assert main([word.replace("FILE", str(exported["raw"])) for word in words]) == 2
     said = capsys.readouterr().err
     assert re.search(r"raw\.onnx'?: is an ONNX file", said)
-    assert "give the one it was exported from" in said
+    assert "such as the one it was exported from" in said
     assert list(tmp_path.iterdir()) == []
 
 

@@ -161,7 +161,7 @@ def test_a_changed_weight_is_found_though_all_checksums_were_made_again(run: Run
     folder = run.step_directory(4)
     name = forge(folder)
     assert examine(run).problems == [
-        f"{folder}: model.safetensors differs from the file saved after step 4, by {run.journal}"
+        f"{folder}: model.safetensors differs from the file recorded for step 4 in {run.journal}"
     ]
     report = audited(run.path, steps=None)
     assert not report.ok and [one.interval for one in report.results] == [
@@ -179,7 +179,7 @@ def test_a_changed_weight_is_found_though_all_checksums_were_made_again(run: Run
 def edited(lines: list[dict[str, Any]]) -> str:
     [step] = [line for line in lines if line.get("step") == 3]
     step["loss"] *= 0.5
-    return "the numbers of the steps 3 to 4 (losses, rates, scores) are not those recorded"
+    return "the losses, rates or scores of the steps 3 to 4 differ from those recorded"
 
 
 def relinked(lines: list[dict[str, Any]]) -> str:
@@ -190,7 +190,7 @@ def relinked(lines: list[dict[str, Any]]) -> str:
 
 def removed(lines: list[dict[str, Any]]) -> str:
     lines[:] = [line for line in lines if line.get("checkpoint") != 4]
-    return "the line of the checkpoint of step 6 does not follow the line of step 2"
+    return "lines between the checkpoints of steps 2 and 6 were changed or removed"
 
 
 def damaged(lines: list[dict[str, Any]]) -> str:
@@ -233,11 +233,14 @@ def test_other_changed_files(run: RunDirectory) -> None:
     for file in (best, run.step_directory(6) / "other.safetensors"):
         file.write_bytes(b"other weights")
     text = "\n".join(examine(run).problems)
-    assert f"{best}: is not the weights of the best checkpoint; the best checkpoint is that of step 7" in text
+    wrong = "does not contain the weights of the best checkpoint; the best checkpoint is from step 7"
+    assert f"{best}: {wrong}" in text
     assert f"{run.step_directory(6) / 'other.safetensors'}: was added to the checkpoint" in text
     assert f"{run.recipe}: optim.lr is 0.03, but 0.02 in the checkpoint of step 7" in text
-    assert f"{run.environment}: the environment of the checkpoint of step 7 is gone (it was changed)" in text
-    assert f"{run.data_sums}: is not the list of files recorded with the checkpoint of step 7" in text
+    assert (
+        f"{run.environment}: the environment of the checkpoint of step 7 is missing (it was changed)" in text
+    )
+    assert f"{run.data_sums}: differs from the list recorded with the checkpoint of step 7" in text
 
 
 def test_an_edited_list_accuses_no_image(run: RunDirectory) -> None:
@@ -245,7 +248,7 @@ def test_an_edited_list_accuses_no_image(run: RunDirectory) -> None:
     said: list[str] = []
     report = Audit(run.path, (), None, 1, said.append).repeat(1, seed=1)
     assert report.problems == [
-        f"{run.data_sums}: is not the list of files recorded with the checkpoint of step 7"
+        f"{run.data_sums}: differs from the list recorded with the checkpoint of step 7"
     ]
     assert said[-1] == "1 problem found: see DIFFERENT above"
 
@@ -254,7 +257,7 @@ def test_an_edited_list_accuses_no_image(run: RunDirectory) -> None:
 def test_a_pointer_or_link_to_another_checkpoint(run: RunDirectory, name: str) -> None:
     pointer, link = run.checkpoints / name, run.path / f"{name}.safetensors"
     what = {"best": "best", "last": "newest"}[name]
-    recorded = f"the {what} checkpoint is that of step 7"
+    recorded = f"the {what} checkpoint is from step 7"
     pointer.write_text("step-000000002\n")
     assert examine(run).problems == [f"{pointer}: names step 2, but {recorded}"]
     pointer.unlink()
@@ -262,7 +265,7 @@ def test_a_pointer_or_link_to_another_checkpoint(run: RunDirectory, name: str) -
     run.point(name, 7)
     link.unlink()
     link.symlink_to("checkpoints/step-000000002/ema.safetensors")
-    problem = f"{link}: is not the weights of the {what} checkpoint; {recorded}"
+    problem = f"{link}: does not contain the weights of the {what} checkpoint; {recorded}"
     assert examine(run).problems == [problem]
     for step, problems in ((7, []), (2, [problem])):  # as in a copy without links
         link.unlink()
@@ -322,11 +325,13 @@ def test_a_run_of_an_earlier_version_has_no_chain(run: RunDirectory) -> None:
         sum_again(folder)
     report = audited(run.path)
     assert report.ok and report.link is None
-    assert report.notes == ["no chain: an earlier version saved the steps 2, 4, 6, 7"]
+    assert report.notes == ["an earlier version saved the steps 2, 4, 6, 7 without a chain"]
     assert rankless.train(load(run.recipe, ["epochs=3"]), run.path, devices=1, resume=True, inline=True) == 0
     found = examine(run)
     assert found.problems == [] and [line.checkpoint for line in found.lines] == [8, 10, 11]
-    assert found.notes == ["no chain: an earlier version saved the steps 2, 4, 6, 7; it begins with step 8"]
+    assert found.notes == [
+        "an earlier version saved the steps 2, 4, 6, 7 without a chain; the chain starts at step 8"
+    ]
 
 
 def test_another_cpu_is_refused_unless_the_recipe_fixes_the_instructions(

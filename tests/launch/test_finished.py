@@ -103,9 +103,9 @@ def test_where_last_names_no_checkpoint_it_is_said_and_put_right(
     (run.checkpoints / "last").write_text(last)
     assert cli.main(["runs", str(run.path)]) == 0
     warning = f"warning: {run.checkpoints / 'last'}: " + (
-        "is damaged (it does not hold the name of a checkpoint); "
+        "is damaged (it does not contain the name of a checkpoint); "
         if last == "?"
-        else "names a checkpoint that does not exist (step-000000099); "
+        else "points to a missing checkpoint (step-000000099); "
     )
     assert capfd.readouterr().err == f"{warning}rankless train --resume --run {run.path} fixes it\n"
     assert train(load(run.recipe), run.path, devices=1, resume=True) == 0

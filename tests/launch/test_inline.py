@@ -145,7 +145,7 @@ def test_an_error_in_the_users_code_keeps_its_cause(tmp_path: Path, monkeypatch:
         rankless.train(broken, tmp_path / "run", inline=True)
     assert "return {" in str(caught.value) and "broken_task.py:6, in loss" in str(caught.value)
     assert isinstance(caught.value.__cause__, KeyError)  # what a debugger shows, frame by frame
-    assert journal.ending(tmp_path / "run" / "journal.jsonl") != "it was done after step 1"
+    assert journal.ending(tmp_path / "run" / "journal.jsonl") != "it finished after step 1"
 
 
 def test_what_is_in_the_way_is_said_at_once(recipe: Recipe, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_nothing_of_it_stays(tmp_path: Path, is_there: bool, monkeypatch: pytest
         run.mkdir(parents=True)
     else:  # the ranks of one of the two are new interpreters
         monkeypatch.setattr(fork_server, "_running", None)
-    with pytest.raises(UserError, match="sees one value per channel"):
+    with pytest.raises(UserError, match="gets only one value per channel"):
         train(default(ONE_PIXEL), run, devices=1)
     assert list(tmp_path.rglob("*")) == ([run.parent] if is_there else [])  # what was there stays
 
@@ -63,7 +63,7 @@ def test_a_run_that_goes_on_stays(tmp_path: Path) -> None:
     run.path.mkdir()
     run.recipe.write_text(dump(default(ONE_PIXEL)))
     run.environment.write_text('[{"versions": {"rankless": "0"}}]')
-    with pytest.raises(UserError, match="sees one value per channel"):
+    with pytest.raises(UserError, match="gets only one value per channel"):
         train(default(ONE_PIXEL), run.path, devices=1, resume=True)
     assert run.recipe.exists() and run.journal.exists()
     with pytest.raises(UserError, match=r"has saved no weights yet.*--resume --run"):

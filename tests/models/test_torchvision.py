@@ -253,7 +253,7 @@ def test_a_recipe_is_resolved_without_a_change() -> None:
 
 def test_a_micro_batch_of_one_small_image_is_refused_in_words() -> None:
     model = detector(SSDLITE).train()
-    with pytest.raises(UserError, match="sees one value per channel"), explained(Recipe()):
+    with pytest.raises(UserError, match="gets only one value per channel"), explained(Recipe()):
         model(images(1))
 
 

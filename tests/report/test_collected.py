@@ -130,7 +130,7 @@ def test_the_rows_the_end_and_the_report_agree_on_the_speed(tmp_path: Path) -> N
     assert row.split()[-1] == "12"  # 6 × 16 images in 8.1 s
     assert "12 images/s and 51% of the time waiting for images" in waiting.summary()
     top = overview.claim(run, None)
-    assert "<b>12</b><span>images/s" in top and "<b>51%</b><span>waited for images" in top
+    assert "<b>12</b><span>images/s" in top and "<b>51%</b><span>waiting for images" in top
 
 
 def test_a_folder_without_a_journal_is_one_sentence(tmp_path: Path) -> None:
@@ -138,5 +138,5 @@ def test_a_folder_without_a_journal_is_one_sentence(tmp_path: Path) -> None:
         Collected(tmp_path / "nothing").refresh()
     assert str(caught.value) == (
         f"{tmp_path / 'nothing'}: not a run directory with a journal (No such file or directory); expected "
-        "the directory of a run; rankless train writes the journal a few seconds after its start"
+        "the directory of a run, whose journal exists a few seconds after the run starts"
     )

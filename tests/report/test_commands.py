@@ -64,7 +64,7 @@ def test_a_run_without_a_step_has_nothing_to_draw(tmp_path: Path, capsys: pytest
     code, lines = said(capsys, "plot", tmp_path, "--out", tmp_path / "curves.png")
     assert code == 2
     assert lines == [
-        f"error: {tmp_path}/journal.jsonl: has no steps and no evaluations; train for longer first"
+        f"error: {tmp_path}/journal.jsonl: contains no steps and no evaluations; train for longer first"
     ]
     assert said(capsys, "report", tmp_path)[0] == 0
     assert not (tmp_path / "curves.png").exists()

@@ -16,7 +16,7 @@ import pytest
 from rankless import cli
 from rankless.errors import UserError
 from rankless.report import live
-from rankless.report.live import served
+from rankless.report.live import report_server
 from rankless.runs import following, journal
 
 
@@ -41,7 +41,7 @@ def step(number: int) -> dict[str, Any]:
 @contextmanager
 def answering(run: Path, port: int | None = None) -> Iterator[int]:
     """The port of a server that answers."""
-    with served(run, port) as server:
+    with report_server(run, port) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -85,8 +85,8 @@ def test_it_is_served_to_this_machine_alone(growing: Path) -> None:
 def test_a_port_that_is_taken(growing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"--port {port}: cannot be used .*; give another --port"):
-            served(growing, port).__enter__()
+        with pytest.raises(UserError, match=f"--port {port}: cannot be used .*; use another --port"):
+            report_server(growing, port).__enter__()
         monkeypatch.setattr(live, "PORT", port)
         with answering(growing) as other:  # the next one
             assert port < other <= port + 20

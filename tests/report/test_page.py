@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import browser
 from rankless.report import charts, page, training
 from rankless.report.collected import Collected
-from rankless.report.markup import card, laid_out
+from rankless.report.markup import card, fill_rows
 from rankless.runs import journal
 from rankless.runs.directory import weights_of
 from rankless.runs.weights_digest import of_weights
@@ -263,7 +263,7 @@ def test_runs_side_by_side_say_what_differs(trained: Path, run: Path) -> None:
     html = page.render(runs, {str(trained): "a" * 64, str(run): "a" * 64})
     said = " ".join(Numbers(html).text)
     assert "optim.lr 0.005 0.25" in said
-    assert "The weights of shapes and copied are the same, bit for bit." in said
+    assert "The weights of shapes and copied are bitwise identical." in said
     assert set(Numbers(html).charts["Training loss, smoothed"]) == {"shapes", "copied"}
     assert html.count('<details class="run">') == 2
     details = json.loads((trained / "evaluation.json").read_text())
@@ -271,7 +271,7 @@ def test_runs_side_by_side_say_what_differs(trained: Path, run: Path) -> None:
     curves = Numbers(html).charts["Precision–recall, mean of the classes"]
     assert [y for _, y in curves["shapes"]] == pytest.approx(mean)
     alike = page.render([runs[0], Collected(trained).refresh()])
-    assert "The recipes are the same." in alike
+    assert "The recipes are identical." in alike
 
 
 EVIL = '</script><script>alert(1)</script><img src=x onerror="alert(2)">\u202e'
@@ -387,7 +387,7 @@ def test_a_restart_is_a_gap_and_marks_on_the_time_axis(run: Path) -> None:
     expected = [*range(1, 7), 6, 16, *range(17, 22)]
     points = found.charts["Step time in ms"]["waiting for images"]
     assert points == [[x, 0 if at in (6, 7) else 250] for at, x in enumerate(expected)]
-    assert found.charts["Own time per rank in ms"]["rank 1"] == [[17, 6], [21, 6]]
+    assert found.charts["Computing time per rank in ms"]["rank 1"] == [[17, 6], [21, 6]]
     chart = html[html.index('aria-label="Step time in ms"') :]
     chart = chart[: chart.index("</svg>")]
     marks = dict(re.findall(r'<g class="mark (\w+)"><line x1="([\d.]+)"', chart))
@@ -396,7 +396,7 @@ def test_a_restart_is_a_gap_and_marks_on_the_time_axis(run: Path) -> None:
         "start": pytest.approx(15, abs=0.01),
     }
     assert "seconds since the start" in " ".join(found.text)
-    assert "another 10 s" in " ".join(found.text)
+    assert "pauses took 10 s" in " ".join(found.text)
 
 
 @pytest.mark.parametrize(
@@ -405,7 +405,7 @@ def test_a_restart_is_a_gap_and_marks_on_the_time_axis(run: Path) -> None:
      (["", "", "two", ""], [3, 3, 4, 2], [3, 3, 6, 6]), (["all", ""], [6, 6], [6, 6])],
 )  # fmt: skip
 def test_panels_fill_their_rows(widths: list[str], three: list[int], two: list[int]) -> None:
-    html = laid_out("".join(card("a", "", width=width) for width in widths))
+    html = fill_rows("".join(card("a", "", width=width) for width in widths))
     assert [int(one) for one in re.findall(r"--three:(\d)", html)] == three
     assert [int(one) for one in re.findall(r"--two:(\d)", html)] == two
 
@@ -419,8 +419,8 @@ def test_a_step_says_what_it_waited_for(trained: Path) -> None:
     assert all(50 < held < 2**20 for held in first)  # MiB of a process with PyTorch: neither KiB nor bytes
     busy = [timing["busy"] for timing in timings if "busy" in timing]
     assert len(busy) == len(memory) and all(0 < share <= 1 for ranks in busy for share in ranks)
-    assert "a rank computes" in (trained / "report.html").read_text(encoding="utf-8")
-    assert "memory of a rank" in (trained / "report.html").read_text(encoding="utf-8")
+    assert "time computing per rank" in (trained / "report.html").read_text(encoding="utf-8")
+    assert "memory per rank" in (trained / "report.html").read_text(encoding="utf-8")
     assert all(0 <= timing[name] <= 1 for timing in timings for name in ("waited", "network"))
     assert any(timing["network"] for timing in timings)  # two ranks wait for each other
     times = [timing["time"] for timing in timings]
@@ -438,7 +438,7 @@ def test_the_time_of_each_rank_is_a_line(run: Path) -> None:
         if entry.get("step") in (5, 9):
             entry["timing"]["ranks"] = [10.5, 12.25 * entry["step"]]
     (run / "journal.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    ranks = Numbers(rendered(run)).charts["Own time per rank in ms"]
+    ranks = Numbers(rendered(run)).charts["Computing time per rank in ms"]
     first = next(entry["timing"] for entry in entries if "step" in entry)
     began = first["time"] - first["seconds"]
     at = [one["timing"]["time"] - began for one in entries if one.get("step") in (5, 9)]

@@ -29,7 +29,7 @@ LOSS = torch.ones((), requires_grad=True) * 2
         (3.0, "returned float; expected rankless.LossSum"),
         (None, "returned NoneType; expected rankless.LossSum"),
         (LossSum(torch.ones(3), ONE), r"sum is a tensor of shape \(3,\); expected a scalar tensor"),
-        (LossSum(ONE, ONE), "sum has no gradient; expected a tensor that was computed by the model"),
+        (LossSum(ONE, ONE), "sum has no gradient; expected a tensor computed from the model's outputs"),
         (LossSum(LOSS, "8"), "count is '8'; expected a scalar tensor, such as torch.tensor"),  # type: ignore[arg-type]
         (LossSum(LOSS, torch.ones(1)), r"count is a tensor of shape \(1,\); expected a scalar"),
         (LossSum(LOSS, ONE, {"a": ONE, "b": 2.0}), r"parts\['b'\] is 2.0; expected a scalar"),  # type: ignore[dict-item]
@@ -100,7 +100,7 @@ def test_predictions_that_cannot_be_sent(prediction: Any, said: str) -> None:
     [
         (0.5, r"score\(\) of the task Mine returned float; expected a dict"),
         ({"top5": 0.5}, "returned top5, but score_name is 'top1'"),
-        ({}, "returned nothing, but score_name is 'top1'"),
+        ({}, "returned an empty dict, but score_name is 'top1'"),
         ({"top1": torch.ones(())}, "'top1' is a tensor of shape .*; expected a float"),
         ({"top1": 1}, "'top1' is 1; expected a float"),
         ({"top1": 0.5, "more": torch.ones(1)}, "that JSON cannot represent .*Tensor"),

@@ -73,14 +73,17 @@ def test_another_process_can_unpickle_what_a_file_defines(tmp_path: Path, forked
     [
         (
             "Nothing",
-            "task is 'Nothing': expected 'detect' or 'classify', or for a task of your own 'package.module",
+            "task is 'Nothing': expected 'detect', 'classify', 'package.module:Class' or 'file.py:Class'",
         ),
-        ("no_such_module:Mine", "the module 'no_such_module' cannot be imported .* run from the folder"),
-        ("none.py:Mine", "no such file .*/none.py; give the path of the file"),
-        ("mine.py:Nein", "'mine.py' has no 'Nein'; it has Mine, Bare$"),
+        (
+            "no_such_module:Mine",
+            "the module 'no_such_module' cannot be imported .* run the command in the folder",
+        ),
+        ("none.py:Mine", "no such file .*/none.py; expected the file that defines"),
+        ("mine.py:Nein", "'mine.py' has no 'Nein'; expected one of Mine, Bare$"),
         ("mine.py:number", "task is 'mine.py:number': expected a class, found int"),
         ("broken.py:Mine", r"broken.py cannot be imported \(No module named 'nowhere'\)"),
-        ("eager.py:Mine", 'put the call of rankless.train under `if __name__ == "__main__":`'),
+        ("eager.py:Mine", 'put the call to rankless.train under `if __name__ == "__main__":`'),
     ],
 )
 def test_what_cannot_be_found_is_reported(
@@ -102,7 +105,7 @@ def test_every_missing_method_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         open_task(Recipe(task=f"{path}:Half"))
     first, *rest = caught.value.problems
-    assert first.endswith("half.py:Half', which lacks 5 of a task's methods:")
+    assert first.endswith("half.py:Half', which lacks 5 required methods; add:")
     assert [line.split("(")[0] for line in rest] == [
         "training_data",
         "evaluation_data",
@@ -149,7 +152,7 @@ def test_the_name_of_a_class(tmp_path: Path, forked: Any) -> None:
     found = forked(str(script), cwd=tmp_path).stdout.splitlines()
     # A module that only the script's own path leads to is named by its file.
     assert found[:2] == [f"{script}:Here", f"{beside}:Mine"]
-    assert "cannot reach into a function" in found[2] and "inner.<locals>.Local" in found[2]
+    assert "defined in a function or class" in found[2] and "inner.<locals>.Local" in found[2]
     assert found[3] == "any:Name"
     assert found[4] == "task is 3: expected a class, such as MyTask, or its name 'package.module:MyTask'"
     # From its own folder it is a module like any other.

@@ -16,7 +16,7 @@ from rankless.recipe.schema import Data, Evaluate, Model, Recipe
 from rankless.structures import ClassificationBatch, DetectionItem, Detections, Letterbox
 from rankless.tasks.classify import Classify
 from rankless.tasks.detect import Detect
-from rankless.tasks.tta import TTA, Transform, restored, transformed
+from rankless.tasks.tta import TTA, Transform, apply_transform, restore_boxes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from finds_rectangles import Finds, painted
@@ -93,7 +93,7 @@ def test_a_view_is_the_resized_image_and_gray():
     """Pillow's bilinear resize, which is antialiased too, is the oracle."""
     image = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(1))
     for scale, mirrored in TTA["full"]:
-        view = transformed(image, Transform(scale, mirrored))
+        view = apply_transform(image, Transform(scale, mirrored))
         rows_, columns = round(64 * scale), round(96 * scale)
         source = Image.fromarray(image[0, 1].numpy())
         if mirrored:
@@ -101,7 +101,7 @@ def test_a_view_is_the_resized_image_and_gray():
         resized = np.array(source.resize((columns, rows_), Image.Resampling.BILINEAR))
         np.testing.assert_allclose(view[0, 1, :rows_, :columns], resized, atol=1e-4)
         assert (view[..., rows_:, :] == 114 / 255).all() and (view[..., columns:] == 114 / 255).all()
-    assert transformed(image, Transform(1.0, False)).equal(image)
+    assert apply_transform(image, Transform(1.0, False)).equal(image)
 
 
 @pytest.mark.parametrize("view", TTA["full"])
@@ -111,7 +111,7 @@ def test_boxes_go_there_and_back(view: Transform):
     if view.mirrored:
         there[:, [0, 2]] = 96 - box[:, [2, 0]]
     there *= torch.tensor([round(96 * view.scale) / 96, round(64 * view.scale) / 64] * 2)
-    np.testing.assert_allclose(restored(there, view, (64, 96)), box, atol=1e-5)
+    np.testing.assert_allclose(restore_boxes(there, view, (64, 96)), box, atol=1e-5)
 
 
 class Sides(nn.Module):

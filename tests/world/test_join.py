@@ -87,7 +87,7 @@ def test_nccl_is_used_where_each_rank_has_its_own_card(
 @pytest.mark.parametrize("sizes", [(2, 3), (3, 2)])
 def test_ranks_that_were_given_different_numbers_are_refused(sizes: tuple[int, int]) -> None:
     reasons = met(dist.HashStore(), (0, sizes[0]), (1, sizes[1]))
-    expected = f"WORLD_SIZE: is {sizes[0]} on rank 0, but {sizes[1]} on rank 1; expected one number"
+    expected = f"WORLD_SIZE: is {sizes[0]} on rank 0, but {sizes[1]} on rank 1; expected the same number"
     assert all(isinstance(reason, str) and reason.startswith(expected) for reason in reasons), reasons
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from process_server import SERVER
 from rankless.world import keepalive
-from rankless.world.keepalive import listening, take_no_more, watch_connections
+from rankless.world.keepalive import listening, reject_new_connections, watch_connections
 
 # Gloo tells no operation whose message is halfway through that the connection broke: the ranks ask.
 RANK = """
@@ -89,7 +89,7 @@ def test_listeners_of_the_ranks_take_nobody_after_them(
             socket.create_connection(ranks.getsockname()) as early,
             ranks.accept()[0] as accepted,
         ):
-            take_no_more(known)
+            reject_new_connections(known)
             with pytest.raises(TimeoutError):
                 socket.create_connection(ranks.getsockname(), timeout=0.5)
             early.sendall(b"go on")

@@ -175,7 +175,7 @@ def local_class() -> Any:
         (np.array([{}]), "a NumPy array of object"),
         (np.zeros(2, [("a", "O")]), "a NumPy array of "),
         (np.ma.masked_array([1]), "of type numpy.ma.*MaskedArray"),
-        (local_class(), "of class .*Local, which is not at a module's top level"),
+        (local_class(), "of class .*Local, which is not defined at the top level of a module"),
         (Found, "of type type"),
         (OSError(), "of type OSError"),
     ],
@@ -189,7 +189,7 @@ def test_what_is_not_sent_is_named_with_its_place(value: Any, said: str) -> None
 def test_a_value_that_holds_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
-    with pytest.raises(UnsendableError, match="a part of itself"):
+    with pytest.raises(UnsendableError, match="part of itself"):
         pack(loop)
 
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from rankless.errors import UserError
 from rankless.world import process_group, secret
 from rankless.world.process_group import LostPeerError, join
-from rankless.world.rendezvous import meet, of_this_job, private_store
+from rankless.world.rendezvous import job_store, meet, private_store
 
 WORDS = struct.Struct("<6q")  # of gloo's messages: bytes in all, kind, slot, offset, length, offset there
 DATA, OFFERED, WANTED = 1, 2, 3  # kinds: what follows, what could, and what is waited for
@@ -111,7 +111,9 @@ def test_who_connects_first_in_the_place_of_a_rank_is_refused(
     monkeypatch.setattr(secret, "_PATIENCE", timedelta(seconds=60 if answers else 1))
     stranger = Stranger(tmp_path / "store", answers=answers)
     stranger.start()
-    expected = (UserError, "rank of this job: another user") if answers else (LostPeerError, "another user")
+    expected = (
+        (UserError, "rank of this job, so another user") if answers else (LostPeerError, "another user")
+    )
     try:
         with pytest.raises(expected[0], match=expected[1]), join(tmp_path / "store") as world:
             received = torch.ones(3)
@@ -141,7 +143,7 @@ def test_ranks_read_in_an_open_store_what_ranks_have_written() -> None:
     first.set("a", "1")
     second.set("b", "2")
     assert (second.get("a"), first.get("b")) == (b"1", b"2")
-    assert of_this_job(store).check(["words"])
+    assert job_store(store).check(["words"])
 
 
 @pytest.mark.usefixtures("job_secret")
@@ -157,10 +159,12 @@ def test_what_a_stranger_writes_into_an_open_store_is_refused(
     key, value = found["a"]
     if forged == "another's":
         monkeypatch.setenv(secret.VARIABLE, "guessed")
-        secret.sealed(store).set(key, b"1")
+        secret.signed_store(store).set(key, b"1")
     else:
         store.set(key, {"changed": value[:-1] + b"2", "moved": found["b"][1], "cut": value[:5]}[forged])
-    with pytest.raises(UserError, match=r"/a in the store .* was written without this job's RANKLESS_SECRET"):
+    with pytest.raises(
+        UserError, match=r"/a in the ranks' store was written without this job's RANKLESS_SECRET"
+    ):
         second.get("a")
     assert second.get("b") == b"2"
 
@@ -183,7 +187,7 @@ def test_an_address_that_a_stranger_has_written_into_the_store_is_not_connected_
 
     with ThreadPoolExecutor(1) as pool:
         written = pool.submit(write_an_address)
-        with pytest.raises(UserError, match=r"/0/1 in the store .* was written without"), join():
+        with pytest.raises(UserError, match=r"/0/1 in the ranks' store was written without"), join():
             pass
         written.result()
 
@@ -222,6 +226,6 @@ def test_a_stranger_does_not_decide_where_ranks_of_one_machine_meet(
         good.parent.chmod(0o777)
     shared = dist.HashStore()
     shared.set("file", str(named))
-    with pytest.raises(UserError, match=r"another user of the machine has written into"):
+    with pytest.raises(UserError, match=r"another user of the machine has written to"):
         private_store(shared, 1, 2)
     assert not named.exists()

@@ -56,7 +56,7 @@ def test_who_waits_for_a_rank_that_has_ended_gets_an_error() -> None:
             world.gather("the last word")
             raise ValueError("gone")
         gathered = world.gather(world.rank)
-        with pytest.raises(LostPeerError, match="rank 2 has ended"):
+        with pytest.raises(LostPeerError, match="rank 2 has exited"):
             world.transport.all_gather(torch.empty(3), torch.zeros(1)).wait()
         return gathered
 

@@ -114,7 +114,7 @@ def watch(
 def _on_a_page(target: str, port: int | None) -> int:
     """Serve a run's report to a browser until Ctrl-C."""
     from rankless.launch.watching import wait_for
-    from rankless.report.live import HOST, served
+    from rankless.report.live import HOST, report_server
 
     run = Path(target)
     if port is not None and port > 65535:
@@ -126,7 +126,7 @@ def _on_a_page(target: str, port: int | None) -> int:
             f"ssh -L 8765:127.0.0.1:8765 {host} rankless watch {there} --web"
         )
     wait_for(run)
-    with suppress(KeyboardInterrupt), served(run, port) as server:
+    with suppress(KeyboardInterrupt), report_server(run, port) as server:
         say(f"the report of {run}: http://{HOST}:{server.server_port}/")
         say("Ctrl-C closes it and leaves the training running")
         sys.stdout.flush()

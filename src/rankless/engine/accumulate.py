@@ -1,4 +1,4 @@
-"""Compute one step: forward pass, backward pass, and the sums of gradients and counts over all ranks."""
+"""The computation of one step: forward and backward passes, and the sums of gradients and counts."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class LossModule(nn.Module):
 
 
 class Accumulator:
-    """The gradient computation of a step, with batch statistics per micro-batch or frozen ones.
+    """The gradient computation of a step, with batch statistics that are frozen or per micro-batch.
 
-    The bare model must be on its device, with its frozen parts already frozen; the recipe's precision is
-    resolved.
+    The bare model must be on its device, with the backbone already frozen if necessary, and the recipe's
+    precision must be resolved.
     """
 
     def __init__(
@@ -72,11 +72,14 @@ class Accumulator:
         flags: Flags,
         compared: Compared | None = None,
     ) -> Totals:
-        """Run the forward and backward pass of this rank's micro-batches, and reduce over all ranks.
+        """Run the forward and backward passes of this rank's micro-batches, and reduce over all ranks.
 
-        ``step`` (from 0) seeds the dropout, and ``scale`` scales the loss, a scalar, before the backward pass
-        (fp16). The ranks exchange their flags. With ``compared``, the first of ``batches`` belongs to another
-        rank.
+        Args:
+            step: index of the step, starting at 0, which seeds the dropout.
+            batches: this rank's micro-batches. With ``compared``, another rank's micro-batch comes first.
+            scale: scales the loss, a scalar, before the backward pass (fp16).
+            flags: this rank's flags, which are combined over all ranks.
+            compared: micro-batches to compare with other ranks, or None.
         """
         leaves: list[Tensor] = []
         pending = None
@@ -113,10 +116,7 @@ class Accumulator:
     def _second(
         self, step: int, leaf: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor]
     ) -> Tensor | None:
-        """Compute another rank's micro-batch for comparison.
-
-        Return its bit sums, or None if images of the micro-batch are missing.
-        """
+        """Return the bit sums of another rank's micro-batch, or None if some of its images are missing."""
         batch, missing = self._draw(batches)
         with self.gradients.not_added():
             loss = self._forward(step, leaf, batch)
@@ -126,24 +126,24 @@ class Accumulator:
 
     @staticmethod
     def _seen(leaf: Tensor) -> Tensor:
-        """Return the bit sum of a micro-batch's contribution (N,) to the totals, without the flags."""
+        """Return the bit sum of a micro-batch's contribution (N,) to the totals, except for the flags."""
         return bit_sum(torch.cat([leaf[:2], leaf[5:]]))
 
     def _with_gradients(self, seen: Tensor) -> Tensor:
-        """Return ``seen`` followed by the bit sums of the gradients of P parameters, as (1 + P,)."""
+        """Return ``seen`` followed by the bit sums of the gradients of all P parameters, (1 + P,)."""
         bits = self.gradients.bits
         return torch.stack([seen, *(bits[number] for number in sorted(bits))])
 
     def _draw(self, batches: Iterator[Any]) -> tuple[Any, Sequence[Unreadable]]:
-        """Return the next batch on the device, and the images that could not be read."""
+        """Return the next batch on the device and its unreadable images."""
         batch = next(batches)
         check_batch(self.task, batch)
         return batch.to(self.device), unreadable_in(batch)
 
     def _seeded(self, step: int, leaf: int) -> AbstractContextManager[object]:
-        """Seed the generators that a forward pass in this block may use: the CPU's and this device's.
+        """Seed the generators of the CPU and of this device for a forward pass.
 
-        ``torch.manual_seed`` also checks every other kind of device, which takes seventy times as long.
+        ``torch.manual_seed`` also checks all other kinds of devices, which takes 70 times as long.
         """
         seed = torch_seed(self.recipe.seed, "dropout", step, leaf)
         if self.device.type == "cuda":
@@ -154,15 +154,15 @@ class Accumulator:
         return nullcontext()
 
     def _leaf(self, loss: LossSum, flags: Flags, replaced: int) -> Tensor:
-        """Return one micro-batch's contribution to the totals: float64, (N,).
+        """Return one micro-batch's contribution to the totals, float64 (N,).
 
         The order is loss, count, stop, save, replaced, parts, statistics.
         """
         names = sorted(loss.parts)
         if self.names not in (None, names):
             raise UserError(
-                f"loss() of the task {type(self.task).__name__} returned the parts {names}, but "
-                f"{self.names} before; expected the same names for every micro-batch"
+                f"loss() of the task {type(self.task).__name__} returned the parts {names}, but previously "
+                f"{self.names}; expected the same names for every micro-batch"
             )
         self.names = names
         scalars = [
@@ -187,10 +187,7 @@ class Accumulator:
 
 
 class SyncAccumulator(Accumulator):
-    """The gradient computation of a step, with batch norms over the global batch.
-
-    All micro-batches run in lockstep.
-    """
+    """The gradient computation of a step whose batch norms span the global batch."""
 
     def _wrap(self, module: LossModule) -> None:
         self.autocast = autocast_for(shared=True)
@@ -207,7 +204,8 @@ class SyncAccumulator(Accumulator):
     ) -> Totals:
         """Run a step like :meth:`Accumulator.run`, with all of this rank's micro-batches in memory at once.
 
-        ``scale`` takes and returns a scalar. No micro-batch can be computed alone, so nothing is compared.
+        ``scale`` takes and returns a scalar. ``compared`` is ignored, because no micro-batch can be computed
+        alone.
         """
         drawn = [self._draw(batches) for _ in self.mine]
         losses: list[LossSum] = []
@@ -231,7 +229,7 @@ class SyncAccumulator(Accumulator):
         return self._totals(totals, [one for _, missing in drawn for one in missing], unused)
 
     def _sum_gradients(self) -> dict[int, set[int]]:
-        """Write the summed gradients to the parameters; return the unused parameters of each micro-batch."""
+        """Write the summed gradients to the parameters, and return each micro-batch's unused parameters."""
         missing = missing_value(self.recipe.find_unused_parameters)
         unused: dict[int, set[int]] = {}
         leaves = []
@@ -255,7 +253,7 @@ class SyncAccumulator(Accumulator):
 def make_accumulator(
     task: Task, model: nn.Module, statistics: RunningStatistics, recipe: Recipe, world: World
 ) -> Accumulator:
-    """Create the accumulator for ``recipe.batch_norm`` and the currently trained parameters and norms."""
+    """Create the accumulator for ``recipe.batch_norm`` and the parameters that are currently trained."""
     is_sync = recipe.batch_norm == "sync" and bool(norms_over_batch(model))
     kind = SyncAccumulator if is_sync else Accumulator
     return kind(task, model, statistics, recipe, world)

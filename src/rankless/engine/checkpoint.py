@@ -1,7 +1,8 @@
-"""Checkpoints: written under a temporary name, flushed, then renamed, so no partial one is ever read.
+"""Checkpoints, which are renamed only after they are completely on the disk, so no partial one is ever read.
 
-A checkpoint holds everything that determines the next step and nothing about the ranks that computed it, so
-any number of ranks can continue from it. ``sha256sum -c SHA256SUMS`` in its directory checks it by hand.
+A checkpoint contains everything that determines the next step, but nothing about the ranks that computed it,
+so any number of ranks can continue from it. To check one manually, run ``sha256sum -c SHA256SUMS`` in its
+directory.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ class Snapshot:
     """The content of a checkpoint.
 
     Attributes:
-        step: number of steps done.
+        step: number of completed steps.
         model: the bare model's state.
         ema: the averaged model's state, if there is one.
         training: the optimizer's tensors.
-        state: the rest, JSON-ready: best score, loss scale, number of training images.
-        links: the links that bind the checkpoint to its run (:mod:`rankless.runs.chain`); empty without a
+        state: other JSON-ready values: best score, loss scale, number of training images.
+        links: the links that bind the checkpoint to its run (:mod:`rankless.runs.chain`). Empty without a
             chain.
     """
 
@@ -61,13 +62,13 @@ class Snapshot:
 
 
 class Copies:
-    """Memory for a copy of the training state, which is reused for the next copy."""
+    """Memory for a copy of the training state, reused for the next copy."""
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], Tensor] = {}
 
     def copy(self, snapshot: Snapshot) -> Snapshot:
-        """Return a copy on the CPU that training does not change; it overwrites the previous copy."""
+        """Return a copy on the CPU, which overwrites the previous copy."""
         try:
             model = self._copied("model", snapshot.model)
             ema = None if snapshot.ema is None else self._copied("ema", snapshot.ema)
@@ -85,7 +86,7 @@ class Copies:
         for name, value in tensors.items():
             held = self._tensors.get((part, name))
             if held is None or held.shape != value.shape or held.dtype != value.dtype:
-                # A copy from a GPU to pinned memory takes a fraction of the time.
+                # Copying from a GPU to pinned memory is many times faster.
                 held = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
                 self._tensors[part, name] = held
             copied[name] = held.copy_(value.detach(), non_blocking=True)
@@ -101,7 +102,7 @@ def save(run: RunDirectory, snapshot: Snapshot, recipe: Recipe, class_names: Seq
     try:
         new.mkdir(parents=True)
         _write(new, snapshot, recipe, class_names)
-        if target.exists():  # a damaged checkpoint of this step, or one from before a fallback
+        if target.exists():  # damaged, or written before the run fell back to an earlier checkpoint
             target.rename(old)
         new.rename(target)
         flush(run.checkpoints)
@@ -116,7 +117,7 @@ def save(run: RunDirectory, snapshot: Snapshot, recipe: Recipe, class_names: Seq
 
 
 def _write(folder: Path, snapshot: Snapshot, recipe: Recipe, class_names: Sequence[str]) -> None:
-    """Write every file once and wait until all of them are on the disk."""
+    """Write all files and wait until they are on the disk."""
     sums: dict[str, str] = {}
     states = {"model.safetensors": snapshot.model, "ema.safetensors": snapshot.ema}
     for name, state in states.items():
@@ -147,36 +148,36 @@ def _write_bytes(path: Path, content: bytes) -> None:
 
 
 def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
-    """Return the newest step with a complete checkpoint, or None if there are no checkpoints."""
+    """Return the step of the newest complete checkpoint, or None if there are no checkpoints."""
     recover(run)
     damaged: list[str] = []
     for step in reversed(run.steps()):
         folder = run.step_directory(step)
         if (problem := damage(folder)) is None:
             for each in damaged:
-                warn(f"checkpoint {each}; falling back to the one before")
+                warn(f"checkpoint {each}; falling back to the previous one")
             return step
         damaged.append(f"{folder} is damaged ({problem})")
     if damaged:
         advice = (
-            "expected a complete checkpoint; start again in another run directory, with "
-            "model.pretrained=FILE if one of the weights files can still be read"
+            "expected a complete checkpoint; start again in another run directory (if one of the weights "
+            "files is readable, add model.pretrained=FILE)"
         )
         raise UserError([*damaged, f"{run.checkpoints}: {advice}"])
     return None
 
 
 def load(run: RunDirectory, step: int) -> Snapshot:
-    """Read the checkpoint of ``step``, which :func:`newest` found complete."""
+    """Read the checkpoint of ``step``, which must be complete (see :func:`newest`)."""
     folder = run.step_directory(step)
     averaged = folder / "ema.safetensors"
     state = read_state(folder)
     optimizer = folder / "training.safetensors"
     try:
-        with optimizer.open("rb") as file:  # by descriptor, as its reader refuses names that are not UTF-8
+        with optimizer.open("rb") as file:  # by descriptor, because safetensors requires UTF-8 names
             training = safetensors.torch.load_file(f"/dev/fd/{file.fileno()}")
     except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{optimizer}: cannot be read ({error}); take another copy") from None
+        raise UserError(f"{optimizer}: cannot be read ({error}); use another copy") from None
     return Snapshot(
         state.pop("step"),
         weights.load(folder / "model.safetensors", checked=True).state,
@@ -187,12 +188,12 @@ def load(run: RunDirectory, step: int) -> Snapshot:
     )
 
 
-def tidy(run: RunDirectory, keep: int, best: int | None) -> None:
-    """Remove all checkpoints except the ``keep`` newest and the best; also remove partly written ones."""
+def remove_old(run: RunDirectory, keep: int, best: int | None) -> None:
+    """Remove incomplete checkpoints, and all others except the ``keep`` newest and the best one."""
     last = run.pointed("last")
-    if last is None:  # nothing shows which checkpoints are the newest
+    if last is None:  # the newest checkpoints are unknown
         return
-    # Checkpoints after the last written one are damaged: the run fell back to an earlier one.
+    # Checkpoints after the last written one are damaged, and the run fell back to an earlier one.
     newest = [step for step in run.steps() if step <= last][-keep:]
     for step in run.steps():
         if step not in newest and step != best:

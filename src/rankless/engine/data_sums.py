@@ -1,4 +1,4 @@
-"""A list of the data's files with their SHA-256, written to the run directory during training."""
+"""A list of the data's files and their SHA-256, written to the run directory during training."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from rankless.runs.chain import sum_of
 
 
 class DataSums:
-    """A thread that writes the list at ``path``, one line per file as ``sha256sum`` does.
+    """A thread that writes the list, with one line per file in the format of ``sha256sum``.
 
-    If an earlier start wrote a different list, that list is kept beside the new one. ``files`` returns the
-    paths; if there are none, nothing is written.
+    Args:
+        path: path of the list. A different list of an earlier start is kept under another name.
+        files: returns the paths of the files. If there are none, no list is written.
     """
 
     def __init__(self, path: Path, files: Callable[[], Sequence[str]]) -> None:
@@ -26,11 +27,11 @@ class DataSums:
         Thread(target=self._make, name="data sums", daemon=True).start()
 
     def digest(self, seconds: float) -> str | None:
-        """Return the SHA-256 of the list after waiting at most ``seconds``, or None if it is not complete."""
+        """Wait at most ``seconds`` and return the SHA-256 of the list, or None if it is not complete."""
         return self._sum if self._done.wait(seconds) else None
 
     def close(self) -> None:
-        """End the thread soon, even if the list is incomplete."""
+        """Stop the thread soon, even if the list is incomplete."""
         self._closed = True
 
     def _make(self) -> None:
@@ -58,12 +59,12 @@ class DataSums:
 
 
 def sums_of(files: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the name of each file below :func:`common_folder`, and its SHA-256."""
+    """Yield each file's path relative to :func:`common_folder`, and its SHA-256."""
     root = common_folder(files)
     for file in files:
         yield os.path.relpath(file, root).replace("\n", "\\n"), sum_of(Path(file)) or "unreadable"
 
 
 def common_folder(files: Sequence[str]) -> str:
-    """Return the deepest folder with all files; paths relative to it stay valid if the data is moved."""
+    """Return the deepest folder that contains all files, so that relative paths survive moving the data."""
     return os.path.commonpath({Path(file).absolute().parent for file in files}) if files else ""

@@ -1,4 +1,4 @@
-"""Errors about training steps that cannot be applied."""
+"""Errors for training steps that cannot be applied."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankless.errors import UserError
 from rankless.recipe.schema import Recipe
 
 SMALLEST_SCALE = 2.0**-14
-"""Smallest loss scale of fp16. It begins at 65,536, and thirty overflows in a row halve it to this."""
+"""Minimum loss scale of fp16. The scale starts at 65,536 and reaches this after 30 overflows in a row."""
 _SHOWN = 5
 
 
@@ -18,8 +18,8 @@ class DivergedError(UserError):
     """Raised on every rank if a step cannot be applied or weights cannot be saved.
 
     Args:
-        errors: one sentence, or several.
-        is_whole: whether the state is intact, as before the step, and can be saved.
+        errors: one or more sentences.
+        is_whole: whether the state is as before the step, so that it can be saved.
         repeats: whether a resumed run would fail in the same way.
     """
 
@@ -29,39 +29,39 @@ class DivergedError(UserError):
 
 
 def not_used(step: int, unused: Sequence[tuple[int, Sequence[str]]]) -> str:
-    """Describe the micro-batches (from 0) whose loss does not depend on the named parameters.
+    """Return an error message about micro-batches whose loss does not depend on some parameters.
 
-    ``step`` counts from 1.
+    ``step`` starts at 1. ``unused`` has pairs of a micro-batch, starting at 0, and its unused parameters.
     """
     leaf, names = unused[0]
     more = f" (and {len(unused) - 1} more micro-batches)" if len(unused) > 1 else ""
     return (
         f"step {step}: the loss of micro-batch {leaf}{more} does not depend on {_several(names)}; use "
-        "every trainable parameter in every forward pass, set its requires_grad to False, or count missing "
-        "gradients as zero with find_unused_parameters: true"
+        "every trainable parameter in every forward pass, set its requires_grad to False, or set "
+        "find_unused_parameters: true to count missing gradients as zero"
     )
 
 
 def not_finite(step: int, numbers: Numbers, bad: Sequence[str], recipe: Recipe, scale: float) -> str:
-    """Describe a loss that is not finite, or the parameters ``bad`` whose gradients are not finite.
+    """Return an error message about a loss, or gradients of the parameters ``bad``, that are not finite.
 
-    ``step`` counts from 1; ``scale`` is fp16's loss scale.
+    ``step`` starts at 1. ``scale`` is fp16's loss scale.
     """
     if not math.isfinite(numbers.loss):
         what = f"the loss became {numbers.mean_loss}"
     elif bad:
-        what = f"the loss is {numbers.mean_loss:g}, but the gradient is not finite in {_several(bad)}"
+        what = f"the loss is {numbers.mean_loss:g}, but the gradient of {_several(bad)} is not finite"
     else:
         what = f"the loss is {numbers.mean_loss:g}, but the gradient's norm is too large to compute"
     if recipe.precision == "fp16":
         what += f" (loss scale {scale:g})"
-    return f"{what} in step {step}, which was not applied: {_advice(recipe)}"
+    return f"{what} in step {step}, which was not applied; {_advice(recipe)}"
 
 
 def weights_not_finite(step: int, bad: Sequence[str], recipe: Recipe) -> str:
-    """Describe weights or running statistics that are not finite after ``step`` steps."""
+    """Return an error message about weights or running statistics that are not finite."""
     when = f"after step {step}" if step else "at the start"
-    return f"the weights are not finite {when}, in {_several(bad)}, and were not saved: {_advice(recipe)}"
+    return f"the weights {_several(bad)} are not finite {when} and were not saved; {_advice(recipe)}"
 
 
 def _advice(recipe: Recipe) -> str:
@@ -69,7 +69,7 @@ def _advice(recipe: Recipe) -> str:
     tries.append(f"lower optim.clip (now {recipe.optim.clip:g})" if recipe.optim.clip else "set optim.clip")
     if recipe.precision in ("fp16", "bf16"):
         tries.append("use precision: fp32")
-    look = "check the labels, and check the loss for roots or logarithms of zero and divisions by zero"
+    look = "check the labels and look for roots, logarithms or divisors of zero in the loss"
     return f"{', '.join(tries)}, or {look}"
 
 

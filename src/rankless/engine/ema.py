@@ -1,4 +1,4 @@
-"""The exponential moving average of the weights."""
+"""Exponential moving average of the weights."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 
 class Ema:
-    """A second model whose weights are the moving average of the first model's.
+    """A second model whose weights are the moving average of a model's weights.
 
     Args:
-        model: the model to average, copied now. It may replace its parameters and buffers later, but must
-            keep their names.
-        decay: the largest fraction of the average that a step keeps.
+        model: the model to average. It may later replace its parameters and buffers, but must keep their
+            names.
+        decay: the maximum decay, the fraction of the average that a step keeps.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -26,7 +26,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Move the average towards the model after step ``step`` (from 0).
+        """Move the average towards the model after the step with the index ``step``.
 
         The decay of a step is ``min(decay, (1 + step) / (10 + step))``.
         """
@@ -46,9 +46,9 @@ class Ema:
 
 
 def _slots(model: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the dict and the key that hold each tensor of the model's state dict; yield each tensor once.
+    """Yield the dict and the key of each distinct tensor in the model's state dict.
 
-    Building the state dict itself would take milliseconds per step for a network of hundreds of layers.
+    Building the state dict in every step would take milliseconds for a network with hundreds of layers.
     """
     seen: set[int] = set()
     for module in model.modules():

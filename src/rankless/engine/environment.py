@@ -1,6 +1,6 @@
-"""The environment of a run, which can change bits although it is not part of the recipe.
+"""The hardware and software of a run, which can change the weights although it is not part of the recipe.
 
-It is compared between ranks and with the last start, and recorded at each start.
+It is compared between ranks and with the previous start, and recorded at each start.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from rankless.runs import starts
 from rankless.world.process_group import World
 
 Environment = dict[str, dict[str, str]]
-"""Maps the sections ``hardware``, ``instruction_set``, ``versions`` and ``variables`` to names and values."""
+"""Names and values in the sections ``hardware``, ``instruction_set``, ``versions`` and ``variables``."""
 
-# Packages that compute numbers, then the decoders.
+# Packages that compute numbers, and image decoders.
 _PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "timm")
 _DECODERS = ("pillow", "simplejpeg")
 _VARIABLES = re.compile(
@@ -47,7 +47,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def describe(device: torch.device) -> Environment:
-    """Describe the hardware and software of ``device``; equal descriptions give equal numbers."""
+    """Return the hardware and software that compute on ``device``. If they are equal, numbers are equal."""
     computes = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     sets = {"ATen": torch.backends.cpu.get_cpu_capability(), "oneDNN": instruction_set.of_onednn()}
     return {
@@ -64,7 +64,7 @@ def describe(device: torch.device) -> Environment:
 
 @cache
 def source() -> str:
-    """Return twelve digits of a hash of the package's code, which can differ between copies of a version."""
+    """Return 12 digits of a hash of the package's code, which may differ between copies of one version."""
     root, found = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         found.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
@@ -104,12 +104,16 @@ def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Envir
     """Compare the ranks' hardware and software.
 
     Args:
-        world: the ranks; every rank must call this.
-        recipe: the recipe; its ``cpu_isa`` must be in use on every rank.
-        data: the digest of the training data as this rank sees it; None if the data has none.
+        world: the ranks. All of them must call this.
+        recipe: the recipe, whose ``cpu_isa`` every rank must use.
+        data: the digest of this rank's training data, or None if the data has none.
 
     Returns:
-        This rank's environment; and on rank 0, warnings if differences between ranks change bits.
+        This rank's environment, and warnings about differences between ranks that change numbers. The
+        warnings are empty except on rank 0.
+
+    Raises:
+        UserError: the ranks must not differ in this way.
     """
     mine = describe(world.device)
     must = {name: value for name, value in mine["versions"].items() if name not in starts.MAY_DIFFER}
@@ -123,7 +127,7 @@ def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Envir
         used = [environment["instruction_set"]["ATen"] for _, environment in gathered]
         if recipe.cpu_isa != "native" and set(used) != {recipe.cpu_isa.upper()}:
             errors.append(
-                f"cpu_isa is '{recipe.cpu_isa}', but PyTorch computes with {_by_value(used)}: "
+                f"cpu_isa is '{recipe.cpu_isa}', but PyTorch computes with {_by_value(used)}; "
                 "use cpu_isa=native, or other machines"
             )
         if recipe.check.recompute and warnings:
@@ -139,19 +143,19 @@ def record(path: Path, now: Environment, world: World, step: int, launched: Mapp
     """Append the environment of this start to the run's record.
 
     Args:
-        path: the run's ``environment.json``, a list with an entry for every start; created with its folder if
-            missing.
+        path: the run's ``environment.json``, a list with one entry per start. It is created with its folder
+            if missing.
         now: the environment of rank 0.
         world: the ranks.
-        step: number of steps done.
-        launched: the launcher's record of the start: its time and command.
+        step: number of completed steps.
+        launched: the launcher's record of the start, with its time and command.
 
     Returns:
-        Warnings for the user: differences from the previous start that can change the later weights.
+        Warnings about differences from the previous start that can change the weights.
     """
     before, problem = starts.read(path)
     warnings = []
-    system = os.uname()  # the module platform would start a process
+    system = os.uname()  # unlike the platform module, this starts no process
     entry = {
         **launched,
         "after_step": step,
@@ -164,11 +168,11 @@ def record(path: Path, now: Environment, world: World, step: int, launched: Mapp
     if problem:
         warnings.append(
             f"{path} cannot be read ({problem}), so the environment of the run so far is unknown; the "
-            f"original file is now {keep_beside(path)}"
+            f"original file was renamed to {keep_beside(path)}"
         )
     if before and step:
         warnings += _differences(before[-1], now)
-    again = before and {**before[-1], "after_step": step} == entry  # ranks that the launcher restarted
+    again = before and {**before[-1], "after_step": step} == entry  # the launcher restarted the ranks
     if not again:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, as_json([*before, entry], indent=1) + "\n")
@@ -176,14 +180,14 @@ def record(path: Path, now: Environment, world: World, step: int, launched: Mapp
 
 
 def _differences(before: Mapping[str, Any], now: Environment) -> list[str]:
-    """Return a warning about the differences between two starts, if they change numbers."""
+    """Return a warning about the differences between two starts, if they can change numbers."""
     differing = []
     certain = False
     for section, values in now.items():
         old = before.get(section)
         if not isinstance(old, dict):
-            continue  # an older version did not record it
-        # An unset variable also counts as a value; missing packages and devices compute nothing.
+            continue  # an older version did not record this
+        # An unset variable counts as a value, but missing packages and devices do not.
         names = {**old, **values} if section == "variables" else [name for name in values if name in old]
         for name in names:
             was, has = old.get(name, "not set"), values.get(name, "not set")
@@ -202,19 +206,21 @@ def _differences(before: Mapping[str, Any], now: Environment) -> list[str]:
 
 
 def label(section: str, name: str) -> str:
-    """Return the name that messages use for a value of an environment."""
+    """Return the name of a value in an environment, for messages."""
     if section == "instruction_set":
         return f"the instruction set of {name}"
     return f"the {name}" if section == "hardware" else name
 
 
 def _version_differences(ranks: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return a sentence for each value that must not differ between ranks but does."""
+    """Return an error message for each value that must not differ between ranks but does."""
     differing = []
     for name in dict.fromkeys(name for rank in ranks for name in rank):
-        values = [rank.get(name, "not there") for rank in ranks]
+        values = [rank.get(name, "missing") for rank in ranks]
         if len(set(values)) > 1:
-            differing.append(f"the ranks differ in {name}: {_by_value(values)}; make it the same everywhere")
+            differing.append(
+                f"the ranks differ in {name}: {_by_value(values)}; make it the same on all ranks"
+            )
     return differing
 
 
@@ -228,8 +234,8 @@ def _rounding_differences(ranks: Sequence[Environment]) -> list[str]:
     if not differing:
         return []
     return [
-        f"the ranks round differently: {'; '.join(differing)}; the weights then depend on how the work is "
-        "divided; use machines of one kind, or, if CPUs differ, cpu_isa=avx2"
+        f"the ranks round differently ({'; '.join(differing)}), so the weights depend on how the work is "
+        "distributed; use machines of the same kind or, if the CPUs differ, cpu_isa=avx2"
     ]
 
 

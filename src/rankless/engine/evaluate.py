@@ -1,8 +1,8 @@
-"""Evaluate a model on a complete data set, with the same numbers on any number of ranks.
+"""Evaluate a model on a complete data set, with the same scores for any number of ranks.
 
-The images are split into the same batches everywhere; each batch is predicted by exactly one rank, the
-predictions are gathered in the order of the images, and rank 0 scores them. The number of unreadable images
-is reported with the scores, and too many of them are an error.
+All ranks split the images into the same batches, and each batch is predicted by exactly one rank. Rank 0
+gathers the predictions in the order of the images and scores them. The number of unreadable images is
+reported with the scores, and too many of them are an error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rankless.user_code import explained
 from rankless.world.process_group import World
 
 SHOWN = 20
-"""Largest number of unreadable images that an error lists."""
+"""Maximum number of unreadable images that an error lists."""
 
 
 def evaluate(
@@ -57,25 +57,25 @@ def evaluate(
     progress: Callable[[int, int], None] | None = None,
     keep: Callable[[Sequence[Any]], None] | None = None,
 ) -> Scores:
-    """Score ``model`` and return the same dict on every rank; its entry ``computed_in`` is the precision.
+    """Score ``model`` and return the same scores on every rank.
 
-    If the task has a validation loss (:mod:`rankless.engine.validation_loss`), its mean is the score
-    ``loss``.
+    The entry ``computed_in`` is the precision. If the task has a validation loss
+    (:mod:`rankless.engine.validation_loss`), its mean is the score ``loss``.
 
     Args:
         task: the task to evaluate.
-        model: the bare model on the world's device; it is put and left in evaluation mode.
+        model: the bare model on the world's device. It is left in evaluation mode.
         recipe: the run's recipe, with its precision resolved.
         world: the ranks.
-        limit: predict only the first ``limit`` images and return a digest of the predictions instead of
-            scores, to check the same code path.
+        limit: number of images to predict, for a check that returns a digest of the predictions instead of
+            scores. None predicts all images.
         unreadable: called on every rank with the images that could not be read, if any. Their number is the
-            score ``unreadable``; they affect no other score.
-        stop: returns whether to stop; called before every batch. The result may differ between ranks.
-        phase: called with the phase that begins: ``predicting`` before every batch, ``scoring`` after them.
-        progress: called before every batch and after the last one, with the number of batches this rank has
-            predicted and its total number of batches.
-        keep: called on rank 0 with all predictions in the order of the images; must not raise.
+            score ``unreadable``. They affect no other score.
+        stop: called before every batch. Returns whether to stop, which may differ between ranks.
+        phase: called with ``predicting`` before every batch, and with ``scoring`` after the last one.
+        progress: called before every batch and after the last one, with this rank's number of predicted
+            batches and its total number of batches.
+        keep: called on rank 0 with all predictions in the order of the images. It must not raise.
     """
     data = task.evaluation_data()
     size = recipe.batch.micro if recipe.evaluate.batch == "auto" else recipe.evaluate.batch
@@ -120,7 +120,7 @@ def _before_each(
     progress: Callable[[int, int], None] | None,
     batches: int,
 ) -> Callable[[], bool]:
-    """Return a function to call before every batch; it returns whether to stop."""
+    """Return a function that is called before every batch and returns whether to stop."""
     begun = itertools.count()
 
     def call() -> bool:
@@ -138,11 +138,11 @@ class _Predicted:
     """The predictions of one rank.
 
     Attributes:
-        with_loss: whether the loss is also computed.
+        with_loss: whether to compute the loss as well.
         predictions: pairs of an image's index and its prediction.
-        losses: sum and count of the loss of each batch.
+        losses: sum and count of each batch's loss.
         unreadable: images that could not be read.
-        stopped: whether the rank left early.
+        stopped: whether the rank stopped early.
     """
 
     with_loss: bool = False
@@ -177,17 +177,17 @@ def _predict(
             done.unreadable += unreadable_in(batch)
             batch, once = batch.to(device), FirstOutput(model) if done.with_loss else model
             with layer_errors.explained(recipe):
-                answers = task.predict(cast(nn.Module, once), batch)
-            check_predictions(task, answers, len(line.images))
-            check_sendable(task, answers)
-            done.predictions += zip([index for _, index in line.images], answers, strict=True)
+                predictions = task.predict(cast(nn.Module, once), batch)
+            check_predictions(task, predictions, len(line.images))
+            check_sendable(task, predictions)
+            done.predictions += zip([index for _, index in line.images], predictions, strict=True)
             if done.with_loss:
                 first = line.images[0][1]
                 done.losses.append(batch_loss(task, once, batch, recipe.seed, first, device))
 
 
 def _lines(task: Task, data: Examples, size: int, limit: int | None) -> list[Line]:
-    """Return the batches of ``size`` images for all images, or only for the first ``limit`` images."""
+    """Return batches of ``size`` images that cover all images, or only the first ``limit`` images."""
     count = len(data) if limit is None else min(limit, len(data))
     ordered = capabilities(data).evaluation_order()
     if ordered is None:
@@ -199,17 +199,17 @@ def _lines(task: Task, data: Examples, size: int, limit: int | None) -> list[Lin
 
 
 def _missing(mine: Iterable[Unreadable], images: int, max_bad: float, world: World) -> list[Unreadable]:
-    """Return all ranks' unreadable images in order of their index, the same list on every rank."""
+    """Return the unreadable images of all ranks in order of their indices, the same list on every rank."""
     gathered = world.gather(list(mine))
     missing: list[Unreadable] = world.broadcast(
         sorted({one for rank in gathered for one in rank}) if gathered is not None else None
     )
     if len(missing) == images:
-        last = f"none of the {images} images to be scored can be read: replace them"
+        last = f"none of the {images} images to be scored can be read; replace them"
     elif len(missing) > max_bad * images:
         last = (
             f"{len(missing)} of the {images} images to be scored cannot be read, which is more than "
-            f"data.max_bad ({max_bad:g}) allows: replace them, or take them out of the data"
+            f"data.max_bad ({max_bad:g}) allows; replace them, or remove them from the data"
         )
     else:
         return missing
@@ -217,21 +217,21 @@ def _missing(mine: Iterable[Unreadable], images: int, max_bad: float, world: Wor
 
 
 def listed(images: Iterable[Unreadable]) -> list[str]:
-    """Return a sentence about each of the first images, and one with the number of the others."""
+    """Return one sentence for each of the first images, and one that counts the others."""
     every = sorted(images)
     more = [f"… and {len(every) - SHOWN} more"] if len(every) > SHOWN else []
     return [*(f"{one.path} cannot be read: {one.reason}" for one in every[:SHOWN]), *more]
 
 
 class Stopped(Exception):  # noqa: N818  # nothing went wrong
-    """Raised on every rank if an evaluation ends early because a rank was asked to stop."""
+    """Raised on every rank if an evaluation stops early because of a request to stop."""
 
 
 _KINDS: dict[str, type[UserError]] = {kind.__name__: kind for kind in (ShortageError, TaskError)}
 
 
 class Failures:
-    """The ranks' errors, one of which is raised on all ranks, so that no rank waits for another."""
+    """The errors of the ranks, one of which is raised on all of them, so that none waits for a failed one."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -239,7 +239,7 @@ class Failures:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record a user error raised in this block for :meth:`raise_first`; other errors propagate."""
+        """Record a user error raised in this block for :meth:`raise_first`. Other errors propagate."""
         try:
             yield
         except UserError as error:
@@ -250,21 +250,21 @@ class Failures:
                 raise
 
     def raise_first(self, stopped: bool = False) -> None:
-        """If any rank has an error, raise the lowest such rank's error on every rank."""
+        """If any rank has an error, raise the error of the lowest such rank on every rank."""
         mine = [type(self.error).__name__, list(self.error.problems)] if self.error else None
         gathered = self.world.gather([mine, stopped])
-        answer = None
+        outcome = None
         if gathered is not None:
-            answer = [next((one for one, _ in gathered if one), None), any(left for _, left in gathered)]
-        error, left_early = self.world.broadcast(answer)
+            outcome = [next((one for one, _ in gathered if one), None), any(one for _, one in gathered)]
+        error, stopped_early = self.world.broadcast(outcome)
         if error:
             raise _KINDS.get(error[0], UserError)(error[1])
-        if left_early:
+        if stopped_early:
             raise Stopped
 
 
 def fingerprint(value: Any) -> str:
-    """Return a digest of all bits of tensors, numbers and strings in lists, dicts and dataclasses."""
+    """Return a digest of all tensors, numbers and strings in lists, dicts and dataclasses, bit for bit."""
     if isinstance(value, torch.Tensor):
         plain = value.detach().cpu().contiguous()
         content = plain.flatten().view(torch.uint8).numpy()

@@ -19,11 +19,11 @@ class Backbone:
     """The backbone of a model, frozen until it is released.
 
     Args:
-        model: the bare model; its method ``backbone()`` returns the modules to freeze. Parameters that must
-            never be trained already have ``requires_grad`` set to False and keep it.
+        model: the bare model, whose method ``backbone()`` returns the modules to freeze. Parameters whose
+            ``requires_grad`` is already False are never trained.
 
     Attributes:
-        norms: the backbone's batch norms while it is frozen; empty once it is released.
+        norms: the backbone's batch norms while it is frozen. Empty once it is released.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -36,12 +36,12 @@ class Backbone:
             parameter.requires_grad_(False)
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(
-                f"model.freeze: backbone() of {type(model).__name__} returns every parameter of the model, "
-                "so nothing is left to train; leave the head out of backbone(), or set model.freeze to 0"
+                f"model.freeze: backbone() of {type(model).__name__} contains all parameters, so none remain "
+                "to train; remove the head from backbone(), or set model.freeze to 0"
             )
 
     def release(self) -> None:
-        """Train the backbone from now on, like the rest of the model."""
+        """Train the backbone from now on."""
         for parameter in self.parameters:
             parameter.requires_grad_(True)
         self.norms = []
@@ -52,14 +52,14 @@ def backbone_of(model: nn.Module, needed_by: str, off: str) -> list[nn.Module]:
 
     Args:
         model: the bare model.
-        needed_by, off: for messages, the setting that needs the backbone and how to turn it off.
+        needed_by, off: the setting that needs the backbone and how to turn it off, for messages.
     """
     kind = type(model).__name__
     method = getattr(model, "backbone", None)
     if not callable(method) or isinstance(method, nn.Module):
         raise UserError(
-            f"{needed_by}, but the model ({kind}) does not define its backbone: give it a method "
-            f"backbone() that returns its modules, as in `return [self.stem, self.layers]`, or set {off}"
+            f"{needed_by}, but the model ({kind}) does not define its backbone; add a method backbone() that "
+            f"returns its modules, as in `return [self.stem, self.layers]`, or set {off}"
         )
     parts = method()
     modules = list(parts) if isinstance(parts, Iterable) and not isinstance(parts, nn.Module) else [parts]
@@ -67,7 +67,7 @@ def backbone_of(model: nn.Module, needed_by: str, off: str) -> list[nn.Module]:
     strangers = [type(m).__name__ for m in modules if not isinstance(m, nn.Module) or id(m) not in inside]
     if strangers or not modules:
         raise UserError(
-            f"{needed_by}, but backbone() of {kind} returned {', '.join(strangers) or 'nothing'}: expected "
-            "modules that are parts of the model"
+            f"{needed_by}, but backbone() of {kind} returned {', '.join(strangers) or 'nothing'}; expected "
+            "modules of the model"
         )
     return modules

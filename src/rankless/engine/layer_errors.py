@@ -1,4 +1,4 @@
-"""Convert PyTorch errors caused by a recipe to user errors that name the layer and a remedy."""
+"""Convert PyTorch errors that a recipe causes to user errors that name the layer and a remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WRAPPERS = ("module.", "model.")
 
 @contextmanager
 def explained(recipe: Recipe) -> Iterator[None]:
-    """Convert PyTorch errors that a recipe causes in this block to user errors."""
+    """Convert PyTorch errors in this block that ``recipe`` causes to user errors."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -28,12 +28,12 @@ def explained(recipe: Recipe) -> Iterator[None]:
             where = _layer(error.__traceback__) or "the backward pass"
             raise UserError(
                 f"{where} uses {operation}, which has no deterministic implementation on this device; use "
-                "another layer or operation, or reduce: fast, which does not promise the same bits"
+                "another layer or operation, or reduce: fast, which does not guarantee identical weights"
             ) from error
         if text.startswith(_ONE_VALUE):
             where = _layer(error.__traceback__) or "a batch norm"
             raise OneValueError(
-                f"{where} sees one value per channel, which has no variance (batch.micro is "
+                f"{where} gets only one value per channel, which has no variance (batch.micro is "
                 f"{recipe.batch.micro}); use a larger batch.micro or model.image_size, or batch_norm: sync "
                 "or frozen"
             ) from error

@@ -1,4 +1,4 @@
-"""The training loop: draw, forward, backward, reduce, clip, step, norms, EMA, log, evaluate, save."""
+"""The training loop."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from rankless.structures import Scores, Unreadable
 from rankless.tasks import open_task
 from rankless.tasks.capabilities import capabilities
 from rankless.tasks.protocol import Task
+from rankless.world.notes import SharedStop
 from rankless.world.process_group import World
-from rankless.world.stopping import SharedStop
 
 Observer = Callable[[int, TrainingState, Scores | None], None]
 
@@ -43,7 +43,7 @@ class StopRequest:
     """A request to stop this process after the current step is finished and saved.
 
     Attributes:
-        signal: number of the first signal received; 0 if none.
+        signal: number of the first received signal, or 0 if there is none.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class StopRequest:
         numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
         for number in numbers:
             signal.signal(number, self._note)
-        # The launcher blocks these signals until now, so that none arrives before its handler is set.
+        # The launcher has blocked these signals, so that none arrives before its handler is set.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
     def _note(self, number: int, _: object) -> None:
@@ -79,20 +79,21 @@ def train(
 
     Args:
         recipe: the recipe, with its precision resolved.
-        run: the run directory. Rank 0 writes it, and one rank of every machine that does not share its files
+        world: the ranks.
+        run: the run directory, written by rank 0. On every machine that does not share its files, one rank
             writes a copy.
-        resume: continue from the newest complete checkpoint, if there is one.
-        launched: the launcher's record of this start: its time and command.
-        task: the task to train; None opens the recipe's task.
+        resume: whether to continue from the newest complete checkpoint, if there is one.
+        launched: the launcher's record of this start, with its time and command.
+        task: the task to train, or None to open the recipe's task.
         stop: checked after every step, and before every batch of an evaluation.
-        dry_run: end after its number of steps.
-        observe: called on every rank after every step, with the scores if the step was evaluated; must not
+        dry_run: the settings of a dry run, or None to train all steps.
+        observe: called on every rank after every step, with the scores if the step was evaluated. It must not
             change anything.
-        sinks: functions that create the user's sinks, by name; called only on rank 0.
+        sinks: functions that create the user's sinks, by name. They are called only on rank 0.
         pulse: called every second with this rank's progress.
 
     Returns:
-        Whether all steps are done; False if the run was stopped by a request and its state was saved.
+        Whether all steps are done. If not, the run stopped on request, and its state was saved.
     """
     task = task or open_task(recipe)
     setup = prepare(task, recipe, run, world, resume=resume, launched=launched or {}, dry_run=dry_run)
@@ -112,7 +113,7 @@ def train(
 
 
 class _Loop:
-    """The steps of a run, from the first one that is not done yet."""
+    """The remaining steps of a run."""
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class _Loop:
         self.saver = Saver(
             self.recipe, run, self.state, class_names, self.world, sinks, setup.start, mirrors, origin
         )
-        # Only our own launcher takes the pulse, and it can start fewer ranks.
+        # Only our own launcher passes a pulse, and it can start fewer ranks.
         can_exclude = pulse is not None and self.world.size > 1
         self.alarm = Alarm(
             setup.checks,
@@ -153,7 +154,7 @@ class _Loop:
         self.waiting = Waiting(self.recipe.batch.images)
 
     def run(self) -> bool:
-        """Train up to the last step; return False if a request stopped the run, after saving the state."""
+        """Train until the last step, or until a request to stop. Return whether all steps are done."""
         state, start, last = self.state, self.setup.start, self.setup.last
         self.saver.start()
         if state.unscored and not self._evaluate_again(start):
@@ -177,7 +178,7 @@ class _Loop:
                 with self.saver.saving_on_error(done):
                     scores = self._evaluate(done)
                 state.training_mode()
-                stopping = self.shared_stop.agreed()  # the request may have come while rank 0 scored
+                stopping = self.shared_stop.agreed()  # a request may have arrived while rank 0 was scoring
             state.unscored = is_evaluated and scores is None
             if saving or stopping or self.saver.is_best:
                 self.watchdog.begin(SAVING, done, self.saver.slowest)
@@ -192,14 +193,14 @@ class _Loop:
         return True
 
     def _train_step(self, step: int) -> Numbers:
-        """Train on the images of ``step`` (from 0), and log the results."""
+        """Run the step with the index ``step`` and log the results."""
         state, saver, batches = self.state, self.saver, self.batches
         self.watchdog.begin("computing", step + 1)
         self.stragglers.begin()
         peers = self.world.transport.waits
         began, waited, for_peers = time.perf_counter(), batches.waited, peers.seconds
         if state.begin(step):
-            self.sinks.event("release", step, "the backbone is trained from here on")
+            self.sinks.event("release", step, "the backbone is trained from now on")
         lr = self.recipe.optim.lr * rate(self.setup.schedule, step)
         set_rate(state.optimizer, lr)
         set_momentum(state.optimizer, self.recipe.optim, momentum(self.setup.schedule, step))
@@ -239,7 +240,7 @@ class _Loop:
             self.sinks.event("waiting", done, advice)
 
     def _report_replaced(self, done: int, mine: Sequence[Unreadable]) -> None:
-        """Report the images that could not be read; every rank must call this and pass its own."""
+        """Report the images that could not be read. All ranks must call this with their own images."""
         for one in self.state.unreadable.meet(self.world, mine):
             text = f"{one.path} cannot be read ({one.reason}); other images are used in its place"
             self.sinks.event("unreadable", done, text)
@@ -259,13 +260,13 @@ class _Loop:
         return self.setup.schedule.is_evaluated(done)
 
     def _check(self, done: int) -> None:
-        """Check that the weights are finite, except in a dry run, which is compared tensor by tensor."""
+        """Check that the weights are finite, except in a dry run, whose tensors are compared instead."""
         if not self.setup.dry_run:
             with self.saver.saving_on_divergence(done):
                 self.state.check(done)
 
     def _evaluate(self, done: int) -> Scores | None:
-        """Return the scores after ``done`` steps, or None if a stop request interrupted the predictions."""
+        """Return the scores after ``done`` steps, or None if the evaluation stopped on request."""
         task, dry_run = self.setup.task, self.setup.dry_run
         limit, unreadable = dry_run.images if dry_run else None, partial(self._report_left_out, done)
         try:
@@ -287,14 +288,16 @@ class _Loop:
         self.sinks.scores(done, scores, self.saver.rank(done, scores, name))
         best = self.state.best
         if has_loss(task) and scores.get("loss", 0.0) is None:
-            kept = f"the best weights remain those of step {best['step']}" if best else "there is no best yet"
-            text = f"the validation loss after step {done} is not finite and is left out"
+            kept = (
+                f"the best weights are still from step {best['step']}" if best else "no weights are best yet"
+            )
+            text = f"the validation loss after step {done} is not finite and is ignored"
             self.sinks.event("warning", done, f"{text}; {kept}" if name == "loss" else text)
         self.reporting.evaluated(done, is_best=best is None or best["step"] == done)
         return scores
 
     def _best(self, scores: Scores) -> str:
-        """Return the name of the score that chooses the best weights."""
+        """Return the name of the score that selects the best weights."""
         best = self.recipe.evaluate.best
         if best == "auto" or self.setup.dry_run:
             return self.setup.task.score_name
@@ -310,7 +313,7 @@ class _Loop:
             self.sinks.event("unreadable", done, text)
 
     def _evaluate_again(self, start: int) -> bool:
-        """Repeat the failed or stopped evaluation after step ``start``; return False if stopped again."""
+        """Repeat the evaluation after step ``start``, and return whether it was completed."""
         if self._evaluate(start) is None:
             return False
         self.state.unscored = False
@@ -327,9 +330,9 @@ class _Loop:
 
 
 def update(state: TrainingState, step: int, totals: Totals) -> Numbers:
-    """Update the weights from the summed gradients: clip, step, norms, EMA.
+    """Update the weights, running statistics and EMA from the summed gradients.
 
-    This waits for the device once, between the gradient and the weights.
+    This waits for the device once, after clipping the gradient.
     """
     numbers = state.clip(step, totals)
     skipped = state.step()

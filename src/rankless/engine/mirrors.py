@@ -1,8 +1,8 @@
-"""Copies of the run directory on machines that do not share a disk, each kept by one rank.
+"""Copies of the run directory on machines that do not share a disk, each written by one rank.
 
-On one machine, and on several that share a file system, only rank 0 keeps a copy. Otherwise the run survives
-the loss of any machine, because every other machine has the checkpoints, the journal and the record of the
-environment.
+On one machine, or on several machines that share a file system, only rank 0 writes a copy. Otherwise, the run
+survives the loss of any machine, because every machine has a copy of the checkpoints, the journal and the
+record of the environment.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Mirrors:
 
     Attributes:
         world: the ranks.
-        keepers: for each rank, the rank that writes the copy it sees; None if it sees none.
-        hosts: the name of each rank's machine; empty if only rank 0 keeps a copy.
-        problems: reasons why machines keep no copy.
-        journal: this rank's copy of the journal, once it is open; None on ranks that keep no copy.
+        keepers: for each rank, the rank that writes the copy on its machine, or None if there is no copy.
+        hosts: the name of each rank's machine. Empty if only rank 0 writes a copy.
+        problems: sentences about machines without a copy.
+        journal: this rank's copy of the journal once it is open, or None on ranks that write no copy.
     """
 
     world: World
@@ -43,7 +43,7 @@ class Mirrors:
 
     @property
     def writers(self) -> list[int]:
-        """The ranks that keep a copy, in increasing order; rank 0 is the first."""
+        """The ranks that write a copy, in increasing order, starting with rank 0."""
         return [rank for rank, keeper in enumerate(self.keepers) if rank == keeper]
 
     @property
@@ -53,37 +53,37 @@ class Mirrors:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this rank keeps a copy."""
+        """Whether this rank writes a copy."""
         return self.world.is_first or self.keepers[self.world.rank] == self.world.rank
 
     def name(self, rank: int) -> str:
-        """Return the name of the machine that runs ``rank``, for messages."""
+        """Return the name of a rank's machine, for messages."""
         return _name(self.hosts, rank)
 
     def recipe(self, own: Recipe) -> Recipe:
-        """Return rank 0's recipe, to be written into the weights so that all copies have the same bytes.
+        """Return the recipe of rank 0, which is stored in the weights so that all copies are identical.
 
-        Every rank must call it.
+        All ranks must call this.
         """
         return from_json(self.world.broadcast(to_json(own))) if self.several else own
 
     def named(self, messages: Mapping[int, str]) -> list[str]:
-        """Return the ranks' messages as a list, with their machines' names if there are several copies."""
+        """Return the messages of ranks, with the names of their machines if there are several copies."""
         if not self.several:
             return list(messages.values())
         return [f"{self.name(rank)}: {text}" for rank, text in messages.items()]
 
     def send_journal(self) -> None:
-        """Bring the other copies of the journal up to date; every rank must call it."""
+        """Append new lines to the other copies of the journal. All ranks must call this."""
         if self.several:
             lines = self.world.broadcast(self.journal.take() if self.journal else b"")
             if self.journal and not self.world.is_first:
                 self.journal.append(lines)
 
     def send_best(self, path: Path, soundness: Sequence[int]) -> list[str]:
-        """Replace the file at ``path`` in every copy with the one that has the greatest ``soundness``.
+        """Replace the file at ``path`` in all copies with that of the rank with the greatest ``soundness``.
 
-        Like :meth:`send_file`, every rank must call it.
+        All ranks must call this; see :meth:`send_file`.
         """
         if not self.several:
             return []
@@ -91,10 +91,10 @@ class Mirrors:
         return self.send_file(path, max(self.writers, key=lambda rank: every[rank]))
 
     def send_file(self, path: Path, source: int) -> list[str]:
-        """Replace the file at ``path`` in every copy with the file of rank ``source``.
+        """Replace the file at ``path`` in all copies with the file of rank ``source``.
 
-        Every rank must call it, with the path in its own run directory. If the new file does not continue the
-        replaced one, the replaced file is kept beside it.
+        All ranks must call this, with the path in their own run directory. If the new file does not continue
+        the replaced one, the replaced file is kept under another name.
 
         Returns:
             Sentences about the files that this rank has kept.
@@ -113,18 +113,18 @@ class Mirrors:
         if mine == digests[source] or not self.is_writer:
             return []
         said = []
-        # A record is a list in JSON, which ends with a bracket.
+        # A record is a JSON list, which ends with a bracket.
         if os.path.lexists(path) and not (mine and sent.startswith(content.rstrip(b"\n]"))):
             kept = writing.keep_beside(path)
             said.append(
-                f"{path} was replaced by that of {self.name(source)}; the original file is now {kept}"
+                f"{path} was replaced by the copy from {self.name(source)}; the original file is now {kept}"
             )
         with writing.beside(path) as part:
             part.write_bytes(sent)
         return said
 
     def told(self, mine: Sequence[str]) -> list[str]:
-        """Return the sentences of all ranks, with the names of their machines; every rank must call it."""
+        """Return the sentences of all ranks, with the names of their machines. All ranks must call this."""
         gathered = self.world.all_gather(list(mine)) if self.several else [list(mine)]
         return [
             text for rank, texts in enumerate(gathered) for one in texts for text in self.named({rank: one})
@@ -132,15 +132,15 @@ class Mirrors:
 
 
 def alone(world: World) -> Mirrors:
-    """Return the mirrors of a run whose only copy is kept by rank 0."""
+    """Return the mirrors of a run with a single copy, which rank 0 writes."""
     return Mirrors(world, [0] * world.size)
 
 
 def find(world: World, run: RunDirectory) -> Mirrors:
-    """Find out which ranks keep a copy; every rank must call it, with its own run directory.
+    """Determine which ranks write a copy. All ranks must call this with their own run directory.
 
-    The first rank of every machine creates a file with a random name in its directory. No rank has looked
-    for that name before, so no network file system answers from its cache.
+    The first rank on every machine creates a file with a random name in its directory. No rank has looked for
+    that name before, so the result cannot come from the cache of a network file system.
     """
     firsts = world.all_gather(world.is_first_here or world.is_first) if world.size > 1 else [True]
     if sum(firsts) == 1:
@@ -155,14 +155,14 @@ def find(world: World, run: RunDirectory) -> Mirrors:
                 problem = f"{run.path} cannot be written ({error})"
         known = world.all_gather([name, os.uname().nodename, problem])
         seen = [rank for rank, (name, _, _) in enumerate(known) if name and (run.path / name).exists()]
-        views = world.all_gather(seen)  # all ranks have looked now
+        views = world.all_gather(seen)  # after this, the files are no longer needed
     keepers: list[int | None] = []
     for rank, ranks in enumerate(views):
         lowest = 0 if rank == 0 else min(ranks, default=None)
         keepers.append(keepers[lowest] if lowest is not None and lowest < rank else lowest)
     hosts = [host for _, host, _ in known]
     problems = [
-        f"{_name(hosts, rank)} keeps no copy of the run: {problem}"
+        f"{_name(hosts, rank)} has no copy of the run: {problem}"
         for rank, (_, _, problem) in enumerate(known)
         if problem and keepers[rank] is None
     ]

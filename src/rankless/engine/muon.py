@@ -1,4 +1,4 @@
-"""Muon, an optimizer that orthogonalizes the updates of weight matrices; AdamW updates the other parameters.
+"""Muon, an optimizer that orthogonalizes the updates of weight matrices, with AdamW for other parameters.
 
 Sources: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024); J. Liu et al.,
 "Muon is scalable for LLM training" (2025) for the scale, which allows AdamW's learning rate and weight decay.
@@ -16,14 +16,14 @@ from torch import Tensor
 from rankless.world.process_group import World
 from rankless.world.uncompiled import PlainAdamW
 
-LEAST = 16  # rows and columns; AdamW updates heads of few classes and depth-wise filters
-COEFFICIENTS = 3.4445, -4.775, 2.0315  # coefficients of the polynomial that brings singular values close to 1
+LEAST = 16  # minimum rows and columns; AdamW updates smaller matrices, such as depth-wise filters
+COEFFICIENTS = 3.4445, -4.775, 2.0315  # of the polynomial that moves singular values close to 1
 ITERATIONS = 5
 RMS = 0.2  # root mean square of AdamW's steps, in learning rates
 
 
 def is_matrix(weight: Tensor) -> bool:
-    """Check whether a weight, (outputs, inputs, …), is a matrix large enough to be updated by Muon."""
+    """Check whether a weight, (outputs, inputs, …), is a matrix large enough for Muon."""
     return weight.ndim >= 2 and min(len(weight), weight[0].numel()) >= LEAST and weight.shape[1] > 1
 
 
@@ -42,16 +42,16 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 class Muon(PlainAdamW):
-    """Muon for the groups that have a ``momentum`` (Nesterov's), and AdamW for the others.
+    """Muon for parameter groups with a (Nesterov) ``momentum``, and AdamW for other groups.
 
-    Each rank orthogonalizes its share of the matrices and sends the results to all others. No bit of a matrix
-    depends on which rank computes it.
+    Each rank orthogonalizes its share of the matrices and sends the results to all other ranks. The results
+    do not depend on which rank computes them.
 
     Args:
-        groups: parameter groups; each may have a ``weight_decay``, which is decoupled from the gradient.
-        world: the ranks that share the work; None for a single process.
-        dtype: the dtype in which matrices are orthogonalized.
-        options: see :class:`torch.optim.AdamW`.
+        groups: parameter groups. Each may have a ``weight_decay``, which is decoupled from the gradient.
+        world: the ranks that share the work, or None for a single process.
+        dtype: dtype for orthogonalizing matrices.
+        options: options of :class:`torch.optim.AdamW`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Muon(PlainAdamW):
             weight.add_(direction, alpha=-group["lr"] * RMS * math.sqrt(max(rows.shape)))
 
     def _directions(self, weights: Sequence[Tensor], momentum: float) -> list[Tensor]:
-        """Return the orthogonalized matrix of each weight, (outputs, all other dimensions flattened)."""
+        """Return the orthogonalized update of each weight, (outputs, all other dimensions flattened)."""
         size, rank = (self.world.size, self.world.rank) if self.world else (1, 0)
         shares = _shares([_work(weight) for weight in weights], size)
 
@@ -106,7 +106,7 @@ class Muon(PlainAdamW):
     def _gathered(
         self, mine: Iterable[Tensor], sizes: Sequence[Sequence[int]], world: World
     ) -> list[Sequence[Tensor]]:
-        """Return every rank's matrices, flattened; the matrices of rank r have the lengths ``sizes[r]``."""
+        """Return the flattened matrices of every rank. Those of rank r have the lengths ``sizes[r]``."""
         length = max(map(sum, sizes))
         packed = torch.zeros(length, dtype=self.dtype, device=world.device)
         own = packed[: sum(sizes[world.rank])]
@@ -119,13 +119,13 @@ class Muon(PlainAdamW):
 
 
 def _work(weight: Tensor) -> int:
-    """Return a number proportional to the multiplications in :func:`orthogonal`."""
+    """Return a number proportional to the number of multiplications in :func:`orthogonal`."""
     rows, columns = len(weight), weight[0].numel()
     return min(rows, columns) ** 2 * (2 * max(rows, columns) + min(rows, columns))
 
 
 def _shares(work: Sequence[int], size: int) -> list[list[int]]:
-    """Return each rank's share of the work, assigning the largest piece first to the least busy rank."""
+    """Return each rank's share of the work, assigned largest piece first to the least busy rank."""
     shares: list[list[int]] = [[] for _ in range(size)]
     sums = [0] * size
     for number in sorted(range(len(work)), key=lambda number: -work[number]):

@@ -25,16 +25,16 @@ def optimizer(
 ) -> torch.optim.Optimizer:
     """Create the recipe's optimizer: SGD, Adam, AdamW or Muon.
 
-    Weight decay applies to weights of two or more dimensions, and to biases, norms and PReLU only if the
-    recipe asks for it.
+    Weight decay applies to weights of two or more dimensions. It applies to biases, norms and PReLU only with
+    ``optim.decay_norms_and_biases``.
 
     Args:
         model: the model to train.
         recipe: the ``optim`` section of the recipe.
-        portable: compute the same bits on different CPUs. On a CPU, ``Tensor.sqrt`` uses MKL, whose last bit
-            depends on the processor; the fused Adam uses IEEE's square root.
-        world: the ranks that share Muon's computation; they must all step together.
-        dtype: the dtype in which Muon orthogonalizes matrices.
+        portable: whether to compute the same bits on different CPUs. On a CPU, ``Tensor.sqrt`` uses MKL,
+            whose last bit depends on the processor, but the fused Adam uses IEEE's square root.
+        world: the ranks that share Muon's computation. They must all step together.
+        dtype: dtype in which Muon orthogonalizes matrices.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     least = 0 if recipe.decay_norms_and_biases else 2
@@ -65,7 +65,7 @@ def optimizer(
 
 
 def _by_backbone(group: dict[str, Any], model: nn.Module, factor: float) -> list[dict[str, Any]]:
-    """Split a parameter group into the backbone's parameters, with ``factor`` on their rate, and the rest."""
+    """Split a parameter group into the backbone's parameters, with a ``factor`` on the rate, and the rest."""
     modules = backbone_of(model, f"optim.backbone_factor is {factor:g}", "optim.backbone_factor to 1")
     inside = {id(p) for module in modules for p in module.parameters()}
     first = [p for p in group["params"] if id(p) in inside]
@@ -74,15 +74,15 @@ def _by_backbone(group: dict[str, Any], model: nn.Module, factor: float) -> list
 
 
 def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float) -> Tensor:
-    """Divide summed gradients to get their mean, and clip it to a global norm of at most ``limit``.
+    """Convert summed gradients to their mean, clipped to a global norm of at most ``limit``.
 
     Args:
-        parameters: their ``grad`` is changed in place.
-        count: the divisor of the summed loss, a scalar; zero counts as one.
-        limit: the largest norm; 0 turns clipping off.
+        parameters: the parameters, whose ``grad`` is changed in place.
+        count: the divisor, a scalar. Zero counts as one.
+        limit: the maximum norm, or 0 for no clipping.
 
     Returns:
-        The norm before clipping, a scalar; it is not finite if any gradient is not finite.
+        The norm before clipping, a scalar, which is not finite if any gradient is not finite.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     factor = 1.0 / torch.where(count == 0, 1, count)
@@ -93,7 +93,7 @@ def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float)
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Return the optimizer's state as ``SLOT/PARAMETER`` -> tensor, for a checkpoint."""
+    """Return the optimizer's tensors by ``SLOT/PARAMETER``, for a checkpoint."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{slot}/{names[parameter]}": value
@@ -106,16 +106,16 @@ def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[st
 def restore_state(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor], source: str = "the state"
 ) -> None:
-    """Restore the state that :func:`state_tensors` returned; ``source`` is its origin for messages."""
+    """Restore the optimizer's tensors from :func:`state_tensors`. Error messages name ``source``."""
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():
         slot, _, name = key.partition("/")
         parameter = parameters.get(name)
         if parameter is None or value.shape != (() if slot == "step" else parameter.shape):
             raise UserError(
-                f"{source}: the optimizer's tensor '{key}' with shape {list(value.shape)} belongs to no "
-                "parameter of this model; take another copy of the checkpoint"
+                f"{source}: the optimizer's tensor '{key}' of shape {list(value.shape)} does not match any "
+                "parameter of this model; use another copy of the checkpoint"
             )
-        # Adam counts its steps in a tensor on the CPU; all others have their parameter's device and layout.
+        # Adam's step is on the CPU. All other tensors have the device and layout of their parameter.
         placed = value.clone() if slot == "step" else torch.empty_like(parameter).copy_(value)
         optimizer.state[parameter][slot] = placed

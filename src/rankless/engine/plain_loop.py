@@ -1,7 +1,7 @@
-"""The engine for custom training loops: the image order, the micro-batches and the fixed reduction tree.
+"""The engine for custom training loops, with the image order, the micro-batches and the fixed reduction tree.
 
-The optimizer, the learning rate, evaluation and saving remain in the user's loop. Everything that depends on
-the number of ranks is done here, so that the weights do not depend on it.
+The user's loop handles the optimizer, the learning rate, evaluation and saving. This module handles
+everything that involves the number of ranks, so that the weights do not depend on it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import default_collate
 
 from rankless.data.loader import MicroBatches
@@ -20,7 +20,7 @@ from rankless.data.torch_dataset import from_dataset
 from rankless.engine.accumulate import Accumulator
 from rankless.engine.optim import divide_and_clip
 from rankless.engine.schedule import StepSchedule
-from rankless.engine.soundness import begin_alike, differing
+from rankless.engine.soundness import synchronize, weight_difference
 from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Flags
 from rankless.errors import UserError
@@ -30,18 +30,18 @@ from rankless.tasks.protocol import Examples
 from rankless.world.process_group import World
 
 Loss = Callable[[nn.Module, Any], LossSum]
-"""A function that takes the model and the output of ``collate`` on its device, and returns the loss."""
+"""A function of the model and a micro-batch on the model's device that returns the loss."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step. While it is current, every parameter's ``grad`` holds the gradient of the mean loss.
+    """One step. Until the next step, each parameter's ``grad`` is the gradient of the mean loss.
 
     Attributes:
-        number: number of the step, from 0.
+        number: index of the step, starting at 0.
         epoch: number of epochs completed after this step.
-        loss: the mean over the global batch, the same on every rank.
-        gradient_norm: the norm of the gradient before clipping.
+        loss: mean over the global batch, the same on every rank.
+        gradient_norm: norm of the gradient before clipping.
     """
 
     number: int
@@ -55,23 +55,24 @@ class Steps:
 
     Args:
         ranks: the ranks, from :func:`rankless.join`.
-        model: the model, on the CPU. It moves to the rank's device, and every rank gets the weights of rank
-            0.
-        loss: returns a :class:`rankless.LossSum` of a micro-batch: the summed loss and its share of the
-            divisor.
+        model: the model, on the CPU. It is moved to the rank's device, and every rank gets the weights of
+            rank 0.
+        loss: a function of the model and a micro-batch that returns a :class:`rankless.LossSum`, with the
+            summed loss and the number to divide it by.
         data: a map-style data set or :class:`rankless.Examples`. Random transforms of a map-style data set
             are seeded for each item.
         batch: number of images per step, independent of the number of ranks.
-        micro: number of images per micro-batch, over which batch norms compute their statistics; must divide
-            ``batch``. At most ``batch / micro`` ranks can share a step.
-        seed: the seed of the order, of dropout and of transforms.
-        clip: the largest norm of a step's gradient; 0 turns clipping off.
-        workers: number of loader processes per rank; no result depends on it.
-        collate: makes a micro-batch from a list of items: tensors, or tuples, lists and dicts of tensors.
-        precision: the precision of the forward pass, ``fp32`` or ``bf16``.
+        micro: number of images per micro-batch, which must divide ``batch``. Batch norms compute their
+            statistics over a micro-batch. At most ``batch / micro`` ranks can share a step.
+        seed: seed for the order of the images, dropout and transforms.
+        clip: maximum norm of a step's gradient, or 0 for no clipping.
+        workers: number of loader processes per rank. No result depends on it.
+        collate: a function that combines a list of items into a micro-batch of tensors, or of tuples, lists
+            and dicts of tensors.
+        precision: precision of the forward pass, ``fp32`` or ``bf16``.
 
     Raises:
-        UserError: the sizes do not fit, there are more ranks than micro-batches, or ranks have different
+        UserError: the sizes do not match, there are more ranks than micro-batches, or ranks have different
             layers.
     """
 
@@ -97,20 +98,20 @@ class Steps:
         self.recipe = Recipe(batch=sizes, seed=seed, precision=precision, reduce="exact")
         self.data: Examples = data if callable(getattr(data, "item", None)) else from_dataset(data, seed=seed)
         self.collate = _Collate(collate)
-        begin_alike(model, ranks)
+        synchronize(model, ranks)
         model.to(ranks.device)
         self.statistics = RunningStatistics(batch_norms(model), ranks.device)
-        self.statistics.give_back()  # outside the steps, the norms have the user's settings
+        self.statistics.give_back()  # between steps, the norms have the user's settings
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         task: Any = _Loop(loss)  # the accumulator uses only a task's loss
         self.accumulator = Accumulator(task, model, self.statistics, self.recipe, ranks)
 
     def epochs(self, count: int, start: int = 0) -> Iterator[Step]:
-        """Yield each step once its gradients are computed; the loop's body applies them with its optimizer.
+        """Yield each step after computing its gradients, which the body of the loop applies.
 
         Args:
             count: number of epochs, counted from step 0.
-            start: the first step; to continue a loop, the last step's ``number`` plus one.
+            start: the first step. To continue a loop, pass the ``number`` of its last step plus one.
 
         Raises:
             UserError: a loss or a gradient is not finite, or the weights differ between ranks after the last
@@ -127,18 +128,18 @@ class Steps:
                 finally:
                     self.statistics.give_back()
                 yield step
-        if problem := differing(schedule.steps, self.model.state_dict(), self.ranks):
+        if problem := weight_difference(schedule.steps, self.model.state_dict(), self.ranks):
             raise UserError(problem)
 
     def _step(self, number: int, batches: Iterator[Any], epoch: float) -> Step:
         self.statistics.begin()
-        totals = self.accumulator.run(number, batches, _as_it_is, Flags())
+        totals = self.accumulator.run(number, batches, lambda loss: loss, Flags())
         numbers = totals.read(divide_and_clip(self.parameters, totals.count, self.clip))
         if not math.isfinite(numbers.loss) or not math.isfinite(numbers.gradient_norm):
             self.statistics.undo()
             raise UserError(
-                f"step {number}: the loss is {numbers.mean_loss:g} and the gradient's norm "
-                f"{numbers.gradient_norm:g}; expected finite numbers; try a smaller learning rate"
+                f"step {number}: the loss is {numbers.mean_loss:g}, and the gradient's norm is "
+                f"{numbers.gradient_norm:g}; expected finite numbers; use a smaller learning rate"
             )
         self.statistics.end(totals.statistics)
         return Step(number, epoch, numbers.mean_loss, numbers.gradient_norm)
@@ -152,12 +153,8 @@ class _Loop:
         return self._loss(model, batch.value)
 
 
-def _as_it_is(loss: Tensor) -> Tensor:
-    return loss
-
-
 class _Collate:
-    """Wraps ``collate`` so that its batch can be moved to a device, whatever the batch's type."""
+    """A wrapper of ``collate`` whose batches of any type can be moved to a device."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate
@@ -175,7 +172,7 @@ class _Batch:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """Move tensors and containers of tensors to a device."""
+    """Return a tensor or a container of tensors on a device."""
     if callable(getattr(value, "to", None)):
         return value.to(device)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The learning rate and momentum of each step; they depend only on the step, so no state has to be saved."""
+"""The learning rate and momentum of each step, which are functions of the step and need no saved state."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from rankless.engine.schedule import StepSchedule
 from rankless.recipe.schema import Optim
 
-_SOONEST = 40  # steps in which ``auto`` reaches the full rate: 5% of 800, so longer runs are not changed
-_MOMENTA = 0.95, 0.85  # of one-cycle, at its ends and its peak, as in PyTorch (Smith 2018 has the same range)
+_SOONEST = 40  # minimum steps until ``auto`` reaches the full rate, which affects runs of up to 800 steps
+_MOMENTA = 0.95, 0.85  # for one-cycle at both ends and at the peak, as in PyTorch and Smith (2018)
 
 
 def rate(run: StepSchedule, step: int) -> float:
-    """Return the factor on ``optim.lr`` in step ``step`` (from 0) of a run.
+    """Return the factor on ``optim.lr`` in the step with the index ``step``.
 
-    The warm-up is ``((step + 1) / warmup) ** warmup_power``. Every schedule except ``step`` begins when the
-    warm-up ends; the milestones of ``step`` count from the start of the run. With the warm-up ``auto`` the
-    rate is at most ``optim.lr * (step + 1) / 40``, even if the schedule falls before step 40.
+    The factor during warm-up is ``((step + 1) / warmup) ** warmup_power``. All schedules start after the
+    warm-up, except ``step``, whose milestones are counted from the start of the run. With the warm-up
+    ``auto``, the factor is at most ``(step + 1) / 40``.
     """
     factor, schedule = _rate(run, step), run.recipe.schedule
     limited = schedule.warmup == "auto" and schedule.name != "one-cycle"
@@ -56,9 +56,9 @@ def momentum(run: StepSchedule, step: int) -> float | None:
 
 
 def _cycle(run: StepSchedule, step: int, first: float, peak: float, last: float) -> float:
-    """Return the one-cycle value at ``step``: a cosine from ``first`` to ``peak``, and then one to ``last``.
+    """Return the value at ``step`` of a cosine from ``first`` to ``peak``, followed by another to ``last``.
 
-    This is the same as in torch's OneCycleLR.
+    The result equals that of ``torch.optim.lr_scheduler.OneCycleLR``.
     """
     top, end = float(run.rise) - 1, run.steps - 1
     if step <= top:
@@ -77,7 +77,7 @@ def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def set_momentum(optimizer: torch.optim.Optimizer, recipe: Optim, value: float | None) -> None:
-    """Set the momentum of every parameter group, or keep the recipe's momentum if ``value`` is None."""
+    """Set the momentum of every parameter group unless ``value`` is None."""
     if value is None:
         return
     for group in optimizer.param_groups:

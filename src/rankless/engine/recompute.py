@@ -1,9 +1,9 @@
-"""Detect silent errors (``check.recompute``): ranks recompute each other's micro-batches.
+"""Detection of silent errors (``check.recompute``), in which ranks recompute each other's micro-batches.
 
-Any rank can compute any micro-batch with the same bits. If two results differ, a device computes wrongly or
-a memory has lost a bit. In a check, each rank recomputes one micro-batch of another rank. If any results
-differ, the whole step is repeated with images that are read again, and each rank recomputes a micro-batch of
-a different rank than before, as a third opinion.
+Any rank can compute any micro-batch with the same bits. If two results differ, a device has computed a wrong
+result, or a bit in memory has flipped. In a check, each rank recomputes one micro-batch of another rank. If
+any results differ, the step is repeated with images that are read again. For a third opinion, each rank then
+recomputes a micro-batch of a different rank.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rankless.world.process_group import World
 from rankless.world.tree import own_micro_batches
 
 _WEIGHTS = -1
-"""A number that stands for the weights instead of a micro-batch."""
+"""The key that represents the weights among micro-batches."""
 
 Votes = Mapping[int, Sequence[tuple[int, str]]]
-"""Maps a micro-batch or :data:`_WEIGHTS` to the ranks that computed it, each with its result's digest."""
+"""Pairs of a rank and the digest of its result, by micro-batch or :data:`_WEIGHTS`."""
 
 
 class LeftOutError(Exception):
-    """Raised on every rank if the run should continue without the devices of some ``ranks``."""
+    """Raised on every rank if the run should continue without the devices of ``ranks``."""
 
     def __init__(self, text: str, ranks: Sequence[int]) -> None:
         super().__init__(text)
@@ -44,7 +44,7 @@ class LeftOutError(Exception):
 
 @dataclass(frozen=True)
 class Checks:
-    """The steps at which ranks recompute micro-batches, and the pairs of ranks, drawn anew for each step.
+    """The choice of the steps and micro-batches that ranks recompute, random for each step.
 
     Attributes:
         recipe: the recipe.
@@ -55,14 +55,15 @@ class Checks:
     size: int
 
     def is_due(self, step: int) -> bool:
-        """Check whether ranks recompute micro-batches in ``step`` (from 0)."""
+        """Check whether ranks recompute micro-batches in the step with the index ``step``."""
         every = self.recipe.check.recompute
         return bool(every) and (step + 1) % every == 0
 
     def other(self, step: int, rank: int, attempt: int) -> int:
-        """Return the rank whose micro-batch ``rank`` recomputes, a different one in the second attempt.
+        """Return the rank whose micro-batch ``rank`` recomputes.
 
-        With two ranks, it is always the other one. A single rank recomputes a micro-batch of its own.
+        In the second attempt, it is a different one, unless there are only two ranks. A single rank
+        recomputes its own micro-batch.
         """
         if self.size == 1:
             return rank
@@ -79,16 +80,16 @@ class Checks:
         return Compared(self.micro_batch(step, rank), self.micro_batch(step, other))
 
     def also(self, step: int, rank: int, attempt: int) -> list[int]:
-        """Return the micro-batches that ``rank`` draws before its own micro-batches."""
+        """Return the micro-batches that ``rank`` loads before its own micro-batches."""
         return [self.compared(step, rank, attempt).other] if self.is_due(step) else []
 
     def votes(self, step: int, attempt: int, gathered: Sequence[Sequence[str]]) -> Votes:
-        """Return the digests of all ranks, grouped by micro-batch, with one more group for the weights."""
+        """Return the digests of all ranks by micro-batch, and those of the weights."""
         found: dict[int, list[tuple[int, str]]] = {_WEIGHTS: []}
         for rank, (own, other, weights) in enumerate(gathered):
             compared = self.compared(step, rank, attempt)
             for what, seen in ((compared.own, own), (compared.other, other), (_WEIGHTS, weights)):
-                if seen:  # otherwise the rank could not read the images, which is reported elsewhere
+                if seen:  # otherwise, the rank could not read the images, which is reported elsewhere
                     found.setdefault(what, []).append((rank, seen))
         return found
 
@@ -96,19 +97,20 @@ class Checks:
         return key(self.recipe.seed, "recompute", step)
 
 
-def disputed(votes: Votes) -> list[int]:
-    """Return the micro-batches with different results, and :data:`_WEIGHTS` if the weights differ."""
+def differing_results(votes: Votes) -> list[int]:
+    """Return the micro-batches with differing results, and :data:`_WEIGHTS` if the weights differ."""
     return [what for what, seen in sorted(votes.items()) if len({result for _, result in seen}) > 1]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The judgment on two attempts at a step.
+    """The conclusion from two attempts at a step.
 
     Attributes:
-        what: the micro-batches, or :data:`_WEIGHTS`, with different results.
-        ranks: the ranks with wrong results; if it is not ``certain``, the ranks of which one is wrong.
-        repeated_well: whether all results of the second attempt agree, so that training can continue with it.
+        what: the micro-batches, or :data:`_WEIGHTS`, with differing results.
+        ranks: the ranks with wrong results if ``certain``, otherwise the ranks that may have wrong results.
+        certain: whether the ranks with wrong results are known.
+        repeated_well: whether all results of the second attempt agree, so that training can continue.
     """
 
     what: Sequence[int]
@@ -117,7 +119,7 @@ class Finding:
     repeated_well: bool
 
     def sentence(self, step: int, names: Sequence[str]) -> str:
-        """Describe the finding; ``names`` are the ranks with their devices."""
+        """Return a sentence about the finding, given the names of the ranks."""
         leaves = ", ".join(str(what) for what in self.what if what != _WEIGHTS)
         parts = [f"micro-batch{'es' * (',' in leaves)} {leaves}"] * bool(leaves)
         what = " and ".join(parts + ["the weights"] * (_WEIGHTS in self.what))
@@ -130,7 +132,7 @@ class Finding:
         again = (
             "the repeated step shows no difference"
             if self.repeated_well
-            else "the repeated step differs, too"
+            else "the repeated step also differs"
         )
         return f"step {step + 1}: {self.who(names)} {text}; {again}"
 
@@ -140,9 +142,9 @@ class Finding:
 
 
 def judge(first: Votes, again: Votes) -> Finding:
-    """Find the ranks with wrong results; the right result is the one that most ranks had in any attempt."""
+    """Find the ranks with wrong results. The correct result is the one that most ranks had in any attempt."""
     both = {what: [*first.get(what, ()), *again.get(what, ())] for what in {**first, **again}}
-    what, wrong, unclear = disputed(both), set[int](), set[int]()
+    what, wrong, unclear = differing_results(both), set[int](), set[int]()
     for votes in (both[one] for one in what):
         ranks = {result: {rank for rank, seen in votes if seen == result} for _, result in votes}
         right, second = sorted(ranks, key=lambda result: -len(ranks[result]))[:2]
@@ -150,7 +152,7 @@ def judge(first: Votes, again: Votes) -> Finding:
         wrong |= {rank for rank, seen in votes if is_clear and seen != right}
         unclear |= set() if is_clear else {rank for rank, _ in votes}
     certain = bool(wrong) and unclear <= wrong
-    return Finding(what, sorted(wrong if certain else wrong | unclear), certain, not disputed(again))
+    return Finding(what, sorted(wrong if certain else wrong | unclear), certain, not differing_results(again))
 
 
 class Alarm:
@@ -161,9 +163,9 @@ class Alarm:
         state: the training state.
         world: the ranks.
         again: opens the batches of a step for a second attempt.
-        report: called on every rank with an event's name, the number of steps done, and a text.
-        can_exclude: whether whoever started the ranks can continue with fewer of them.
-        start: number of steps done so far.
+        report: called on every rank with an event's name, the number of completed steps, and a text.
+        can_exclude: whether the launcher can continue with fewer ranks.
+        start: number of completed steps.
     """
 
     def __init__(
@@ -182,21 +184,21 @@ class Alarm:
         self.agreed = start
         self.compared = self.differed = 0
         if checks.recipe.check.exclude and not can_exclude:
-            why = "it has an effect only with several ranks that Rankless starts itself; leave out the key"
+            why = "it has an effect only with several ranks that Rankless starts itself; remove the key"
             report("warning", start, f"check.exclude is true, but {why}")
 
     def run(self, step: int, batches: Iterator[Any], flags: Flags) -> Totals:
-        """Run a step like ``Accumulator.run``; if the ranks' results differ, repeat the step and report it.
+        """Run a step like ``Accumulator.run``. If the results of ranks differ, repeat the step and report it.
 
         Raises:
-            LeftOutError: the run should continue without the ranks in the error.
+            LeftOutError: the run should continue without some ranks.
             DivergedError: the results of the second attempt also differ.
         """
         if not self.checks.is_due(step):
             return self.state.accumulator.run(step, batches, self.state.scaler.scale, flags)
         self.compared += 1
         totals, first = self._attempt(step, batches, flags, 0)
-        if not disputed(first):
+        if not differing_results(first):
             self.agreed = step + 1
             return totals
         self.differed += 1
@@ -207,13 +209,13 @@ class Alarm:
         return totals
 
     def summary(self) -> str:
-        """Return how many steps since the start were checked, as the end of a sentence; "" if none was."""
-        outcome = f"in {self.differed:,} of them they differed" if self.differed else "all agreed"
+        """Return a clause about the number of checked steps, or "" if no step was checked."""
+        outcome = f" and differed in {self.differed:,} of them" if self.differed else ", and all agreed"
         steps = counted(self.compared, "step")
-        return f"; results were recomputed in {steps}, and {outcome}" if self.compared else ""
+        return f"; results were recomputed in {steps}{outcome}" if self.compared else ""
 
     def _attempt(self, step: int, batches: Iterator[Any], flags: Flags, attempt: int) -> tuple[Totals, Votes]:
-        """Compute the step and gather the results' digests from all ranks."""
+        """Compute the step and gather the digests of the results from all ranks."""
         weights = digest(checksums(self.state.weights()))  # before a forward pass changes statistics
         compared = self.checks.compared(step, self.world.rank, attempt)
         scale = self.state.scaler.scale
@@ -222,24 +224,24 @@ class Alarm:
         return totals, self.checks.votes(step, attempt, gathered)
 
     def _act(self, step: int, finding: Finding) -> None:
-        """Report a finding; if the run cannot continue as it is, end the run or its current round."""
+        """Report a finding, and raise an error if the run cannot continue with the same ranks."""
         names = self.world.all_gather(_name(self.world))
         text, who = finding.sentence(step, names), finding.who(names)
         excludes = self.checks.recipe.check.exclude and finding.certain
         can_exclude = self.can_exclude and len(finding.ranks) < self.world.size
         if finding.repeated_well and not excludes:
-            self.report("silent error", step, f"{text}, and training continues with it")
+            self.report("silent error", step, f"{text}, so training continues")
             return
         self.report("silent error", step, text)
         if excludes and can_exclude:
             raise LeftOutError(f"{who} is left out after a silent error in step {step + 1}", finding.ranks)
-        error = f"step {step + 1} was not applied: {self._advice(finding, who)}"
+        error = f"step {step + 1} was not applied; {self._advice(finding, who)}"
         raise DivergedError(error, is_whole=False, repeats=False)
 
     def _advice(self, finding: Finding, who: str) -> str:
         since = "the start"
         if self.agreed:
-            since = f"step {self.agreed}, the last one at which the ranks agreed"
+            since = f"step {self.agreed}, the last one with equal results"
         since = f"the weights may be wrong since {since}"
         if finding.certain:
             return (
@@ -247,9 +249,9 @@ class Alarm:
                 "without it (--devices, --hosts)"
             )
         return (
-            f"it is unknown which results of {who} are right, and {since}; continue from a checkpoint on "
-            "other devices, or on three or more, where two can outvote the third; if it happens there too, "
-            "the task depends on more than its inputs (`rankless verify` finds that)"
+            f"it is unknown which results of {who} are correct, and {since}; continue from a checkpoint on "
+            "other devices, or on at least three, so that two can outvote the third (if it happens again, "
+            "run `rankless verify`, because the task depends on more than its inputs)"
         )
 
 

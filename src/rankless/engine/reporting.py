@@ -1,6 +1,6 @@
-"""The report that rank 0 writes during training: details of the best evaluation, and report.html.
+"""The report that rank 0 writes during training: ``report.html`` and details of the best evaluation.
 
-No error here ends training: the first one is reported as a warning.
+No error here ends training. The first one is reported as a warning.
 """
 
 from __future__ import annotations
@@ -22,15 +22,12 @@ from rankless.runs.weights_digest import of_run
 from rankless.tasks.protocol import Task
 
 SHARE = 0.01
-"""Largest fraction of a run's time that may be spent on writing pages before its end."""
-_FIRST_COST = 0.1  # seconds; assumed before a page has been written
+"""Maximum fraction of a run's time for writing pages before its end."""
+_FIRST_COST = 0.1  # seconds assumed for writing the first page
 
 
 class Reporting:
-    """The writer of ``evaluation.json`` and ``report.html`` during a run.
-
-    The task's method ``report_details`` is optional. ``enabled`` says whether this rank writes the report.
-    """
+    """The writer of ``evaluation.json`` and ``report.html`` during a run, if ``enabled``."""
 
     def __init__(self, task: Task, run: RunDirectory, sinks: Sinks, *, enabled: bool) -> None:
         self.run, self.sinks, self.enabled = run, sinks, enabled
@@ -46,7 +43,7 @@ class Reporting:
         self._predictions = predictions
 
     def evaluated(self, step: int, *, is_best: bool) -> None:
-        """Update both files after the evaluation at step ``step``."""
+        """Update both files after the evaluation of ``step``."""
         predictions, self._predictions, self._step = self._predictions, (), step
         if not self.enabled:
             return
@@ -59,20 +56,17 @@ class Reporting:
                 self._write({})
 
     def close(self) -> None:
-        """Write the page at the end of the run, however it ended."""
+        """Write the page at the end of the run, even if it failed."""
         if self.enabled and self.run.journal.exists():
             with self._no_error(f"write it with: rankless report {self.run.path}"):
-                self._write(self._digests())
+                digest = of_run(self.run.path)
+                self._write({str(self.run.path): digest} if digest else {})
 
     def _write(self, digests: dict[str, str]) -> None:
         began = time.monotonic()
         page.write([self._collected.refresh()], self.run.report, digests)
         self._cost = time.monotonic() - began
         self._spent += self._cost
-
-    def _digests(self) -> dict[str, str]:
-        digest = of_run(self.run.path)
-        return {str(self.run.path): digest} if digest else {}
 
     @contextmanager
     def _no_error(self, advice: str = "training continues") -> Iterator[None]:

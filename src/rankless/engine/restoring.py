@@ -1,7 +1,7 @@
-"""Restore a run: all ranks continue from the newest complete checkpoint that any machine holds.
+"""Restoring a run, so that all ranks continue from the newest complete checkpoint on any machine.
 
-If every rank sees that checkpoint, each reads it from its own directory. Otherwise its tensors are sent as
-plain bytes, and the machines that lack it or the best checkpoint write their copies at once.
+If every rank can access that checkpoint, each reads it from its own directory. Otherwise, its tensors are
+sent as plain bytes, and machines that lack it or the best checkpoint write their own copies.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Restored:
     """The state from which a run continues.
 
     Attributes:
-        snapshot: the newest complete checkpoint; None if there is none.
+        snapshot: the newest complete checkpoint, or None if there is none.
         warnings: messages for the user.
-        copied: sentences about the checkpoints that were copied to machines that lacked them.
+        copied: sentences about checkpoints that were copied to other machines.
     """
 
     snapshot: Snapshot | None
@@ -49,11 +49,11 @@ class _Report:
 
     Attributes:
         path: the run directory.
-        step: the step of the newest complete checkpoint; -1 if there is none.
-        sums: a digest of that checkpoint's file of checksums.
-        recipe: its recipe, as JSON.
+        step: step of the newest complete checkpoint, or -1 if there is none.
+        sums: digest of that checkpoint's checksum file.
+        recipe: the checkpoint's recipe, as JSON.
         warnings: warnings about damaged checkpoints.
-        problems: errors; set if there are checkpoints but none is complete.
+        problems: error messages if there are checkpoints but none of them is complete.
     """
 
     path: str
@@ -65,7 +65,7 @@ class _Report:
 
 
 def restore(mirrors: Mirrors, run: RunDirectory, recipe: Recipe, class_names: Sequence[str]) -> Restored:
-    """Read the newest complete checkpoint of all copies; every rank must call it."""
+    """Read the newest complete checkpoint of all copies. All ranks must call this."""
     reports = dict(enumerate(mirrors.world.all_gather(_look(mirrors, run))))
     reports = {rank: reports[rank] for rank in mirrors.writers}
     warnings = [text for rank, one in reports.items() for text in _named(mirrors, rank, one.warnings)]
@@ -88,7 +88,7 @@ def restore(mirrors: Mirrors, run: RunDirectory, recipe: Recipe, class_names: Se
     if not mirrors.several:
         return Restored(snapshot, warnings, [])
     copies = _Copies(mirrors, run, class_names)
-    copies.put_best_right(snapshot)
+    copies.copy_best(snapshot)
     lacking = [rank for rank in mirrors.writers if rank not in holders]
     copies.write(snapshot, from_json(reports[source].recipe), lacking, source)
     return Restored(snapshot, [*warnings, *problems, *mirrors.told(copies.warnings)], copies.copied)
@@ -113,19 +113,19 @@ def _look(mirrors: Mirrors, run: RunDirectory) -> _Report:
 
 
 def _recipe_in(folder: Path) -> str:
-    """Return the recipe in a checkpoint as JSON, so that a copy of the checkpoint has the same bytes."""
+    """Return a checkpoint's recipe as JSON, for identical copies of the checkpoint."""
     return to_json(weights.recipe_in(folder / "model.safetensors"))
 
 
 def _other_runs(mirrors: Mirrors, reports: Mapping[int, _Report], recipe: Recipe) -> list[str]:
-    """Return errors about machines whose checkpoints have a different recipe, ignoring ``data.root``."""
+    """Return errors about machines whose checkpoints have a different recipe, not counting ``data.root``."""
     errors = []
     for rank, report in reports.items():
         different = deciding(from_json(report.recipe), recipe) if report.step >= 0 else []
         if keys := [key for key, _, _ in different if key != "data.root"]:
             errors.append(
-                f"{mirrors.name(rank)}: {report.path} holds a run with another recipe, which differs in "
-                f"{', '.join(keys)}; remove it there, or give another --run"
+                f"{mirrors.name(rank)}: {report.path} contains a run with another recipe, which differs in "
+                f"{', '.join(keys)}; remove it there, or use another --run"
             )
     return errors
 
@@ -164,8 +164,8 @@ class _Copies:
         self.warnings: list[str] = []
         self.copied: list[str] = []
 
-    def put_best_right(self, snapshot: Snapshot) -> None:
-        """Copy ``snapshot``'s best checkpoint, if any machine has it, to the machines that lack it."""
+    def copy_best(self, snapshot: Snapshot) -> None:
+        """Copy the best checkpoint according to ``snapshot``, if any exists, to machines that lack it."""
         best = snapshot.state["best"]
         if best is None or best["step"] == snapshot.step:
             return
@@ -177,14 +177,14 @@ class _Copies:
         source, world = is_whole.index(True), self.mirrors.world
         is_source, last = world.rank == source, self.run.pointed("last")
         mine = checkpoint.load(self.run, best["step"]) if is_source else None
-        # It may have been trained with another recipe, such as one of fewer epochs.
+        # It may have been trained with another recipe, such as one with fewer epochs.
         recipe = world.broadcast(_recipe_in(folder) if is_source else None, source)
         self.write(_send(self.mirrors, mine, source), from_json(recipe), lacking, source)
         if world.rank in lacking and last is not None and self.run.pointed("last") != last:
             self.run.point("last", last)
 
     def write(self, snapshot: Snapshot, recipe: Recipe, lacking: Sequence[int], source: int) -> None:
-        """Write ``snapshot`` with its recipe on the ranks that lack it."""
+        """Write ``snapshot`` with its recipe on the ranks ``lacking``."""
         if not lacking:
             return
         hosts = ", ".join(self.mirrors.name(rank) for rank in lacking)
@@ -201,17 +201,17 @@ class _Copies:
 def open_journal(
     mirrors: Mirrors, run: RunDirectory, start: int, *, unscored: bool
 ) -> tuple[Journal | None, list[str]]:
-    """Open this rank's copy of the journal; all copies then have the same lines up to step ``start``.
+    """Open this rank's copy of the journal, after making all copies equal up to step ``start``.
 
-    Every rank must call it.
+    All ranks must call this.
 
     Returns:
-        The journal, or None if this rank keeps no copy or cannot write it, and a list of warnings.
+        The journal, or None if this rank writes no copy or cannot write it, and a list of warnings.
     """
     journal: Journal | None = None
     said: list[str] = []
     try:
-        # At a first start rank 0's journal is used; the launcher may have written to it.
+        # At the first start, rank 0's journal is used, because the launcher may have written to it.
         has_numbers = start and mirrors.several and mirrors.is_writer
         said += mirrors.send_best(
             run.journal, soundness(run.journal, start, unscored=unscored) if has_numbers else []
@@ -223,7 +223,7 @@ def open_journal(
         if not mirrors.several:
             with run.writing(run.journal):
                 raise
-        said.append(f"{run.journal} cannot be written ({error}): this copy of the journal ends here")
+        said.append(f"{run.journal} cannot be written ({error}), so this copy of the journal ends here")
     return journal, mirrors.told(said)
 
 
@@ -231,6 +231,6 @@ def _left_out(journal: Journal) -> list[str]:
     if not journal.left_out:
         return []
     return [
-        f"{journal.path}: {journal.left_out} damaged lines were left out; the original file is now "
+        f"{journal.path}: {journal.left_out} damaged lines were removed; the original file is now "
         f"{journal.original}"
     ]

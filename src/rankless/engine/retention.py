@@ -1,4 +1,4 @@
-"""Keep the newest checkpoints and the best one, to which ``last`` and ``best`` point."""
+"""Saving checkpoints and keeping only the newest ones and the best one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory, damage, holds_weights, remove
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_SMALL_FILES = 32 * 1024  # bytes: state.json, SHA256SUMS, headers, the unused part of each file's last block
+_SMALL_FILES = 32 * 1024  # bytes of state.json, SHA256SUMS, headers and partly filled blocks
 _NUMBERS = {1: "the next checkpoint", 2: "two checkpoints", 3: "three checkpoints"}
 
 
@@ -27,7 +27,7 @@ class Retention:
     """Saves the checkpoints of a run directory and removes checkpoints that are no longer needed.
 
     Attributes:
-        saved_best: the best score with weights in this directory, and its step; None if there is none.
+        saved_best: the best score with weights in this directory, and its step, or None if there is none.
         removed: the steps of checkpoints that the last save removed early to make room.
     """
 
@@ -39,13 +39,15 @@ class Retention:
         self.removed: list[int] = []
 
     def has_best(self, best: Mapping[str, Any] | None) -> bool:
-        """Check whether the weights of a state's ``best`` score are in this directory."""
-        return best is not None and math.isfinite(best["score"]) and self._is_there(best)
+        """Check whether the weights of the score ``best`` are in this directory."""
+        if best is None or not math.isfinite(best["score"]):
+            return False
+        return holds_weights(self.run.step_directory(int(best["step"])))
 
     def start(self) -> str | None:
-        """Point ``best`` to the state's best step if its weights are here; return why it cannot be written.
+        """Point ``best`` to the state's best step, and return the error if this fails.
 
-        The links to the weights are also updated: a process may have been killed before it did so.
+        The links to the weights are also updated, because a process may have been killed before doing so.
         """
         self.saved_best = self.state.best if self.has_best(self.state.best) else None
         try:
@@ -58,7 +60,7 @@ class Retention:
         return None
 
     def save(self, snapshot: Snapshot) -> None:
-        """Save a state; on a full disk, remove older checkpoints to make room for it."""
+        """Save a state. If the disk is full, remove older checkpoints to make room for it."""
         self.removed = []
         try:
             self._write(snapshot)
@@ -72,10 +74,10 @@ class Retention:
     def _write(self, snapshot: Snapshot) -> None:
         checkpoint.save(self.run, snapshot, self.recipe, self.class_names)
         best = snapshot.state["best"]
-        if self.has_best(best):  # if this machine's disk was full, only another machine has it
+        if self.has_best(best):  # only another machine may have it, if this machine's disk was full
             self.saved_best = best
         self._point()
-        checkpoint.tidy(self.run, self.recipe.checkpoint.keep, self._best_step())
+        checkpoint.remove_old(self.run, self.recipe.checkpoint.keep, self._best_step())
 
     def _point(self) -> None:
         step = self._best_step()
@@ -86,9 +88,11 @@ class Retention:
             self.run.point("best", step)
 
     def _make_room(self) -> list[int]:
-        """Remove all but the best and the newest checkpoint if the newest is complete; return their steps."""
-        best = None if self.saved_best is None else self.saved_best["step"]
-        wanted = (best, self.run.pointed("best"))
+        """Remove all checkpoints except the best and the newest, and return their steps.
+
+        Nothing is removed if the newest checkpoint is damaged.
+        """
+        wanted = (self._best_step(), self.run.pointed("best"))
         steps = self.run.steps()
         spare = [step for step in steps[:-1] if step not in wanted]
         if not spare or damage(self.run.step_directory(steps[-1])) is not None:
@@ -100,21 +104,18 @@ class Retention:
     def _best_step(self) -> int | None:
         return None if self.saved_best is None else int(self.saved_best["step"])
 
-    def _is_there(self, best: Mapping[str, Any]) -> bool:
-        return holds_weights(self.run.step_directory(int(best["step"])))
-
 
 def check_disk_space(
     run: RunDirectory, recipe: Recipe, state: TrainingState, mirrors: Mirrors, start: int
 ) -> list[str]:
-    """Check before the first step that the checkpoints fit onto the disk; every rank must call it.
+    """Check before the first step that the checkpoints fit on the disk. All ranks must call this.
 
     There must be room for the newest checkpoint and the next one, and for the best one if the run has
-    evaluations before its end. Quotas are not checked; a write that exceeds one is reported when it fails.
+    evaluations before its end. Quotas are not checked.
 
     Returns:
-        Warnings if the disk has no room for all checkpoints that the recipe keeps, or if the required ones do
-        not fit on some of several machines.
+        Warnings if the disk has no room for all checkpoints that the recipe keeps, or if only some machines
+        have room for the required ones.
     """
     error: str | None = None
     warning: str | None = None
@@ -126,14 +127,13 @@ def check_disk_space(
         needed = max(least - there, 1)
         if free < needed * size:
             error = (
-                f"{run.path}: {in_gb(needed * size)} are needed for {_NUMBERS[needed]} of this model, but "
-                f"only {in_gb(free)} are free on this file system; make room, or give a --run on "
-                "another file system"
+                f"{run.path}: {_NUMBERS[needed]} of this model need {in_gb(needed * size)}, but only "
+                f"{in_gb(free)} are free on this file system; make room, or use a --run on another one"
             )
         elif free < (most - there) * size:
             warning = (
-                f"{in_gb(free)} are free for checkpoints of {in_gb(size)} each: if that is not enough, "
-                "fewer than checkpoint.keep are kept"
+                f"only {in_gb(free)} are free for checkpoints of {in_gb(size)} each; on a full disk, fewer "
+                "than checkpoint.keep are kept"
             )
     found = mirrors.world.all_gather([error, warning])
     errors = {rank: found[rank][0] for rank in mirrors.writers if found[rank][0]}
@@ -143,7 +143,7 @@ def check_disk_space(
 
 
 def _size(recipe: Recipe, state: TrainingState) -> int:
-    """Return the size of a checkpoint in bytes once the optimizer has state for every parameter."""
+    """Return the size of a checkpoint in bytes, including the optimizer's state for every parameter."""
     weights = sum(value.numel() * value.element_size() for value in state.model.state_dict().values())
     trained = sum(value.numel() * value.element_size() for value in state.model.parameters())
     slots = int(recipe.optim.momentum > 0) if recipe.optim.name == "sgd" else 2

@@ -1,9 +1,9 @@
-"""Save the state: at the recipe's intervals, for the best score, and before a run ends.
+"""Saving the state at the recipe's intervals, for the best score, and before a run ends.
 
-Rank 0 writes, and so does one rank on every other machine that keeps a copy of the run directory. They write
-a copy of the state in a thread while training continues. The next save, the next evaluation and the end of
-the run wait for the thread. If there are several copies of the run directory, all ranks take part in a save:
-rank 0 sends the lines of the journal, and at the next exchange every copy reports its outcome.
+Rank 0 writes a checkpoint, and so does one rank on every other machine with a copy of the run directory. They
+write a copy of the state in a thread while training continues. The next save, the next evaluation and the end
+of the run wait for the thread. If there are several copies of the run directory, all ranks participate in a
+save: rank 0 sends the lines of the journal, and every copy reports its outcome at the next exchange.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from rankless.recipe.load import dump, is_cut, load, to_json
 from rankless.recipe.schema import Recipe
 from rankless.runs import chain, journal
 from rankless.runs.directory import RunDirectory
-from rankless.runs.saving import announced
+from rankless.runs.saving import saving
 from rankless.runs.scoring import is_better
 from rankless.structures import Scores
 from rankless.world.process_group import World, is_lost_peer
 
-_PATIENCE = 2.0  # seconds that the last checkpoint waits for the list of the data's files
+_PATIENCE = 2.0  # maximum seconds for which the last checkpoint waits for the list of the data's files
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Outcome:
     """The outcome of writing one copy of a checkpoint.
 
     Attributes:
-        problem: why the checkpoint could not be written; None if it was written.
-        advice: what to do about the problem.
-        lines: why the newest lines of the journal could not be written; None if they were written.
+        problem: why the checkpoint could not be written, or None if it was written.
+        advice: how to fix the problem.
+        lines: why the newest lines of the journal could not be written, or None if they were written.
         removed: the steps of checkpoints that were removed early to make room.
-        has_best: whether this copy holds the weights of the best score; true if there is no best score.
+        has_best: whether this copy contains the weights of the best score. True if there is no best score.
         saved_best: the best score with weights in this copy.
-        entry: the checkpoint's line of the chain; None if it was not written or has no chain.
+        entry: the checkpoint's line of the chain, or None if it was not written or has no chain.
     """
 
     problem: str | None
@@ -68,11 +68,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a run's checkpoints, in addition to the recipe.
+    """The origin of a run's checkpoints besides the recipe, as recorded in the chain.
 
     Attributes:
         environment: digest of the facts of this start (:func:`rankless.runs.starts.facts`) on rank 0.
-        files: the list of the data's files, on rank 0.
+        files: the list of the data's files on rank 0, or None on other ranks.
     """
 
     environment: str
@@ -82,12 +82,12 @@ class Origin:
 class Saver:
     """Writes checkpoints and keeps track of the best one.
 
-    ``start`` is the number of steps already done. Without ``mirrors`` only rank 0 keeps a copy. Without an
-    ``origin`` the checkpoints have no chain.
+    ``start`` is the number of completed steps. Without ``mirrors``, only rank 0 writes a copy. Without an
+    ``origin``, the checkpoints have no chain.
 
     Attributes:
         is_best: whether the newest scores are the best so far and their weights are not saved yet.
-        slowest: seconds that this rank's slowest save took; 0 before the first one.
+        slowest: seconds of this rank's slowest save, or 0 before the first one.
     """
 
     def __init__(
@@ -114,10 +114,9 @@ class Saver:
         self._begun: tuple[int, Future[Outcome] | None] | None = None
 
     def start(self) -> None:
-        """Prepare the run directory for saves; every rank calls this after all checks, before the first step.
+        """Write ``recipe.yaml`` if necessary, and point ``best`` to the state's best step.
 
-        It writes ``recipe.yaml``, restoring it if a resumed run has lost it, and points ``best`` to the
-        state's best step.
+        All ranks must call this after all checks and before the first step.
         """
         mine = self.mirrors.is_writer
         problem = self._write_recipe()
@@ -125,19 +124,19 @@ class Saver:
         if (best := self.state.best) is not None and not any(has_best):
             text = (
                 f"the checkpoint of the best score so far ({best['score']:.4g} after step {best['step']}) is "
-                "gone; the next evaluation counts as the best"
+                "missing; the next evaluation counts as the best"
             )
             self.sinks.event("warning", self.saved, text)
             self.state.best = None
         unpointed = self.retention.start() if mine else None
-        self.mirrors.send_journal()  # the line of this start, so that no copy ends with the previous one
-        if self.saved and self.origin and self.world.is_first:  # its line is missing after a sudden end
+        self.mirrors.send_journal()  # so that all copies have the line of this start
+        if self.saved and self.origin and self.world.is_first:  # the line is missing after a sudden end
             self._record(chain.entry_of(self.run.step_directory(self.saved)))
         for text in self.mirrors.told([text for text in (problem, unpointed) if text]):
             self.sinks.event("warning", self.saved, text)
 
     def _write_recipe(self) -> str | None:
-        """Write ``recipe.yaml``; with several copies, return the error if this one cannot be written."""
+        """Write ``recipe.yaml``. If this fails and there are several copies, return the error message."""
         wanted = bool(self.world.broadcast(bool(self.saved or self.run.recipe.exists())))
         if not wanted or not self.mirrors.is_writer:
             return None
@@ -158,14 +157,14 @@ class Saver:
         return None
 
     def is_due(self, step: int) -> bool:
-        """Check whether a checkpoint is due after ``step`` steps; rank 0 decides by its clock."""
+        """Check whether a checkpoint is due after ``step`` steps, possibly by the clock of rank 0."""
         every = self.recipe.checkpoint.every
         if isinstance(every, str) and every.endswith("min"):
             return time.monotonic() - self.saved_at >= 60 * float(every.removesuffix("min"))
         return StepSchedule(self.recipe, self.state.images).length.ends(step, every)
 
     def rank(self, step: int, scores: Scores, name: str) -> bool:
-        """Record the score ``name`` after ``step`` steps; return whether it is the best so far."""
+        """Record the score ``name`` after ``step`` steps, and return whether it is the best so far."""
         score, best = scores.get(name), self.state.best
         if not isinstance(score, float) or not math.isfinite(score):
             return self.is_best
@@ -174,7 +173,7 @@ class Saver:
         return self.is_best
 
     def save(self, step: int, *, required: bool) -> None:
-        """Write a checkpoint, while training continues unless the checkpoint is ``required``."""
+        """Write a checkpoint. Training continues in the meantime unless the checkpoint is ``required``."""
         self.settle()
         self.is_best = False
         self.mirrors.send_journal()
@@ -185,9 +184,9 @@ class Saver:
             self.settle(required=True)
 
     def _links(self, *, seconds: float) -> dict[str, Any]:
-        """Return the data that the chain records about the next checkpoint; all ranks must call this.
+        """Return what the chain records about the next checkpoint, the same on all ranks.
 
-        The result is the same on every rank. Wait at most ``seconds`` for the list of the data's files.
+        All ranks must call this. Wait at most ``seconds`` for the list of the data's files.
         """
         mine: dict[str, Any] = {}
         if self.origin and isinstance(self.mirrors.journal, JournalSink):
@@ -202,27 +201,24 @@ class Saver:
         return self.world.broadcast(mine) if self.mirrors.several else mine
 
     def _record(self, entry: dict[str, Any] | None) -> None:
-        """Write a checkpoint's line of the chain into rank 0's journal.
-
-        The journal's copies receive the line with the next ones.
-        """
+        """Write a checkpoint's line of the chain to rank 0's journal, from which copies receive it later."""
         if entry and isinstance(self.mirrors.journal, JournalSink):
             with self.sinks.lock:
                 self.mirrors.journal.checkpoint(entry)
             self._before = entry["link"]
 
     def _begin(self, step: int, links: Mapping[str, Any], *, wait: bool) -> Future[Outcome]:
-        """Begin to write this rank's copy of a checkpoint; with ``wait``, return once it is complete."""
+        """Start writing this rank's copy of a checkpoint. With ``wait``, return once it is complete."""
         lines = self.mirrors.journal.problem if self.mirrors.journal else None
         with ExitStack() as stack:
-            stack.enter_context(announced(self.run))  # before any slow operation
+            stack.enter_context(saving(self.run))  # before any slow operation
             snapshot = self.state.snapshot(step)
             try:
                 snapshot = snapshot if wait else self._copies.copy(snapshot)
             except RuntimeError as error:
                 if not shortage(error):
                     raise
-                wait = True  # there is no copy, so write before the state changes
+                wait = True  # without a copy, write before the state changes
             snapshot = replace(snapshot, links=links)
             write = partial(self._write, snapshot, lines, stack.pop_all())
         if not wait:
@@ -231,12 +227,12 @@ class Saver:
         done.set_result(write())
         return done
 
-    def _write(self, snapshot: Snapshot, lines: str | None, announcement: ExitStack) -> Outcome:
-        """Write this rank's copy from ``snapshot``, because training may have changed the state since."""
+    def _write(self, snapshot: Snapshot, lines: str | None, mark: ExitStack) -> Outcome:
+        """Write this rank's copy of a checkpoint and close ``mark``."""
         problem, advice = None, ""
         began = time.monotonic()
         try:
-            with announcement:
+            with mark:
                 journal.flush(self.run.journal)
                 self.retention.save(snapshot)
         except OSError as error:
@@ -249,7 +245,7 @@ class Saver:
         return Outcome(problem, advice, lines, self.retention.removed, has_best, saved_best, entry)
 
     def settle(self, *, required: bool = False) -> None:
-        """Wait for the save in progress, if any, and report its outcome; every rank must call it."""
+        """Wait for the save in progress, if any, and report its outcome. All ranks must call this."""
         begun, self._begun = self._begun, None
         if begun is None:
             return
@@ -266,28 +262,28 @@ class Saver:
         self._report(step, outcomes, required=required)
 
     def look(self) -> None:
-        """Report the outcome of a finished save now, if that needs no exchange between ranks."""
+        """Report the outcome of a finished save if this needs no exchange between ranks."""
         if self._begun and self._begun[1] and self._begun[1].done() and not self.mirrors.several:
             self.settle()
 
     def close(self) -> None:
-        """Wait for a save in progress, however the run ended; this works if other ranks are gone."""
+        """Wait for a save in progress. This works even if other ranks have failed."""
         begun, self._begun = self._begun, None
         self._thread.shutdown()
         if begun and begun[1] and (problem := begun[1].result().problem):
-            with suppress(UserError):  # an error about the journal, whose disk is also full
+            with suppress(UserError):  # the journal cannot be written if its disk is full, too
                 self.sinks.event("not saved", begun[0], _failed(begun[0], problem))
 
     def finish(self) -> None:
-        """Send the journal's lines since the last save to the copies; every rank must call this."""
+        """Send the remaining lines of the journal to the copies. All ranks must call this."""
         self.mirrors.send_journal()
-        with suppress(OSError):  # this copy of the journal then lacks the lines
+        with suppress(OSError):  # this copy then lacks the list
             self.mirrors.send_file(self.run.data_sums, 0)
 
     def save_before_the_end(self, step: int) -> None:
-        """Save the state before all ranks end with an error; no rank returns before it is written.
+        """Save the state before all ranks exit with an error, and return once all copies are written.
 
-        The launcher ends the remaining ranks as soon as one has ended.
+        The launcher ends the remaining ranks as soon as one of them exits.
         """
         self.save(step, required=True)
         try:
@@ -298,7 +294,7 @@ class Saver:
 
     @contextmanager
     def saving_on_error(self, step: int) -> Iterator[None]:
-        """Save the state after ``step`` steps if an evaluation in the block raises a UserError."""
+        """Save the state after ``step`` steps if an evaluation in this block raises a ``UserError``."""
         try:
             yield
         except UserError:
@@ -308,31 +304,31 @@ class Saver:
 
     @contextmanager
     def saving_on_divergence(self, step: int) -> Iterator[None]:
-        """Save the state after ``step`` steps, if it is intact, when training diverges in the block."""
+        """Save the state after ``step`` steps, if it is intact, if training diverges in this block."""
         try:
             yield
         except DivergedError as error:
             self.settle()
             if error.is_whole and step > self.saved:
                 self.save(step, required=True)  # the other ranks wait in the broadcast until it is written
-            # The same words on every rank, so that they are printed once: the paths of a run may differ.
-            way_on = self.world.broadcast(self._way_on(repeats=error.repeats) if self.world.is_first else [])
-            raise UserError([*error.problems, *way_on]) from error
+            # Paths may differ between ranks, but messages are printed only once if they are equal.
+            advice = self.world.broadcast(self._advice(repeats=error.repeats) if self.world.is_first else [])
+            raise UserError([*error.problems, *advice]) from error
 
-    def _way_on(self, *, repeats: bool) -> list[str]:
+    def _advice(self, *, repeats: bool) -> list[str]:
         if not (last := self.run.pointed("last")):
             return []
         if not repeats:
-            return [f"the checkpoint of step {last} is complete: continue from it with {self.run.again}"]
+            return [f"the checkpoint of step {last} is complete; continue from it with: {self.run.again}"]
         weights = self.run.step_directory(last) / "model.safetensors"
         return [
-            f"the checkpoint of step {last} is complete; --resume would fail the same way, because it keeps "
-            "these keys, so start a new run from its weights with other values: "
+            f"the checkpoint of step {last} is complete, but --resume would fail in the same way, because it "
+            "keeps these keys; start a new run from its weights with other values: "
             f"model.pretrained={shell_word(weights)}"
         ]
 
     def _report(self, step: int, outcomes: Mapping[int, Outcome], *, required: bool) -> None:
-        """Report failed writes; a copy that fails repeatedly is reported once."""
+        """Report failed writes. Repeated failures of a copy are reported once."""
         removed = {
             rank: f"removed the checkpoints of the steps {', '.join(map(str, one.removed))} to make room"
             for rank, one in outcomes.items()
@@ -347,8 +343,7 @@ class Saver:
                 for rank, text in failed.items()
             }
             raise UserError(self.mirrors.named(fatal))
-        goes_on = "training continues, and the next checkpoint is tried when it is due"
-        news = {rank: f"{text}; {goes_on}" for rank, text in failed.items()}
+        news = {rank: f"{text}; training continues until the next one" for rank, text in failed.items()}
         if self.mirrors.several:
             lines = {rank: one.lines for rank, one in outcomes.items() if one.lines and rank not in failed}
             news |= {rank: f"the journal could not be written ({text})" for rank, text in lines.items()}

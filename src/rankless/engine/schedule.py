@@ -1,6 +1,6 @@
 """Steps and epochs, computed from the recipe and the number of images.
 
-Steps cut one endless stream of images into global batches. An epoch's boundary may therefore fall inside a
+Steps divide an endless stream of images into global batches. Therefore, an epoch may end in the middle of a
 step, and no image is dropped or repeated. The step that processes an epoch's last image belongs to that
 epoch.
 """
@@ -19,13 +19,13 @@ from rankless.errors import UserError, counted
 from rankless.recipe.durations import RunLength
 from rankless.recipe.schema import Recipe
 
-_FEW = 20  # steps in a run, or in an epoch with the suggested batch if that is not too small
+_FEW = 20  # minimum steps in a run, and steps per epoch that a suggested batch aims for
 _SMALLEST = 8  # minimum images in a suggested batch, because of batch norm
 
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """The schedule of a run: its number of steps and what happens at each of them.
+    """The schedule of a run, which defines its number of steps and what happens at each step.
 
     Attributes:
         recipe: the recipe.
@@ -73,14 +73,14 @@ class StepSchedule:
             steps = ", ".join(f"{one!r} is step {self.length.whole(one):,}" for one in asked)
             raise UserError(
                 f"schedule.milestones: with {counted(self.images, 'training image')} and "
-                f"{counted(self.recipe.epochs, 'epoch')} {steps}; expected increasing steps; "
-                "give the milestones in increasing order"
+                f"{counted(self.recipe.epochs, 'epoch')}, {steps}; expected increasing steps; sort the "
+                "milestones"
             )
         return tuple(map(ceil, exact))
 
     @cached_property
     def released_at(self) -> int:
-        """The step (from 0) that releases the backbone before it begins."""
+        """The index of the step before which the backbone is released."""
         return self.length.whole(self.recipe.model.freeze)
 
     def epoch(self, step: int) -> float:
@@ -99,13 +99,13 @@ class StepSchedule:
         if batch > self.images:
             found.append(
                 f"batch.images is {batch:,}, but the data has {counted(self.images, 'training image')}, so "
-                f"each step takes every image {batch / self.images:.1f} times; {self._smaller_batch()}"
+                f"each step uses every image {batch / self.images:.1f} times; {self._smaller_batch()}"
             )
         elif self.steps < _FEW and self.images < _FEW * batch and self._smaller_batch():
             found.append(
                 f"the run has only {counted(self.steps, 'step')} (batch.images is {batch:,} for "
-                f"{counted(self.images, 'training image')}), in which a network learns little; train for "
-                f"more epochs, or {self._smaller_batch()}"
+                f"{counted(self.images, 'training image')}), which are too few to learn much; train for more "
+                f"epochs, or {self._smaller_batch()}"
             )
         key, rise, usual = "warmup", self.warmup, "5%"
         if self.recipe.schedule.name == "one-cycle":
@@ -113,21 +113,21 @@ class StepSchedule:
         if rise >= self.steps:
             smaller = f"use a smaller schedule.{key}, such as {usual}, or more epochs"
             found.append(
-                f"the whole run ({counted(self.steps, 'step')}) lies within the warm-up of the learning rate "
-                f"(schedule.{key} is {getattr(self.recipe.schedule, key)}); "
+                f"the learning rate's warm-up takes the whole run ({counted(self.steps, 'step')}; "
+                f"schedule.{key} is {getattr(self.recipe.schedule, key)}); "
                 f"{smaller if self.steps > 1 else 'train for more epochs'}"
             )
         if (every := self.recipe.check.recompute) > self.steps:
             found.append(
-                f"check.recompute is {every:,}, but the run has {counted(self.steps, 'step')}, so none is "
+                f"check.recompute is {every:,}, but the run has {counted(self.steps, 'step')}, so no step is "
                 "checked; use a smaller number"
             )
         return [*found, *self._perhaps_epochs()]
 
     def _smaller_batch(self) -> str:
-        """Return advice to use a smaller batch, which gives an epoch enough steps, or an empty string.
+        """Return advice to use a smaller batch with enough steps per epoch, or an empty string.
 
-        The suggested learning rate scales with the batch: linearly for SGD, with its square root for Adam. A
+        The suggested learning rate is proportional to the batch for SGD, and to its square root for Adam. A
         batch that several devices could share keeps at least two micro-batches.
         """
         batch = max(_SMALLEST, 1 << max(self.images // _FEW, 1).bit_length() - 1)
@@ -140,7 +140,7 @@ class StepSchedule:
         return f"add batch.images={batch}{also} optim.lr={lr:.3g}"
 
     def _perhaps_epochs(self) -> Iterator[str]:
-        """Yield warnings about small numbers of steps that may be meant as epochs, as in earlier versions."""
+        """Yield warnings about numbers of steps that may be meant as epochs, as in earlier versions."""
         recipe, epoch = self.recipe, self.length.exact("1 epoch")
         for key, value in (
             ("evaluate.every", recipe.evaluate.every),
@@ -150,16 +150,16 @@ class StepSchedule:
             if isinstance(value, int) and 0 < value <= recipe.epochs and epoch > 1:
                 in_epochs = f"{value} epoch{'s' * (value > 1)}"
                 yield (
-                    f"{key} is {value}, which means {counted(value, 'step')} of the {float(epoch):.4g} in an "
-                    f"epoch; if epochs are meant, write {key}='{in_epochs}'"
+                    f"{key} is {value}, which means {counted(value, 'step')}, but an epoch has "
+                    f"{float(epoch):.4g}; if you mean epochs, use {key}='{in_epochs}'"
                 )
 
     def lines(
         self, start: int, mine: range, also: Callable[[int], Sequence[int]] = lambda step: ()
     ) -> Iterator[Line]:
-        """Yield the images of each of this rank's micro-batches for every step from ``start``.
+        """Yield the images of each of the micro-batches ``mine`` in every step, starting at ``start``.
 
-        The images of the micro-batches ``also(step)`` come before those of this rank's micro-batches.
+        In each step, the micro-batches ``also(step)`` come first.
         """
         recipe = self.recipe
         for step in range(start, self.steps):

@@ -1,4 +1,4 @@
-"""Set up a run: check the task, compare the ranks, create or restore the state, and open the sinks."""
+"""The setup of a run, which checks the task, compares the ranks and creates or restores the state."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from rankless.world.process_group import World
 
 @dataclass(frozen=True)
 class DryRun:
-    """A run that ends early: the first steps of a recipe, with evaluations of a few images in between.
+    """The settings of a run of only a few steps, with evaluations of a few images.
 
     Attributes:
         steps: number of steps.
-        images: number of images predicted in an evaluation; 0 for a run without evaluations.
+        images: number of images predicted in an evaluation, or 0 for no evaluations.
     """
 
     steps: int
@@ -55,13 +55,13 @@ class Setup:
     """A run that is ready for its first step.
 
     Attributes:
-        task, recipe, run, world, dry_run: as for :func:`rankless.engine.loop.train`.
-        mirrors: the copies of the run directory and their keepers.
+        task, recipe, run, world, dry_run: see :func:`rankless.engine.loop.train`.
+        mirrors: the copies of the run directory.
         data: the training data.
         schedule: the schedule of the run's steps.
         state: the state, new or restored from the newest checkpoint.
-        start, last: number of steps done so far, and at the end of the run.
-        messages: messages to show to the user before the first step, as (event, text).
+        start, last: number of steps completed so far and at the end of the run.
+        messages: pairs of an event and a text, to show to the user before the first step.
         environment: digest of the facts of this rank's environment.
     """
 
@@ -81,15 +81,15 @@ class Setup:
 
     @property
     def checks(self) -> Checks:
-        """The checks that ``check.recompute`` asks for."""
+        """The checks that ``check.recompute`` specifies."""
         return Checks(self.recipe, self.world.size)
 
     def batches(self) -> MicroBatches[Any]:
-        """Return the micro-batches that this rank draws in all remaining steps, as a context manager."""
+        """Return the micro-batches that this rank loads in all remaining steps, as a context manager."""
         return self._drawn(self.start, of_rank(self.recipe, self.world), attempt=0)
 
     def again(self, step: int) -> MicroBatches[Any]:
-        """Return the micro-batches of a second attempt at ``step`` (from 0), drawn in this process."""
+        """Return the micro-batches for a second attempt at ``step``, which are loaded in this process."""
         return self._drawn(step, 0, attempt=1)
 
     def _drawn(self, start: int, workers: int, *, attempt: int) -> MicroBatches[Any]:
@@ -99,11 +99,11 @@ class Setup:
         return MicroBatches(self.data, self.task.collate, lines, workers=workers, pin_memory=pin)
 
     def sinks(self, users: Mapping[str, Callable[[], Sink]]) -> Sinks:
-        """Start the journal, the terminal and the users' sinks, and send them all messages.
+        """Start the journal, the terminal and the user's sinks, and send them all messages.
 
-        Ranks other than the first have at most a copy of the journal.
+        All ranks except rank 0 have at most a copy of the journal.
         """
-        unscored, told = self.state.unscored, death(self.run.journal)  # from the launcher, only in this copy
+        unscored, told = self.state.unscored, death(self.run.journal)  # the launcher wrote it only here
         journal, warnings = open_journal(self.mirrors, self.run, self.start, unscored=unscored)
         reason = told or ending(self.run.journal)
         self.messages.extend(("warning", text) for text in warnings)
@@ -152,9 +152,9 @@ def prepare(
     launched: Mapping[str, Any],
     dry_run: DryRun | None,
 ) -> Setup:
-    """Check and create everything that a run needs; the arguments and errors are those of ``train``."""
+    """Check and create everything that a run needs; see :func:`rankless.engine.loop.train`."""
     check_attributes(task)
-    # Also check the evaluation data, so that its errors show now and not after hours of training.
+    # Also check the evaluation data, to report its errors before hours of training.
     data = task.training_data()
     check_data(task, "training_data", data)
     of_evaluation: tuple[str, ...] = ()
@@ -173,7 +173,7 @@ def prepare(
     restored = restore(mirrors, run, recipe, task.class_names) if resume else Restored(None, [], [])
     start, warnings = _go_on(state, run, restored)
     warnings += [*mirrors.problems, *state.warnings, *differences]
-    # Pretrained weights are needed only at the first start: later their file may be gone.
+    # Pretrained weights are needed only at the first start. Their file may be missing later.
     pretrained = [] if start else state.start_from_pretrained()
     warnings += check_disk_space(run, recipe, state, mirrors, start)
     if resume:
@@ -197,13 +197,13 @@ def prepare(
 
 
 def _known_scores(task: Task) -> list[str]:
-    """Return the names of scores that a task knows before the first evaluation, as built-in tasks do."""
+    """Return the names of the scores that are known before the first evaluation, as in built-in tasks."""
     names = getattr(task, "score_names", ())
     return [*(["loss"] if has_loss(task) else []), *names] if isinstance(names, tuple) and names else []
 
 
 def _about_the_data(training: Sequence[str], evaluation: Sequence[str]) -> str:
-    """Join the notes about both splits, one per line; a note about both splits appears only once."""
+    """Join the notes about both splits, one per line. A note about both splits appears only once."""
     lines = [
         *(note for note in training if note in evaluation),
         *(f"training: {note}" for note in training if note not in evaluation),
@@ -213,7 +213,7 @@ def _about_the_data(training: Sequence[str], evaluation: Sequence[str]) -> str:
 
 
 def _share_record(run: RunDirectory, mirrors: Mirrors) -> list[str]:
-    """Replace all copies of the record of starts with the most complete one; return messages of all ranks."""
+    """Replace all copies of the record of starts with the most complete one, and return all messages."""
     entries, problem = starts.read(run.environment)
     try:
         said = mirrors.send_best(run.environment, [-1 if problem else len(entries)])
@@ -223,14 +223,14 @@ def _share_record(run: RunDirectory, mirrors: Mirrors) -> list[str]:
 
 
 def _go_on(state: TrainingState, run: RunDirectory, restored: Restored) -> tuple[int, list[str]]:
-    """Restore the state from the same checkpoint on every rank; return its step, and warnings."""
+    """Restore the state from the same checkpoint on every rank, and return its step and warnings."""
     warnings, snapshot = list(restored.warnings), restored.snapshot
     if snapshot is not None:
         state.restore(snapshot, str(run.step_directory(snapshot.step)))
         if state.other_data:
             warnings.append(
-                "the dataset changed since this run started (boxes, classes or image sizes); the final "
-                "weights will differ from those of an uninterrupted run"
+                "the data set has changed since this run started (boxes, classes or image sizes), so the "
+                "final weights will differ from those of an uninterrupted run"
             )
     return snapshot.step if snapshot else 0, warnings
 

@@ -1,8 +1,7 @@
-"""State that threads of a process share: torch's generators and autocast's cache.
+"""State that the threads of a process share: torch's generators and autocast's cache.
 
-A forward pass has its own generator, so it draws the same numbers as in a separate process: while it runs,
-every operation that would draw from the CPU's default generator draws from this one. Every GPU has its own
-generator.
+A forward pass has its own generator, which all operations use instead of the CPU's default generator. They
+therefore use the same random numbers as in a separate process. Every GPU already has its own generator.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from rankless.world.uncompiled import PlainDispatchMode
 
 
 class OwnGenerator(PlainDispatchMode):
-    """A context manager in which this thread's operations on the CPU draw from a separate generator."""
+    """A context manager in which this thread's operations on the CPU use a separate generator."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -52,7 +51,7 @@ class OwnGenerator(PlainDispatchMode):
 
 
 _TAKES: dict[Any, str] = {}
-"""Maps an operation to the generator that it accepts: ``nothing``, only the ``default`` one, or ``any``."""
+"""The generator that each operation accepts: ``nothing``, only the ``default`` one, or ``any``."""
 
 
 def _takes(operation: Any) -> str:
@@ -63,12 +62,12 @@ def _takes(operation: Any) -> str:
 
 
 class SharedCasts:
-    """Autocast for forward passes in several threads, which belong to ranks or to a rank's micro-batches.
+    """Autocast for simultaneous forward passes in several threads.
 
     All threads of a process share autocast's cache of cast weights, and every thread that leaves autocast
-    clears it. That would change the number of casts in passes that are still running, and therefore the bits
-    of their gradients. Here only the last thread to leave clears it. No pass of the next step begins before
-    all have left, so no cast outlives its weights.
+    clears it. This would change the number of casts in passes that are still running, and therefore the bits
+    of their gradients. Here, only the last thread to leave clears the cache. No pass of the next step starts
+    before all threads have left, so no cast outlives its weights.
     """
 
     def __init__(self) -> None:
@@ -79,7 +78,7 @@ class SharedCasts:
         """Enter autocast, like :func:`rankless.hardware.precision.autocast`."""
         with self._lock:
             self._inside += 1
-        torch.autocast_increment_nesting()  # so the inner autocast, not being the outermost, clears nothing
+        torch.autocast_increment_nesting()  # only the outermost autocast clears the cache
         try:
             with autocast(precision, device):
                 yield
@@ -95,5 +94,5 @@ _CASTS = SharedCasts()
 
 
 def autocast_for(*, shared: bool) -> Callable[[str, torch.device], Any]:
-    """Return the autocast for forward passes; ``shared`` says whether several run in this process at once."""
+    """Return autocast for forward passes, or for simultaneous ones in this process if ``shared``."""
     return _CASTS.autocast if shared else autocast

@@ -1,4 +1,4 @@
-"""Check that the weights are finite and the same on every rank."""
+"""Checks that the weights are finite and the same on every rank."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rankless.world.process_group import World
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> list[int]:
-    """Return one number per tensor, which depends on all of its bits; tensors may have any shape."""
+    """Return one number per tensor of any shape that depends on all of its bits."""
     return [int(value) for value in _read([bit_sum(tensor) for tensor in tensors.values()])]
 
 
 def non_finite(tensors: Mapping[str, Tensor | None]) -> list[str]:
-    """Return the names of the tensors, of any shape, that hold an infinity or a NaN."""
+    """Return the names of the tensors of any shape that contain an infinity or a NaN."""
     floating = {n: t.detach() for n, t in tensors.items() if t is not None and t.is_floating_point()}
     flags = _read([torch.isfinite(value).all() for value in floating.values()])
     return [name for name, is_finite in zip(floating, flags, strict=True) if not is_finite]
 
 
-def begin_alike(model: nn.Module, world: World) -> list[str]:
-    """Give every rank the initial weights of rank 0; return a warning if they were not the same."""
+def synchronize(model: nn.Module, world: World) -> list[str]:
+    """Copy the initial weights of rank 0 to every rank, and return a warning if they were different."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     layout = [[name, str(t.dtype), *t.shape] for name, t in tensors.items()]
     gathered = world.gather([layout, checksums(tensors)])
@@ -35,22 +35,22 @@ def begin_alike(model: nn.Module, world: World) -> list[str]:
     rank, name, same_layout = difference
     if not same_layout:
         raise UserError(
-            f"model() of the task made a different model on rank {rank} than on rank 0 (first in '{name}'); "
-            "expected the same layers on every rank; let model() depend only on the recipe"
+            f"model() of the task created a different model on rank {rank} than on rank 0 (first in "
+            f"'{name}'); expected the same layers on every rank; make model() depend only on the recipe"
         )
     for tensor in tensors.values():
         values = tensor.detach().contiguous().clone()
         world.transport.broadcast(values.view(-1).view(torch.uint8), 0)
         tensor.detach().copy_(values)
     return [
-        f"model() of the task made different initial weights on rank {rank} than on rank 0 (in '{name}'): "
-        "every rank begins with those of rank 0, but two runs may begin differently; draw them from torch's "
-        "generator, which is seeded, or from rankless.generator"
+        f"model() of the task created different initial weights on rank {rank} than on rank 0 (in '{name}'), "
+        "so two runs may start from different weights; use torch's default generator, which is seeded, or "
+        "rankless.generator"
     ]
 
 
-def differing(step: int, tensors: Mapping[str, Tensor], world: World) -> str | None:
-    """Compare the weights after ``step`` steps across ranks; return an error on every rank if they differ."""
+def weight_difference(step: int, tensors: Mapping[str, Tensor], world: World) -> str | None:
+    """Return an error message on every rank if the weights differ between ranks, otherwise None."""
     names = list(tensors)
     gathered = world.gather([names, checksums(tensors)])
     difference = world.broadcast(_differing(gathered) if gathered else None)
@@ -58,10 +58,10 @@ def differing(step: int, tensors: Mapping[str, Tensor], world: World) -> str | N
         return None
     ranks, name = difference
     return (
-        f"after step {step} the weights on rank {', '.join(map(str, ranks))} differ from those on rank 0 "
-        f"(first in '{name}'), so they were not saved; if it happens again, the task uses something that is "
-        "not the same on every rank (`rankless verify` finds it), otherwise suspect the memory or the device "
-        "of that rank"
+        f"after step {step}, the weights on rank {', '.join(map(str, ranks))} differ from those on rank 0 "
+        f"(first in '{name}'), so they were not saved; check the memory and the device of that rank; if it "
+        "happens again, run `rankless verify`, because the task depends on something that differs between "
+        "ranks"
     )
 
 
@@ -75,7 +75,7 @@ def _differing(gathered: list[list[list]]) -> tuple[list[int], str] | None:  # t
 
 
 def _first_difference(gathered: list[list[list]]) -> tuple[int, str, bool] | None:  # type: ignore[type-arg]
-    """Find the first rank and tensor that differ from rank 0's, and whether only values differ."""
+    """Return the first rank that differs from rank 0, its first such tensor, and whether layouts agree."""
     layout, sums = gathered[0]
     for rank, (other, others) in enumerate(gathered):
         if other != layout:
@@ -89,7 +89,7 @@ def _first_difference(gathered: list[list[list]]) -> tuple[int, str, bool] | Non
 
 
 def _read(scalars: list[Tensor]) -> list[float | int]:
-    """Read scalars from their devices, waiting once for each device."""
+    """Read scalars from their devices, waiting only once for each device."""
     read: list[float | int] = [0] * len(scalars)
     for device in {scalar.device for scalar in scalars}:
         numbers = [number for number, scalar in enumerate(scalars) if scalar.device == device]

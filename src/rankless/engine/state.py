@@ -1,4 +1,4 @@
-"""The state of a run that changes from step to step, and its conversion to a checkpoint and back."""
+"""The state of a run, which changes in every step, and its conversion to and from a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rankless.engine.ema import Ema
 from rankless.engine.freezing import Backbone
 from rankless.engine.optim import divide_and_clip, optimizer, restore_state, state_tensors
 from rankless.engine.schedule import StepSchedule
-from rankless.engine.soundness import begin_alike, differing, non_finite
+from rankless.engine.soundness import non_finite, synchronize, weight_difference
 from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Numbers, Totals
 from rankless.engine.unreadable import UnreadableImages
@@ -43,19 +43,19 @@ class TrainingState:
     """The model, its EMA, the optimizer and the loss scale, created in the only order that works.
 
     The order is model, device, frozen parts, norms, optimizer, data-parallel wrapper. The last three are
-    created again when the backbone is released. ``images`` is the number of training images; a checkpoint
-    with another number is refused.
+    created again when the backbone is released. ``images`` is the number of training images. A checkpoint
+    with a different number is refused.
 
     Attributes:
-        model: the bare model; its names are those in the weights files.
+        model: the bare model, whose names are those in the weights files.
         warnings: messages for the user, shown before the first step.
         ema: the averaged model, or None.
-        best: the step and score of the best evaluation so far.
-        unscored: whether the evaluation due after the last step failed or was stopped.
+        best: step and score of the best evaluation so far, or None.
+        unscored: whether the evaluation after the last step failed or stopped on request.
         unreadable: the images that could not be read so far.
-        data: a digest of the training data; None if it has none.
-        other_data: whether the data has changed since the run began.
-        released_at: the step (from 0) that releases the backbone: the first one after ``model.freeze``.
+        data: a digest of the training data, or None if the data has none.
+        other_data: whether the data has changed since the run started.
+        released_at: index of the step before which the backbone is released.
     """
 
     accumulator: Accumulator
@@ -64,9 +64,9 @@ class TrainingState:
         self.recipe, self.images = recipe, images
         with GENERATORS:
             torch.manual_seed(torch_seed(recipe.seed, "model"))
-            model = task.model()  # on the CPU, so that every kind of device starts from the same weights
+            model = task.model()  # on the CPU, so that all kinds of devices start from the same weights
         check_model(task, model)
-        self.warnings = begin_alike(model, world)
+        self.warnings = synchronize(model, world)
         self.task, self.world = task, world
         self.model: nn.Module = model.to(world.device).to(memory_format=torch.channels_last)
         self.frozen = batch_norms(self.model) if recipe.batch_norm == "frozen" else []
@@ -88,14 +88,14 @@ class TrainingState:
         self.other_data = False
 
     def _wrap(self) -> None:
-        """Build the accumulator and the parameter list from the parameters and norms now being trained."""
+        """Create the accumulator and the list of the parameters that are now trained."""
         self.training_mode()
         self.accumulator = make_accumulator(self.task, self.model, self.statistics, self.recipe, self.world)
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
         portable = self.recipe.cpu_isa != "native" and self.world.device.type == "cpu"
-        # Not float16: squares of small gradients would be rounded to zero.
+        # Not float16, because squares of small gradients would be rounded to zero.
         dtype = torch.bfloat16 if self.recipe.precision == "bf16" else torch.float32
         return optimizer(self.model, self.recipe.optim, portable=portable, world=self.world, dtype=dtype)
 
@@ -108,17 +108,17 @@ class TrainingState:
 
     @property
     def scored(self) -> nn.Module:
-        """The model to evaluate: the averaged model, if there is one."""
+        """The model to evaluate, which is the averaged model if there is one."""
         return self.ema.model if self.ema else self.model
 
     def training_mode(self) -> None:
-        """Put the model in training mode, except frozen batch norms, which stay in evaluation mode."""
+        """Put the model in training mode, except for frozen batch norms, which stay in evaluation mode."""
         self.model.train()
         for norm in self._frozen_norms():
             norm.eval()
 
     def begin(self, step: int) -> bool:
-        """Begin ``step`` (from 0), before its forward passes; return whether the backbone was released."""
+        """Start the step with the index ``step``, and return whether the backbone was released."""
         releases = self.backbone is not None and step >= self.released_at
         if releases:
             self._release()
@@ -126,7 +126,7 @@ class TrainingState:
         return releases
 
     def _release(self) -> None:
-        """Train the backbone from now on; its parameters join the optimizer with a new state."""
+        """Train the backbone from now on, with a new optimizer state for its parameters."""
         if self.backbone is None:
             return
         self.backbone.release()
@@ -140,7 +140,7 @@ class TrainingState:
         self._wrap()
 
     def clip(self, step: int, totals: Totals) -> Numbers:
-        """Turn the summed gradients of ``step`` into their mean, unscale and clip it; wait for the device."""
+        """Convert the summed gradients of ``step`` to their clipped mean, and return the step's numbers."""
         self.scaler.unscale_(self.optimizer)
         numbers = totals.read(divide_and_clip(self.trained, totals.count, self.recipe.optim.clip))
         if not math.isfinite(numbers.gradient_norm) or not math.isfinite(numbers.loss):
@@ -148,7 +148,7 @@ class TrainingState:
         return numbers
 
     def step(self) -> bool:
-        """Apply the gradients with the optimizer; return whether it skipped them for an fp16 overflow."""
+        """Apply the gradients, and return whether they were skipped because of an fp16 overflow."""
         self.scaler.step(self.optimizer)
         scale = self.scaler.get_scale()
         self.scaler.update()
@@ -156,7 +156,7 @@ class TrainingState:
         return self.scaler.get_scale() < scale
 
     def _not_finite(self, step: int, numbers: Numbers, totals: Totals) -> None:
-        """Return if fp16's loss scale caused the overflow; otherwise undo the step and raise an error."""
+        """Undo the step and raise an error, unless fp16's loss scale caused the overflow."""
         named = [name for name, p in self.model.named_parameters() if p.requires_grad]
         gathered = self.world.gather([[leaf, sorted(which)] for leaf, which in totals.unused.items()])
         unused = self.world.broadcast(sorted(one for rank in gathered for one in rank) if gathered else None)
@@ -178,15 +178,15 @@ class TrainingState:
         return {**self.model.state_dict(), **{f"{name} (ema)": value for name, value in averaged.items()}}
 
     def check(self, step: int) -> None:
-        """Check that the weights after ``step`` steps are the same on every rank, and finite."""
+        """Check that the weights after ``step`` steps are finite and the same on every rank."""
         weights = self.weights()
-        if error := differing(step, weights, self.world):
+        if error := weight_difference(step, weights, self.world):
             raise DivergedError(error, is_whole=False, repeats=False)
         if bad := non_finite(weights):
             raise DivergedError(weights_not_finite(step, bad, self.recipe), is_whole=False, repeats=True)
 
     def start_from_pretrained(self) -> list[str]:
-        """Load the weights that ``model.pretrained`` names; return messages about them."""
+        """Load the weights that ``model.pretrained`` names, and return messages about them."""
         pretrained = self.recipe.model.pretrained
         messages = start_from(self.model, pretrained, self.task.class_names, self.recipe.model)
         if not messages:
@@ -220,12 +220,12 @@ class TrainingState:
         )
 
     def restore(self, snapshot: Snapshot, source: str) -> None:
-        """Restore the state from a checkpoint, whatever the number of ranks that wrote it."""
+        """Restore the state from a checkpoint, which any number of ranks may have written."""
         images = snapshot.state.get("images")
         if images != self.images:
             raise UserError(
-                f"{source} was trained on {images} images, but the data now has {self.images}, so the steps "
-                "would use other images; restore the data, or start again in another run directory"
+                f"{source} was trained on {images} images, but the data now has {self.images}, so steps "
+                "would use different images; restore the data, or start again in another run directory"
             )
         if snapshot.step >= self.released_at:
             self._release()
@@ -234,8 +234,8 @@ class TrainingState:
             if snapshot.ema is None:
                 raise UserError(
                     f"{source}: the averaged weights (ema.safetensors) are missing, but ema.decay is "
-                    f"{self.recipe.ema.decay:g}; take another copy of the checkpoint, or remove it to "
-                    "continue from the one before"
+                    f"{self.recipe.ema.decay:g}; use another copy of the checkpoint, or remove it to "
+                    "continue from the previous one"
                 )
             load_into(self.ema.model, snapshot.ema, f"{source} (ema)")
         restore_state(self.optimizer, self.model, dict(snapshot.training), source)

@@ -1,9 +1,10 @@
-"""Running statistics of batch norms, independent of which rank computed which micro-batch.
+"""Running statistics of batch norms, which do not depend on which rank computes which micro-batch.
 
-During a step, the buffers of every norm hold only the statistics of the last micro-batch, one leaf of the
-fixed reduction tree. If a forward pass calls a norm several times (such as a head on two levels), they hold
-the mean over the calls. After the step, the mean over the micro-batches that called the norm enters the
-running statistics once. All buffers of the network are views of one vector, so one copy saves a leaf.
+During a step, the buffers of every norm contain only the statistics of the last micro-batch, a leaf of the
+fixed reduction tree. If a forward pass calls a norm several times (such as a head on two levels), they
+contain the mean over the calls. After the step, the running statistics are updated once with the mean over
+the micro-batches that called the norm. All buffers of the network are views of one vector, so a leaf is a
+single copy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rankless.errors import UserError
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    """Return every batch norm of the model that keeps running statistics."""
+    """Return all batch norms of the model with running statistics."""
     return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
 
 
@@ -27,7 +28,7 @@ class RunningStatistics:
     """The running statistics of the trained batch norms of a model that is already on its device.
 
     Args:
-        norms: the batch norms, possibly none. Their buffers become views, and their momentum is used here.
+        norms: the batch norms, whose buffers become views. There may be none.
         device: the device of the norms.
     """
 
@@ -40,7 +41,7 @@ class RunningStatistics:
         momenta = [torch.full_like(b, _momentum(m)) for (m, _), b in zip(named, buffers, strict=True)]
         self.momentum = torch.cat(momenta) if momenta else nothing
         self.counts = torch.stack([_tracked(m) for m in norms]) if norms else nothing.long()
-        # For each norm, how often to repeat its number to fill its part of the vector.
+        # The length of each norm's part of the vector.
         self.lengths = torch.tensor([2 * m.num_features for m in norms], dtype=torch.long, device=device)
         self.all_called = self.vector.new_ones(len(norms))
         start = 0
@@ -55,27 +56,27 @@ class RunningStatistics:
         self.take()
 
     def take(self) -> None:
-        """Replace the norms' momenta until :meth:`give_back`; buffers then hold one micro-batch's values."""
+        """Set the norms' momenta until :meth:`give_back`, so that buffers contain a micro-batch's values."""
         for norm, _ in self.taken:
             norm.momentum = 1.0
         self.hooks = [norm.register_forward_pre_hook(self._called) for norm, _ in self.taken]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RunningStatistics:
-        """Return this object itself: hooks in a copy of the model (average, replicas) ignore its norms."""
+        """Return this object itself, whose hooks ignore the norms of a copied model (average, replicas)."""
         return self
 
     def _called(self, norm: Any, _: object) -> None:
-        """Set the momentum of the k-th call in a micro-batch to 1 / k, so that the buffers hold the mean."""
+        """Set the momentum of the k-th call in a micro-batch to 1 / k, so that buffers contain the mean."""
         number = self.number.get(id(norm))
         if number is None or not norm.training:
             return
         self.calls[number] += 1
         momentum = 1.0 / self.calls[number]
-        if norm.momentum != momentum:  # setting an attribute of a module takes long
+        if norm.momentum != momentum:  # setting an attribute of a module is slow
             norm.momentum = momentum
 
     def give_back(self) -> None:
-        """Restore the norms' momenta, so that another object can take them over."""
+        """Restore the norms' momenta."""
         for hook in self.hooks:
             hook.remove()
         for norm, momentum in self.taken:
@@ -91,26 +92,26 @@ class RunningStatistics:
         self.calls = [0] * len(self.calls)
 
     def mark_called(self, norms: Iterable[nn.Module]) -> None:
-        """Mark norms whose statistics were computed outside their own forward pass."""
+        """Mark norms as called if their statistics were computed outside their own forward pass."""
         for norm in norms:
             if (number := self.number.get(id(norm))) is not None:
                 self.calls[number] = 1
 
     def leaf(self) -> Tensor:
-        """Return the statistics of the last micro-batch and flags of the norms it called, (S,)."""
+        """Return the statistics of the last micro-batch and a flag for each norm that it called, (S,)."""
         if all(self.calls):
             return torch.cat([self.vector, self.all_called])
         called = torch.tensor([float(calls > 0) for calls in self.calls]).to(self.vector)
         return torch.cat([torch.where(self._each(called) > 0, self.vector, 0), called])
 
     def _each(self, values: Tensor) -> Tensor:
-        """Repeat each norm's value once for every number of that norm in the vector."""
+        """Repeat each norm's value over its part of the vector."""
         return values.repeat_interleave(self.lengths, output_size=len(self.vector))
 
     def end(self, total: Tensor | None) -> None:
         """Update the running statistics with ``total`` (S,), the sum of :meth:`leaf` over all micro-batches.
 
-        For a skipped step, None keeps the old statistics.
+        None keeps the previous statistics, for a skipped step.
         """
         if total is None:
             self.vector.copy_(self.before)

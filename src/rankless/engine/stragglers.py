@@ -1,4 +1,4 @@
-"""Detect ranks that compute more slowly than the others, and report them in the journal."""
+"""Detection of ranks that compute more slowly than the others."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from rankless.hardware import memory
 from rankless.world.process_group import World
 
 SLOW = 1.2
-"""A rank is slow if it takes more than this many times the median of the others."""
-_STEPS = 20  # a median of fewer steps is not reliable
-_LEAST = 0.005  # seconds of a micro-batch; smaller differences do not matter
+"""A rank is slow if its time exceeds the median of the others by this factor."""
+_STEPS = 20  # minimum steps for a reliable median
+_LEAST = 0.005  # seconds per micro-batch; smaller differences do not matter
 
 
 class Stragglers:
-    """A comparison of the ranks' own times, made when the ranks exchange data anyway.
+    """A comparison of the ranks' own times, whenever the ranks exchange data anyway.
 
-    A rank's own time is the time of a step without waiting for other ranks, per micro-batch, because some
-    ranks have more micro-batches. On GPUs the host does not see what the device waits for, so no difference
-    is visible.
+    A rank's own time is its time per micro-batch without waiting for other ranks. On GPUs, no difference is
+    visible, because the host does not see what the device waits for.
     """
 
     def __init__(self, world: World, micro_batches: int) -> None:
@@ -39,7 +38,7 @@ class Stragglers:
         self._forget_use()
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Start a step."""
         self._waited = self._waits.seconds
 
     def end(self, seconds: float, images: float = 0.0, *, more: int = 0) -> None:
@@ -52,23 +51,20 @@ class Stragglers:
         self._waiting += peers + images
 
     def take_spread(self) -> list[float]:
-        """Return each rank's milliseconds per micro-batch in the last comparison, and clear them.
-
-        Only rank 0 has them.
-        """
+        """Return and clear the last compared milliseconds per micro-batch of each rank (only on rank 0)."""
         spread, self._spread = self._spread, []
         return spread
 
     def take_use(self) -> dict[str, list[Any]]:
-        """Return each rank's last ``memory`` (MiB) and ``busy``, and clear them; only on rank 0."""
+        """Return and clear the last ``memory`` (MiB) and ``busy`` fraction of each rank (only on rank 0)."""
         taken, self._use = self._use, {}
         return taken
 
     def gather_use(self) -> None:
-        """Gather each rank's peak memory and occupancy on rank 0; every rank must call this.
+        """Gather the peak memory and the busy fraction of each rank on rank 0. All ranks must call this.
 
-        A GPU counts as busy while its host waits neither for images nor for other ranks. On a CPU, occupancy
-        is the process's CPU time divided by the elapsed time and the number of its threads.
+        A GPU counts as busy while its host waits neither for images nor for other ranks. On a CPU, the busy
+        fraction is the process's CPU time divided by the elapsed time and the number of threads.
         """
         device = self.world.device
         if device.type == "cuda":
@@ -88,7 +84,7 @@ class Stragglers:
         self._waiting, self._since, self._computed = 0.0, time.perf_counter(), time.process_time()
 
     def compare(self) -> list[str]:
-        """Describe newly slow ranks on rank 0, once per slowdown; every rank must call it."""
+        """Return sentences about newly slow ranks on rank 0, once per slowdown. All ranks must call this."""
         if self.world.size == 1 or len(self._own) < _STEPS:  # the same number of steps on every rank
             return []
         gathered = self.world.gather([statistics.median(self._own), os.uname().nodename])
@@ -99,15 +95,15 @@ class Stragglers:
         slow = slow_ranks([seconds for seconds, _ in gathered])
         new, self._named = set(slow) - self._named, set(slow)
         return [
-            f"rank {rank} on {host} is slow: it needs {seconds * 1e3:.0f} ms for a micro-batch, the others "
-            f"need {slow[rank] * 1e3:.0f} ms and wait for it"
+            f"rank {rank} on {host} is slow: it takes {seconds * 1e3:.0f} ms for a micro-batch, but the "
+            f"others take {slow[rank] * 1e3:.0f} ms and wait for it"
             for rank, (seconds, host) in enumerate(gathered)
             if rank in new
         ]
 
 
 def slow_ranks(own: Sequence[float]) -> dict[int, float]:
-    """Return the ranks that take far longer than the others, each with the others' median."""
+    """Return the ranks that are much slower than the others, each with the median time of the others."""
     slow = {}
     for rank, seconds in enumerate(own):
         others = statistics.median([*own[:rank], *own[rank + 1 :]])

@@ -1,4 +1,4 @@
-"""The values that ranks exchange in a step: flags before it, sums after it."""
+"""The values that ranks exchange in a step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rankless.structures import Unreadable
 
 @dataclass(frozen=True)
 class Flags:
-    """A rank's requests to all others in a step.
+    """A rank's requests to all ranks in a step.
 
     Attributes:
-        stop: stop after this step, because the rank got a signal.
-        save: save a checkpoint after this step, because it is due; only rank 0 checks its clock.
+        stop: whether to stop after this step, because the rank has received a signal.
+        save: whether to save a checkpoint after this step, because it is due. Only rank 0 sets this.
     """
 
     stop: bool = False
@@ -32,7 +32,7 @@ class Compared:
 
     Attributes:
         own: a micro-batch of this rank, whose gradients are added as usual.
-        other: a micro-batch of another rank (of this rank if it is the only one), computed only to compare.
+        other: a micro-batch of another rank, computed only for the comparison. A single rank uses its own.
     """
 
     own: int
@@ -41,17 +41,16 @@ class Compared:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over all micro-batches of a step, the same on every rank, still on the device.
+    """Sums over all micro-batches of a step on the device, the same on every rank, and facts of this rank.
 
     Attributes:
-        scalars: (5 + P,) float64: loss, count, stop, save, replaced, and the P parts.
+        scalars: loss, count, stop, save, replaced and P parts of the loss, float64 (5 + P,).
         names: names of the P parts.
-        statistics: (S,) sum of the micro-batches' batch-norm statistics.
-        unreadable: images that this rank could not read; not a sum.
-        unused: for each micro-batch of this rank, the numbers of the parameters its loss did not depend on;
-            not a sum.
-        opinions: this rank's digests of the micro-batches ``own`` and ``other`` of :class:`Compared`; empty
-            if none is compared, or if its images could not be read. Not a sum.
+        statistics: sum of the batch-norm statistics of the micro-batches, (S,).
+        unreadable: images that this rank could not read.
+        unused: for each micro-batch of this rank, the indices of the parameters unused by its loss.
+        opinions: this rank's digests of the micro-batches ``own`` and ``other`` of :class:`Compared`. A
+            digest is empty if nothing is compared or an image could not be read.
     """
 
     scalars: Tensor
@@ -63,11 +62,11 @@ class Totals:
 
     @property
     def count(self) -> Tensor:
-        """The divisor of the summed gradients, a scalar."""
+        """The number by which the summed gradients are divided, a scalar."""
         return self.scalars[1]
 
     def read(self, norm: Tensor) -> Numbers:
-        """Return the step's numbers, waiting for the device once."""
+        """Return the step's numbers, including the gradient's ``norm``, after waiting for the device once."""
         read = torch.cat([self.scalars, norm.to(self.scalars).view(1)]).tolist()
         loss, count, stop, save, replaced, *values, length = read
         parts = dict(zip(self.names, values, strict=True))
@@ -76,16 +75,16 @@ class Totals:
 
 @dataclass(frozen=True)
 class Numbers:
-    """The results of a step, read from the device; equal on every rank.
+    """The results of a step, read from the device and equal on every rank.
 
     Attributes:
         loss, count: the summed loss and its divisor.
-        stop: number of ranks that were asked to stop.
+        stop: number of ranks that have received a request to stop.
         save: whether a checkpoint is due after this step.
-        replaced: number of images that could not be read, repeats included.
-        parts: the named parts of the loss, summed.
-        gradient_norm: the norm of the mean gradient before clipping.
-        skipped: whether the weights were not updated (fp16 overflow).
+        replaced: number of images that could not be read, including repeats.
+        parts: the summed parts of the loss by name.
+        gradient_norm: norm of the mean gradient before clipping.
+        skipped: whether the update was skipped because of an fp16 overflow.
     """
 
     loss: float
@@ -99,11 +98,11 @@ class Numbers:
 
     @property
     def mean_loss(self) -> float:
-        """Loss divided by its count; a count of zero counts as one."""
+        """Loss divided by its count, or by one if the count is zero."""
         return self.loss / (self.count or 1.0)
 
     def entry(self) -> dict[str, Any]:
-        """Return the part of the journal's entry that comes from the step's sums."""
+        """Return these numbers as entries of the step's line in the journal."""
         entry: dict[str, Any] = {
             "loss": self.mean_loss,
             "parts": {name: value / (self.count or 1.0) for name, value in self.parts.items()},

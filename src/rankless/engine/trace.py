@@ -1,4 +1,4 @@
-"""Digests of every tensor after every step, which show where two runs begin to differ."""
+"""Digests of all tensors after every step, which show where two runs start to differ."""
 
 from __future__ import annotations
 

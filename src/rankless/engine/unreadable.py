@@ -1,4 +1,4 @@
-"""The images that a run could not read: each is reported once, and too many end the run.
+"""The images that a run could not read. Each is reported once, and too many of them end the run.
 
 All ranks have the same list, so they make the same decision. The list is saved with the state.
 """
@@ -14,9 +14,9 @@ from rankless.world.process_group import World
 
 
 class UnreadableImages:
-    """The distinct unreadable images, identified by their number.
+    """The distinct unreadable images by index.
 
-    ``max_bad`` is the largest fraction of training images that may be unreadable (``data.max_bad``).
+    ``max_bad`` is the maximum fraction of training images that may be unreadable (``data.max_bad``).
 
     Attributes:
         trained: unreadable training images.
@@ -29,28 +29,28 @@ class UnreadableImages:
         self.scored: dict[int, Unreadable] = {}
 
     def meet(self, world: World, mine: Sequence[Unreadable]) -> list[Unreadable]:
-        """Exchange the images that ranks could not read in a step; every rank must call this.
+        """Combine the images that ranks could not read in a step, and return new ones in order of index.
 
-        Return the new ones in order of their number, the same on every rank.
+        All ranks must call this. The result is the same on every rank.
         """
         gathered = world.gather(list(mine))
         images = world.broadcast(sorted({one for rank in gathered for one in rank}) if gathered else None)
         return _added(self.trained, images)
 
     def score(self, images: Iterable[Unreadable]) -> list[Unreadable]:
-        """Return the new unreadable images of an evaluation; ``images`` must be the same on every rank."""
+        """Return the new ones among the unreadable images of an evaluation, the same on every rank."""
         return _added(self.scored, images)
 
     def too_many(self) -> list[str]:
-        """Return the errors that end the run, or an empty list while few enough images are unreadable."""
+        """Return error messages if too many images are unreadable, otherwise an empty list."""
         count = len(self.trained)
         if count <= self.max_bad * self.images:
             return []
         return [
             *listed(self.trained.values()),
             f"{count} of the {self.images} training images cannot be read, which is more than "
-            f"data.max_bad ({self.max_bad:g}) allows: replace them, or give a larger data.max_bad, and "
-            "continue with --resume; or take them out of the data and start again",
+            f"data.max_bad ({self.max_bad:g}) allows; replace them or increase data.max_bad and continue "
+            "with --resume, or remove them from the data and start again",
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class UnreadableImages:
         return {"trained": list(self.trained.values()), "scored": list(self.scored.values())}
 
     def restore(self, value: Mapping[str, Any]) -> None:
-        """Restore the images from :meth:`as_json`; forget the training images if there are too many."""
+        """Restore the images from :meth:`as_json`, without the training images if there are too many."""
         self.trained = {one[0]: Unreadable(*one) for one in value.get("trained", ())}
         self.scored = {one[0]: Unreadable(*one) for one in value.get("scored", ())}
         if self.too_many():

@@ -1,7 +1,7 @@
-"""The loss on the evaluation data, computed beside the scores and bit-identical on any number of ranks.
+"""The loss on the evaluation data, which is bit-identical for any number of ranks.
 
-A task with such a loss sets its attribute ``validation_loss``. The sum and the count of a batch do not depend
-on the number of ranks, and they are added exactly, so their order does not matter.
+A task with such a loss sets its attribute ``validation_loss``. The sum and count of a batch do not depend on
+the number of ranks, and they are added exactly, so the order of the batches does not matter.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from rankless.tasks.protocol import Task
 
 
 def has_loss(task: Task) -> bool:
-    """Check whether the task's ``loss`` can be called in an evaluation."""
+    """Check whether evaluations compute the task's ``loss``."""
     return getattr(task, "validation_loss", False) is True
 
 
 class FirstOutput:
-    """Wraps a model and keeps its first output, so that ``predict`` and ``loss`` share a forward pass."""
+    """A wrapper that keeps a model's first output, so that ``predict`` and ``loss`` share a forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._seen: tuple[Tensor, Any] | None = None
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Return the model's output, or the kept one if the input equals that of the first call."""
+        """Return the model's output, or the stored one if the input equals that of the first call."""
         if len(inputs) != 1 or options or not isinstance(inputs[0], Tensor):
             return self._model(*inputs, **options)
         images = inputs[0]
@@ -50,10 +50,10 @@ class FirstOutput:
 def batch_loss(
     task: Task, model: Any, batch: Any, seed: int, first: int, device: torch.device
 ) -> tuple[float, float]:
-    """Compute the sum and count of a batch's loss, without gradients, leaving out unreadable images.
+    """Return the sum and count of the loss of a batch's readable images.
 
-    The loss's random draws, such as the samples of Faster R-CNN, are seeded by the recipe's ``seed`` and by
-    ``first``, the index of the batch's first image.
+    Random numbers in the loss, such as for the samples of Faster R-CNN, are seeded with the recipe's ``seed``
+    and ``first``, the index of the batch's first image.
     """
     if unreadable_in(batch):
         readable = getattr(batch, "readable", None)

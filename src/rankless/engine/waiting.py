@@ -9,13 +9,13 @@ from rankless.errors import counted
 from rankless.runs.pace import Pace, speed_text
 
 STEPS = 100
-"""Number of steps before advice is given, because the first ones wait for the loader processes to start."""
+"""Number of steps before advice is given, because the first steps wait for loader processes to start."""
 MUCH = 0.2
 """Fraction of the time above which advice is given."""
 
 
 class Waiting:
-    """The time that this rank's steps took since the start, and the time they waited for images."""
+    """The time of this rank's steps since the start, including the time spent waiting for images."""
 
     def __init__(self, images: int) -> None:
         self.images, self.steps, self.seconds = images, 0, 0.0
@@ -24,7 +24,7 @@ class Waiting:
         self.advised = False
 
     def step(self, timing: Mapping[str, float]) -> str:
-        """Count a step, given its timing in the journal; return advice once per run, else an empty string."""
+        """Add a step with its timing in the journal, and return advice once per run, otherwise ""."""
         seconds, waited = timing["seconds"], timing["waited"]
         self.steps += 1
         self.seconds += seconds
@@ -37,17 +37,17 @@ class Waiting:
             return ""
         self.advised = True
         return (
-            f"{fraction:.0%} of the last {STEPS} steps' time was spent waiting for images: more `workers` "
-            "or data.cache (ram or disk) may help; neither changes the weights, so --resume also accepts them"
+            f"the last {STEPS} steps spent {fraction:.0%} of the time waiting for images; use more `workers` "
+            "or data.cache (ram or disk), also with --resume, because neither changes the weights"
         )
 
     def summary(self) -> str:
-        """Return a sentence about the speed for the end of the run."""
-        said = f"{counted(self.steps, 'step', 'steps')} in {self.seconds:.1f} s, evaluations not counted"
+        """Return a sentence about the speed of the run."""
+        said = f"{counted(self.steps, 'step')} in {self.seconds:.1f} s (without evaluations)"
         speed = self.pace.images_per_second(self.images)
         if speed is None:
             return said
         return (
-            f"{said}; after the first, {speed_text(speed)} images/s and {self.pace.waited:.0%} of the time "
-            "waiting for images"
+            f"{said}; without the first step, {speed_text(speed)} images/s and {self.pace.waited:.0%} of the "
+            "time waiting for images"
         )

@@ -1,8 +1,9 @@
-"""Detect late ranks: every rank watches its own steps, and rank 0 reports the rank that others wait for.
+"""Detection of late ranks. Every rank watches its own steps, and rank 0 reports the one that others wait for.
 
 A rank that takes much longer than usual writes the stacks of all its threads to its log and its current phase
-to the ranks' store. Rank 0 reads the store only when it is late itself. Every second, the launcher learns
-whether the rank makes progress and how long it may take. Only durations are compared, never two clocks.
+to the ranks' store. Rank 0 reads the store only when it is late itself. Every second, a rank reports its
+progress to the launcher, with the time that its current phase may take. Only durations are compared, because
+clocks differ.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ from rankless.world.notes import Notices
 from rankless.world.process_group import TIMEOUT, World
 
 LEAST = 60.0
-"""Seconds before a rank can count as late; the environment variable ``RANKLESS_LATE`` overrides this."""
-_TIMES = 20  # a phase is late after this many times its usual duration, the median of the last ones
-_FIRST_TIMES = 10  # times LEAST, if no usual duration is known: a first evaluation may take minutes
+"""Minimum seconds before a rank counts as late. The environment variable ``RANKLESS_LATE`` overrides this."""
+_TIMES = 20  # a phase is late after this multiple of its median duration
+_FIRST_TIMES = 10  # a phase without known durations is late after this multiple of LEAST
 _LOG = 2  # the file descriptor of a rank's log
 WAITING, DRAWING, SAVING = "waiting for other ranks", "waiting for images", "saving"
 _REGULAR = ("computing", "predicting", SAVING)  # phases that take about as long every time
-_SLOWEST_TIMES = 5  # a regular phase may take this many times its slowest duration so far, and at least LEAST
-_ELSE = TIMEOUT.total_seconds()  # limit for a first step and for all other phases: other ranks wait no longer
+_SLOWEST_TIMES = 5  # a regular phase may take this multiple of its longest duration, and at least LEAST
+_ELSE = TIMEOUT.total_seconds()  # limit of the first step and other phases, when other ranks stop waiting
 
 Pulse = Callable[[int, float | None, str], None]
-"""A function that takes the number of phases a rank has begun, the seconds that its current phase may take
-(None if there is no limit, because it waits for other ranks), and the name of that phase."""
+"""A function of the number of phases that a rank has started, the seconds that its current phase may take (or
+None if it waits for other ranks), and the name of that phase."""
 
 
 class Watchdog:
     """A context manager whose thread watches the steps of one rank.
 
     Args:
-        world: the ranks; each must create a watchdog, because they exchange the names of their hosts.
+        world: the ranks. All of them must create a watchdog, because they exchange the names of their hosts.
         report: called on rank 0, from the thread, with a step and a sentence about a rank that is late.
-        drawing: returns whether this rank waits for its loader now.
-        pulse: tells the launcher about the rank's progress; None if there is no launcher.
+        drawing: returns whether this rank is waiting for its loader.
+        pulse: reports the rank's progress to the launcher. None if there is no launcher.
     """
 
     def __init__(
@@ -74,12 +75,12 @@ class Watchdog:
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
-        self._thread.join(5)  # it may be querying a store that is gone
+        self._thread.join(5)  # it may be querying a store that no longer exists
         self.begin("ending", self._now[1])
         self._beat()
 
     def begin(self, phase: str, step: int, slowest: float = 0.0) -> None:
-        """Begin a phase of ``step``; for a save, ``slowest`` is the seconds of the slowest save so far."""
+        """Start a phase of ``step``. For a save, ``slowest`` is the duration of the slowest save so far."""
         now = time.monotonic()
         before, _, since = self._now
         self._usual[before].append(now - since)
@@ -108,14 +109,14 @@ class Watchdog:
         while not self._end.wait(min(self.least / 4, 1)):
             self._beat()
             if self.world.device.type == "cuda":
-                watch_connections(all_are_read=False)  # NCCL opens its connections when it is first used
+                watch_connections(all_are_read=False)  # NCCL opens its connections on first use
             phase, step, since = now = self._now
             known = self._usual.get(phase)
             limit = max(self.least, _TIMES * statistics.median(known)) if known else _FIRST_TIMES * self.least
             seconds = time.monotonic() - since
             if seconds <= limit:
                 continue
-            with suppress(Exception):  # the store may be gone with a rank, which is reported elsewhere
+            with suppress(Exception):  # the store may have died with a rank, which is reported elsewhere
                 if now != self._dumped:
                     self._dumped = now
                     self._dump(phase, step, seconds)
@@ -123,17 +124,17 @@ class Watchdog:
                     self._name_the_late(step, seconds, is_long=seconds > 1.5 * limit)
 
     def _dump(self, phase: str, step: int, seconds: float) -> None:
-        """Write the stacks to the log and this rank's current phase to the store."""
+        """Write the stacks to the log, and this rank's current phase to the store."""
         at = self._at()
         line = f"late: rank {self.world.rank}, step {step}, {at}, for {seconds:.0f} s; all threads:\n"
         with suppress(OSError), tempfile.TemporaryFile() as stacks:
-            faulthandler.dump_traceback(stacks, all_threads=True)  # writes letter by letter
+            faulthandler.dump_traceback(stacks, all_threads=True)  # writes character by character
             stacks.seek(0)
-            os.write(_LOG, line.encode() + stacks.read())  # in one write: ranks may share a log
+            os.write(_LOG, line.encode() + stacks.read())  # in one write, because ranks may share a log
         self.notices.post(self.world.rank, json.dumps([step, at, round(seconds)]))
 
     def _name_the_late(self, step: int, seconds: float, *, is_long: bool) -> None:
-        """Report late ranks that are not waiting for others; with ``is_long``, also ranks without a phase."""
+        """Report late ranks that are not waiting for others and, with ``is_long``, ranks without a notice."""
         for rank, host in enumerate(self.hosts):
             notice = self.notices.read(rank)
             found: list[Any] = json.loads(notice) if notice else [-1, "", 0]
@@ -142,7 +143,7 @@ class Watchdog:
             if found[0] == step:
                 text = f"rank {rank} on {host} is late: step {step}, {found[1]}, for {found[2]} s"
             elif is_long:
-                text = f"rank {rank} on {host} gives no sign of life: step {step}, for {seconds:.0f} s"
+                text = f"rank {rank} on {host} does not respond: step {step}, for {seconds:.0f} s"
             else:
                 continue
             self._named.add((rank, step))

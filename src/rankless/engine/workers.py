@@ -1,4 +1,4 @@
-"""The number of loader processes per rank; no result depends on it."""
+"""The number of loader processes per rank, which affects no result."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from rankless.recipe.schema import Recipe
 from rankless.tasks.custom import BUILT_IN
 from rankless.world.process_group import World
 
-_MOST = 8  # per rank: more processes rarely help, and each uses memory
+_MOST = 8  # per rank, because more processes rarely help and each uses memory
 _SMALL = 8  # cores
 _BUILT_IN = "digits"
 
 
 def of_rank(recipe: Recipe, world: World) -> int:
-    """Return a rank's number of loader processes; ``auto`` means none if it runs in the caller's process."""
+    """Return a rank's number of loader processes. With ``auto``, a rank in the caller's process has none."""
     if world.inline and recipe.workers == "auto":
         return 0
     return loader_processes(recipe, world.local_size, world.device.type)
 
 
 def loader_processes(recipe: Recipe, ranks: int, kind: str) -> int:
-    """Return the recipe's ``workers``, or the number that the free cores allow.
+    """Return the recipe's ``workers`` or, for ``auto``, the number that the cores allow.
 
-    The ``ranks`` on this machine share its cores. A rank with a GPU (``kind`` is ``cuda``) always gets at
-    least one loader process; a rank on the CPU needs ``threads`` cores for itself.
+    The ``ranks`` on this machine share its cores. A rank with a GPU (``kind`` is ``cuda``) gets at least one
+    loader process. A rank on the CPU needs ``threads`` cores for itself.
     """
     if recipe.workers != "auto":
         return recipe.workers

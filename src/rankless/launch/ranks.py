@@ -22,7 +22,7 @@ from rankless.launch.requests import STOP_SIGNALS, Requests
 from rankless.launch.supervisor import Death, Failure, RoundEnd, how_it_ended
 from rankless.runs.directory import RunDirectory
 from rankless.runs.saving import saving_process
-from rankless.world.rendezvous import private_meeting
+from rankless.world.rendezvous import private_rendezvous
 
 NOTICE = 3.0  # seconds for ranks to end by themselves after they lost another rank
 SHOWN = 30
@@ -84,7 +84,7 @@ class Ranks:
 
     def run(self) -> RoundEnd:
         """Run the ranks until all have ended, and return the outcome of the round."""
-        with private_meeting() if self.place is None else contextlib.nullcontext() as meeting:
+        with private_rendezvous() if self.place is None else contextlib.nullcontext() as meeting:
             try:
                 self._start(meeting)
                 failed = self._watch(meeting)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rankless.errors import UserError
 from rankless.hardware.precision import replaced_kernels
-from rankless.world.global_norm import recomputed
+from rankless.world.global_norm import recomputation_contexts
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 
@@ -62,7 +62,8 @@ def _is_flat(module: nn.Module) -> bool:
 
 
 def _contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    first, second = recomputed()
+    """Return contexts for the first computation, which already runs in autocast, and for the second."""
+    first, second = recomputation_contexts()
     return first, _with_kernels(second)
 
 

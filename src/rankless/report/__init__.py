@@ -1,1 +1,1 @@
-"""The report of runs: numbers, curves and images, computed only from their run directories."""
+"""The report of one or more runs, with numbers, curves and images from their run directories alone."""

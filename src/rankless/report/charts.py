@@ -1,4 +1,4 @@
-"""Charts as inline SVG, with colors from the page's CSS variables, and points as JSON for tooltips."""
+"""Charts as inline SVG, with colors from the page's CSS variables and the points as JSON for tooltips."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankless.report.markup import card, embedded, text
 WIDTH, HEIGHT = 420, 230
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 34
 COLORS = 8
-"""Number of line colors, the page's variables ``--c0`` to ``--c7``; further lines reuse them."""
+"""Number of line colors, the page's CSS variables ``--c0`` to ``--c7``. Further lines reuse them."""
 Point = tuple[float, float]
 _LARGEST = 1e100  # a diverged loss may have any value
 
@@ -21,9 +21,9 @@ class Line:
     """A line of a chart.
 
     Attributes:
-        name: the name in the legend; an empty name is not listed.
+        name: the name in the legend. A line with an empty name is not listed.
         points: pairs of x and y, in increasing order of x.
-        color: number of the line's color; None is gray.
+        color: index of the line's color, or None for gray.
         style: ``faint``, ``dashed``, ``dots``, ``points`` (without a line) or empty.
         labels: labels of the points, which tooltips show instead of x.
     """
@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A mark at a position on the horizontal axis; ``kind`` is ``start``, ``bad`` or ``best``."""
+    """A mark on the horizontal axis. ``kind`` is ``start``, ``bad`` or ``best``."""
 
     x: float
     label: str
@@ -50,10 +50,10 @@ class Axes:
 
     Attributes:
         x, y: titles of the axes.
-        x_range, y_range: limits of the axes; None uses the range of the data, rounded outward for y.
+        x_range, y_range: limits of the axes, or None for the range of the data, rounded outward for y.
         log: whether the vertical axis is logarithmic if all values are positive.
         marks: marks on the horizontal axis.
-        x_ticks: positions and labels of the ticks; if empty, round numbers.
+        x_ticks: positions and labels of the ticks, or an empty list for round numbers.
     """
 
     x: str = "step"
@@ -97,8 +97,8 @@ class _Scale:
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Return round numbers for the ticks of an axis from ``low`` to ``high``.
 
-    The first is at most ``low`` and the last at least ``high``. There are at most about ``count`` intervals
-    between them, each 1, 2 or 5 times a power of ten.
+    The first is at most ``low``, and the last is at least ``high``. There are about ``count`` intervals, each
+    1, 2 or 5 times a power of ten.
     """
     if low == high:
         low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
@@ -110,7 +110,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def shown(value: float) -> str:
-    """Format a tick's number in a few characters."""
+    """Return a short label for a number, such as ``1.5k``."""
     if abs(value) < 1e-12:
         return "0"
     if abs(value) >= 1e4:
@@ -123,7 +123,7 @@ def shown(value: float) -> str:
 
 
 def line_chart(title: str, lines: Iterable[Line], axes: Axes | None = None, note: str = "") -> str:
-    """Return a panel with a line chart, or an empty string if no line has two points."""
+    """Return a panel with a line chart, or an empty string if every line has fewer than two points."""
     axes, drawn = axes or Axes(), [line for each in lines if (line := _drawable(each)).points]
     points = [point for line in drawn for point in line.points]
     if max((len(line.points) for line in drawn), default=0) < 2:
@@ -140,7 +140,7 @@ def _drawable(line: Line) -> Line:
 
 
 def stacked_chart(title: str, lines: Sequence[Line], axes: Axes, note: str = "") -> str:
-    """Return a panel with a chart of stacked areas; all lines must have the same x values."""
+    """Return a panel with a stacked area chart. All lines must have the same x values."""
     drawn = [line for line in lines if any(y for _, y in line.points)]
     if not drawn:
         return ""
@@ -163,13 +163,13 @@ def stacked_chart(title: str, lines: Sequence[Line], axes: Axes, note: str = "")
 def column_chart(
     title: str, edges: Sequence[str], series: Sequence[tuple[str, Sequence[float | None]]], y: str, note: str
 ) -> str:
-    """Return a panel with a column chart: one column per series, side by side in each range.
+    """Return a panel with a column chart, with one column per series side by side in each range.
 
     Args:
         title: title of the panel.
-        edges: lower ends of the ranges; the last range has no upper end.
-        series: pairs of a name and its values, one per range; None leaves out the column.
-        y: title of the vertical axis; ``recall`` has a range of 0 to 1.
+        edges: lower ends of the ranges. The last range has no upper end.
+        series: pairs of a name and its values, one value per range. None leaves out the column.
+        y: title of the vertical axis. An axis named ``recall`` ranges from 0 to 1.
         note: HTML below the columns.
     """
     values = [value for _, row in series for value in row if value is not None]
@@ -201,15 +201,15 @@ def column_chart(
 
 
 FEW = 50
-"""Smallest number of points for which a line is smoothed."""
+"""Minimum number of points for a line to be smoothed."""
 
 
 def smoothed(points: Sequence[Point], reach: int | None = None) -> list[Point]:
-    """Return the mean of each point and its neighbors within ``reach``, by default a 25th of all points.
+    """Return a moving average of the points over ``reach`` neighbors on each side.
 
-    Near the start, where losses fall quickly, the result is a line fitted to the first points (a
-    Savitzky-Golay filter), clipped to the range of all values. Near the end, it is constant, so that an
-    unusual last step does not bend the curve.
+    By default, ``reach`` is a 25th of the number of points. Near the start, where losses fall quickly, the
+    result is a line fitted to the first points (a Savitzky-Golay filter), clipped to the range of all values.
+    Near the end, it is constant, so that an unusual last step does not bend the curve.
     """
     if reach is None:
         reach = max(len(points) // 25, 4) if len(points) >= FEW else 0

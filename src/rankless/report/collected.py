@@ -1,6 +1,7 @@
-"""The contents of a run directory, read once and then updated line by line.
+"""The contents of a run directory, read once and then updated with new lines of the journal.
 
-The steps' numbers take a bounded amount of memory: a bin holds one step or the sums over a range of steps.
+The numbers of the steps take a bounded amount of memory, because long runs are stored as sums over ranges of
+steps (bins).
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from rankless.runs.pace import Pace
 from rankless.runs.scoring import LOWER_IS_BETTER, is_better, name_of_best
 
 MOST = 1000
-"""Largest number of bins, about one per pixel of a chart, so that the page of a long run stays small."""
+"""Maximum number of bins, about one per pixel of a chart, so that the page of a long run stays small."""
 
 _LARGEST = 1e100
 
 
 @dataclass
 class Bin:
-    """The steps from ``first`` to ``last``, with the sum and the count of each number."""
+    """A range of steps, ``first`` to ``last``, with the sum and the count of each number by name."""
 
     first: int
     last: int
@@ -38,19 +39,19 @@ class Bin:
     counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, values: Mapping[str, float], counts: Mapping[str, int] | None = None) -> None:
-        """Add numbers; with ``counts``, each value is already the sum of that many numbers."""
+        """Add numbers by name or, with ``counts``, sums of that many numbers each."""
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
             self.counts[name] = self.counts.get(name, 0) + (counts[name] if counts else 1)
 
     def mean(self, name: str) -> float | None:
-        """Return the mean of the number ``name``, or None if it does not occur."""
+        """Return the mean of the numbers called ``name``, or None if there are none."""
         count = self.counts.get(name, 0)
         return self.sums[name] / count if count else None
 
 
 class Binned:
-    """The numbers of all steps, in at most ``most`` bins; if there are more, pairs of bins are merged."""
+    """The numbers of all steps in at most ``most`` bins, kept below this limit by merging pairs of bins."""
 
     def __init__(self, most: int = MOST) -> None:
         self.most, self.width = most, 1
@@ -60,7 +61,7 @@ class Binned:
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Add the numbers of a step, except those that are not finite or so large that a sum may overflow.
 
-        Steps count from 1 and must increase.
+        Steps start at 1 and must increase.
         """
         finite = {name: value for name, value in values.items() if abs(value) < _LARGEST}
         self.names |= dict.fromkeys(finite)
@@ -81,14 +82,14 @@ class Binned:
             self.bins[-1].add(one.sums, one.counts)
 
     def points(self, name: str) -> Iterator[tuple[float, float]]:
-        """Yield the middle step and the mean of each bin that has the number ``name``."""
+        """Yield the middle step of each bin and the mean of its numbers called ``name``."""
         for one in self.bins:
             mean = one.mean(name)
             if mean is not None:
                 yield (one.first + one.last) / 2, mean
 
     def total(self, name: str) -> float:
-        """Return the sum of the number ``name`` over all steps."""
+        """Return the sum of the numbers called ``name`` over all steps."""
         return math.fsum(one.sums.get(name, 0.0) for one in self.bins)
 
 
@@ -104,22 +105,22 @@ class Collected:
     Attributes:
         run: the run directory.
         name: the name to display.
-        steps: numbers of the steps: ``loss``, ``lr``, ``gradient_norm``, ``epoch`` and ``part:NAME``. In
-            seconds: ``seconds``, ``waited`` (for images), ``network`` (for other ranks) and ``elapsed``
-            (since the first step began).
+        steps: the numbers of the steps: ``loss``, ``lr``, ``gradient_norm``, ``epoch`` and ``part:NAME``, and
+            the durations ``seconds``, ``waited`` (for images), ``network`` (for other ranks) and ``elapsed``
+            (since the start of the first step), in seconds.
         step: number of the last step.
         evaluations: step and scores of each evaluation, in order.
         events: the journal's events, each with the ``step`` after which it happened, and the time ``when`` in
             seconds since 1970, or None if unknown.
-        spread: steps, each with every rank's milliseconds per micro-batch.
-        memory: peak memory of each rank's device in MiB, as last gathered; empty if unknown.
-        busy: fraction of time that each rank's device computed, as last gathered; empty if unknown.
-        recipe: values by dotted key; empty if the recipe cannot be read.
+        spread: pairs of a step and every rank's milliseconds per micro-batch.
+        memory: last recorded peak memory of each rank's device in MiB. Empty if unknown.
+        busy: last recorded fraction of time that each rank's device computed. Empty if unknown.
+        recipe: values by dotted key. Empty if the recipe cannot be read.
         recipe_text: the text of ``recipe.yaml``.
         starts: entries of ``environment.json``.
-        details: details of the best evaluation (``evaluation.json``); empty if there are none.
-        pace: the pace of all steps.
-        times: the beginning of the first step and the end of the last one, in seconds since 1970; None if
+        details: details of the best evaluation from ``evaluation.json``. Empty if there are none.
+        pace: the speed of all steps.
+        times: the start of the first step and the end of the last one, in seconds since 1970, or None if
             unknown.
     """
 
@@ -153,7 +154,7 @@ class Collected:
         except OSError as error:
             raise UserError(
                 f"{self.run.path}: not a run directory with a journal ({error.strerror or error}); expected "
-                "the directory of a run; rankless train writes the journal a few seconds after its start"
+                "the directory of a run, whose journal exists a few seconds after the run starts"
             ) from None
         self._read_beside()
         return self
@@ -176,7 +177,8 @@ class Collected:
         timing: dict[str, Any] = entry.get("timing", {})
         parts = entry.get("parts")
         values = {name: _number(entry.get(name)) for name in _PLAIN}
-        values |= {f"part:{name}": _number(value) for name, value in _pairs(parts)}
+        if isinstance(parts, dict):
+            values |= {f"part:{name}": _number(value) for name, value in parts.items()}
         seconds = _number(timing.get("seconds"))
         values["seconds"] = seconds
         if seconds is not None:
@@ -214,19 +216,19 @@ class Collected:
 
     @property
     def score_name(self) -> str | None:
-        """Name of the score that chooses the best weights, or None if there is none."""
+        """Name of the score that selects the best weights, or None if there is none."""
         given = str(self.recipe.get("evaluate.best", "auto"))
         return name_of_best(given, self.evaluations[-1][1]) if self.evaluations else None
 
     @property
     def drawn_score(self) -> str | None:
-        """Name of the score drawn beside the losses: ``score_name`` or, if it is a loss, the task's score."""
+        """Name of the score to draw: ``score_name`` or, if that is a loss, the task's score."""
         name = self.score_name
         return name_of_best("auto", self.evaluations[-1][1]) if name in LOWER_IS_BETTER else name
 
     @property
     def best(self) -> tuple[int, dict[str, Any]] | None:
-        """Step and scores of the best evaluation (the first one in a tie), or None if there is none."""
+        """Step and scores of the best evaluation (the first one if tied), or None if there is none."""
         name, best = self.score_name, None
         for step, scores in self.evaluations:
             value = _number(scores.get(name)) if name else None
@@ -236,12 +238,12 @@ class Collected:
 
     @property
     def images_per_second(self) -> float | None:
-        """Images per second of all ranks together over the run, or None if unknown."""
+        """Images per second of all ranks together, averaged over the run, or None if unknown."""
         images = _number(self.recipe.get("batch.images"))
         return self.pace.images_per_second(images) if images else None
 
     def elapsed(self, step: float, when: float | None = None) -> float:
-        """Return the seconds from the beginning of the first step to the end of ``step``, or to ``when``."""
+        """Return the seconds from the start of the first step to the end of ``step``, or to ``when``."""
         if when is not None and self.times:
             return max(when - self.times[0], 0.0)
         points = [(0.0, 0.0), *self.steps.points("elapsed")]
@@ -289,7 +291,3 @@ def _number(value: Any) -> float | None:
 
 def _whole(value: Any) -> int:
     return value if type(value) is int else 0
-
-
-def _pairs(value: Any) -> list[tuple[str, Any]]:
-    return list(value.items()) if isinstance(value, dict) else []

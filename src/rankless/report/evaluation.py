@@ -1,4 +1,4 @@
-"""Panels for the best evaluation: scores, curves, classes, confusion matrix and object sizes."""
+"""Panels of the best evaluation: scores, curves, classes, confusion matrix and object sizes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rankless.report.collected import Collected
 from rankless.report.markup import card, number, pairs, table, text
 
 _NAMED = 8
-"""Number of classes that are drawn in a color of their own; the others are gray lines."""
+"""Maximum number of classes drawn in their own color. Other classes are drawn as gray lines."""
 _NUMBERED = 24
-"""Largest number of classes for which the confusion matrix has numbers; with more, it has only colors."""
+"""Maximum number of classes for which the confusion matrix shows numbers. A larger one shows only colors."""
 _MOST_BARS = 40
 _GRID = [step / 100 for step in range(101)]
 
 
 def class_names(details: Mapping[str, Any]) -> list[str]:
-    """Return the class names; a repeated name gets its label appended to make it unique."""
+    """Return the class names, with the label appended to a repeated name to make it unique."""
     names: list[str] = []
     for label, name in enumerate(details.get("classes", [])):
         names.append(f"{name} ({label})" if name in names else str(name))
@@ -26,7 +26,7 @@ def class_names(details: Mapping[str, Any]) -> list[str]:
 
 
 def curve_charts(run: Collected) -> str:
-    """Return charts of precision, recall and F1 by threshold, of precision–recall, and of calibration."""
+    """Return charts of scores by threshold, of precision–recall curves, and of calibration."""
     details = run.details
     parts = []
     if thresholds := details.get("thresholds"):
@@ -93,7 +93,7 @@ def _precision_recall(details: Mapping[str, Any]) -> str:
 
 
 def compared(runs: Sequence[Collected]) -> str:
-    """Return charts of the mean precision–recall curves of several runs, and of their F1 by threshold."""
+    """Return charts of the mean precision–recall curve and of the F1 by threshold for several runs."""
     means: list[Line] = []
     f1: list[Line] = []
     for color, run in enumerate(runs):
@@ -109,7 +109,7 @@ def compared(runs: Sequence[Collected]) -> str:
 
 
 def class_table(run: Collected) -> str:
-    """Return a table of each class's scores, with Pascal VOC's AP beside COCO's."""
+    """Return a table of each class's scores, with both COCO's and Pascal VOC's AP."""
     if run.best is None or not isinstance(per_class := run.best[1].get("per_class"), dict):
         return ""
     step, details = run.best[0], run.details if run.details.get("step") == run.best[0] else {}
@@ -138,7 +138,7 @@ def class_table(run: Collected) -> str:
         rows.append((text(name), *cells))
     note = ""
     if pascal:
-        note = "VOC's AP is at an IoU of 0.5: at 11 recalls as in 2007, and at all points as since 2010. "
+        note = "VOC's AP uses an IoU of 0.5: AP11 has 11 recall levels (VOC 2007), AP has all (since 2010). "
     if at_best:
         note += "P and R are at the threshold with the best F1."
     return card(
@@ -147,7 +147,7 @@ def class_table(run: Collected) -> str:
 
 
 def score_table(run: Collected) -> str:
-    """Return a table of all scores of the best and the last evaluation, and Pascal VOC's AP."""
+    """Return a table of all scores of the best and the last evaluation, including Pascal VOC's AP."""
     if run.best is None:
         return ""
     (best, first), (last, second) = run.best, run.evaluations[-1]
@@ -162,7 +162,9 @@ def score_table(run: Collected) -> str:
         rows += [
             (f"VOC {name}", number(pascal[name], "evaluation", "pascal", name)) for name in ("AP11", "AP")
         ]
-    note = f"Best, step {best:,}" + (f"; small, the last, step {last:,}." if last != best else ".")
+    note = f"Best evaluation: step {best:,}."
+    if last != best:
+        note += f" Small numbers: last evaluation, step {last:,}."
     return card("Scores", pairs(rows, "short"), note, width="all")
 
 
@@ -178,12 +180,12 @@ def confusion_panel(run: Collected) -> str:
         ]
     if matrix:
         labels = [*names, *(("background",) if len(matrix) == len(names) + 1 else ())]
-        note = "Rows are true classes, columns are predicted classes; the color is the fraction of the row."
+        note = "Rows are true classes, and columns are predicted classes. Colors show fractions of the row."
         if len(labels) > len(names):
             note += " Background: detections without an object (row) and objects not found (column)."
         if "thresholds" in details and source == "evaluation":
             best = number(details["thresholds"]["best"], "evaluation", "thresholds", "best", digits=3)
-            note += f" Detections that score at least {best}."
+            note += f" Only detections with a score of at least {best} are counted."
         body = "".join(_matrix(matrix, labels, source, step))
         return card("Confusion matrix", body, note, width="two" if len(labels) > 11 else "")
     if confused := details.get("confused"):
@@ -209,7 +211,7 @@ def _matrix(
         for column, count in enumerate(counts):
             kind = "right" if row == column else "wrong"
             share = f'style="--v:{count / total:.3f}"' if count else ""
-            said = text(f"{name} taken for {labels[column]}: {count:,} ({count / total:.0%})")
+            said = text(f"{name} predicted as {labels[column]}: {count:,} ({count / total:.0%})")
             cell = number(count, source, "confusion", row, column, step=step) if count and not many else ""
             yield f'<td class="{kind}" {share} title="{said}">{cell}</td>'
         yield "</tr>"
@@ -236,7 +238,7 @@ def size_charts(run: Collected) -> str:
         )
         for name, key in (("at the best threshold", "found"), ("at any threshold", "found_at_any"))
     ]
-    note = "By the side of a square of the object's area, in pixels."
+    note = "Size: square root of the object's area, in pixels."
     parts = [column_chart("Recall by object size", edges, recalls, "recall", note)]
     shares = [("evaluation", sizes["truths"])]
     if training:
@@ -247,7 +249,7 @@ def size_charts(run: Collected) -> str:
 
 
 def class_bars(run: Collected) -> str:
-    """Return bars of the number of objects or images of each class, for training and evaluation."""
+    """Return bars with the number of objects or images of each class, for training and evaluation."""
     details, names = run.details, class_names(run.details)
     truths, training = details.get("truths"), details.get("training", {}).get("truths")
     if not truths:
@@ -271,5 +273,5 @@ def class_bars(run: Collected) -> str:
     kinds = [("training", 0)] if training else []
     legend = "".join(f'<li class="c{color}">{name}</li>' for name, color in [*kinds, ("evaluation", 1)])
     body = f'<ul class="legend">{legend}</ul><dl class="bars">{"".join(rows)}</dl>'
-    more = f"The {_MOST_BARS} most frequent of {len(names):,}." if len(names) > _MOST_BARS else ""
+    more = f"The {_MOST_BARS} most frequent of {len(names):,} classes." if len(names) > _MOST_BARS else ""
     return card(f"{what} by class", body, more)

@@ -13,19 +13,16 @@ from rankless.report.markup import number, text
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 _LABELS = 12
-"""Largest number of labels on an image, so that they do not hide it.
-
-An image with more than twice as many boxes has no labels.
-"""
+"""Maximum number of labels on an image. An image with more than twice as many boxes has no labels."""
 _SCORED = 5
-"""Largest number of boxes in an image for which the labels include scores."""
+"""Maximum number of boxes in an image for the labels to include scores."""
 
 _TRUTHS = ("missed", "found", "ignored")
 _FOUND = ("wrong", "right", "ignored")
 
 
 def galleries(run: Collected) -> str:
-    """Return the section of example images, the worst first."""
+    """Return the section of example images, worst first."""
     examples = run.details.get("examples", [])
     names = class_names(run.details)
     parts = []
@@ -39,9 +36,9 @@ def galleries(run: Collected) -> str:
     if "iou" in run.details:
         key = (
             '<ul class="legend boxes"><li class="found">found</li><li class="missed">missed</li>'
-            '<li class="right">right</li><li class="wrong">wrong</li>'
+            '<li class="right">correct</li><li class="wrong">wrong</li>'
             '<li class="ignored">not counted</li></ul>'
-            '<p class="note">Left: the truth. Right: predictions at the threshold with the best F1.</p>'
+            '<p class="note">Left: ground truth. Right: predictions at the threshold with the best F1.</p>'
         )
     return f'<section class="examples"><h2>Images</h2>{key}{"".join(parts)}</section>\n'
 
@@ -74,7 +71,7 @@ def _example(at: int, one: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def _judged(is_right: bool, place: int) -> str:
-    """Return the style of a predicted class: right, wrong (only for the likeliest class) or none."""
+    """Return the CSS class of a predicted class: ``right``, ``wrong`` (only for the likeliest) or empty."""
     return "right" if is_right else "wrong" if not place else ""
 
 

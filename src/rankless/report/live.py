@@ -1,4 +1,4 @@
-"""A server that shows a run's report during training to local browsers; each request renders it anew."""
+"""A local server for a run's report during training. Each request renders the report anew."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ _AGAIN = 5  # seconds
 
 
 @contextmanager
-def served(run: Path, port: int | None = None) -> Iterator[ThreadingHTTPServer]:
-    """Provide a server for the report of ``run``; it answers requests once ``serve_forever`` is called.
+def report_server(run: Path, port: int | None = None) -> Iterator[ThreadingHTTPServer]:
+    """Yield a server for the report of ``run``, which handles requests once ``serve_forever`` is called.
 
-    It listens on ``port`` of the loopback address, or by default on the first free port from :data:`PORT` on.
+    It listens on ``port`` of the loopback address, by default on the first free port starting at
+    :data:`PORT`.
     """
     collected = Collected(run).refresh()
     lock, newest = threading.Lock(), lru_cache(maxsize=1)(lambda best, last: of_run(run))
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            # A request with another host name may come from a foreign page (DNS rebinding).
+            # A request with another host name may come from a malicious page (DNS rebinding).
             if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
                 self.send_error(HTTPStatus.FORBIDDEN)
                 return
@@ -65,4 +66,4 @@ def _bound(handler: type[BaseHTTPRequestHandler], port: int | None) -> Threading
         except OSError as error:
             problem = error
     tried = f"{port}" if port is not None else f"{PORT} to {PORT + _TRIED - 1}"
-    raise UserError(f"--port {tried}: cannot be used ({problem.strerror}); give another --port")
+    raise UserError(f"--port {tried}: cannot be used ({problem.strerror}); use another --port")

@@ -1,4 +1,4 @@
-"""HTML fragments, in which text from files is escaped and numbers carry their origin."""
+"""HTML fragments, with text from files escaped and the origin of each number as an attribute."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from rankless.errors import escaped
 from rankless.printing import finite
 
 _CARD = re.compile(r'<section class="card (two|all|)"')
-"""The beginning of a panel. Text from files cannot contain it, because that text is escaped."""
+"""The opening tag of a panel. Escaped text from files cannot contain it."""
 _WIDTHS = {"": 1, "two": 2, "all": 3}  # widths in columns
 
 
 def text(value: object) -> str:
-    """Convert a value from a file to text that is safe in HTML, including attributes."""
+    """Convert a value from a file to text that is safe in HTML, including in attributes."""
     return escape(escaped(str(value)))
 
 
 def number(value: Any, *where: str | int, digits: int = 4, step: int | None = None) -> str:
-    """Format a number, with its exact value and origin in HTML attributes, or return – if it is not finite.
+    """Format a number as HTML, with its exact value and origin as attributes, or as – if it is not finite.
 
     Args:
         value: the number.
-        where: the file's name and the keys that lead to it, as in ``("scores", "per_class", "cat", "AP")``.
-        digits: digits after the decimal point; integers have none.
-        step: step of the evaluation that the number comes from.
+        where: the file's name and the keys of the number, as in ``("scores", "per_class", "cat", "AP")``.
+        digits: digits after the decimal point. Integers have none.
+        step: step of the evaluation that the number is from.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return '<span class="none">–</span>'
@@ -40,18 +40,18 @@ def number(value: Any, *where: str | int, digits: int = 4, step: int | None = No
 
 
 def card(title: str, body: str, note: str = "", *, width: str = "") -> str:
-    """Return a panel with a title; ``width`` is empty for one column, ``two``, or ``all``."""
+    """Return a panel with a title. ``width`` is empty for one column, ``two`` or ``all``."""
     below = f'<p class="note">{note}</p>' if note else ""
     return f'<section class="card {width}"><h3>{text(title)}</h3>{body}{below}</section>\n'
 
 
 def tile(name: str, value: str, kind: str = "") -> str:
-    """Return a tile with a key figure, given as HTML; a tile of kind ``main`` is highlighted."""
+    """Return a tile with a key figure, given as HTML. A tile of kind ``main`` is highlighted."""
     return f'<div class="tile {kind}"><b>{value}</b><span>{text(name)}</span></div>'
 
 
-def laid_out(cards: str) -> str:
-    """Set the panels' widths so that they fill their rows, on pages with three and with two columns."""
+def fill_rows(cards: str) -> str:
+    """Return the panels with widths that fill the rows of pages with three or two columns."""
     widths = [_WIDTHS[found[1]] for found in _CARD.finditer(cards)]
     spans = iter(zip(_spans(widths, 3), _spans(widths, 2), strict=True))
 
@@ -76,7 +76,10 @@ def _spans(widths: Sequence[int], columns: int) -> list[int]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "") -> str:
-    """Return a scrolling table; ``head`` is text, cells are HTML, and a row's first cell is its title."""
+    """Return a scrollable table.
+
+    ``head`` contains text. The cells are HTML, and the first cell of a row is its title.
+    """
     titles = "".join(f'<th scope="col">{text(title)}</th>' for title in head)
     lines = "".join(
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
@@ -89,7 +92,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "")
 def pairs(rows: Iterable[tuple[str, str]], kind: str = "") -> str:
     """Return pairs of names and values, both HTML, in as many columns as fit.
 
-    The ``kind`` "short" has narrow columns.
+    The columns are narrow if ``kind`` is ``short``.
     """
     lines = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in rows)
     return f'<dl class="pairs {kind}">{lines}</dl>'
@@ -105,6 +108,6 @@ def duration(seconds: float) -> str:
 
 
 def embedded(value: Any) -> str:
-    """Return a script element with a value as JSON; no text in the value can end the element."""
+    """Return a script element with a value as JSON, escaped so that no text can close the element."""
     content = json.dumps(finite(value), ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json">{content}</script>'

@@ -12,7 +12,7 @@ from rankless.report.markup import card, duration, number, pairs, table, text, t
 from rankless.runs.pace import speed_text
 
 Digests = Mapping[str, str]
-"""SHA-256 of each run's weights, keyed by the run's path; a run still in progress has none."""
+"""SHA-256 of each run's weights by the run's path. Runs in progress have no entry."""
 _HEADLINE = ("AP", "AP50", "AP75", "top1", "top5", "f1")
 
 
@@ -31,15 +31,15 @@ def claim(run: Collected, digest: str | None) -> str:
     if (speed := run.images_per_second) is not None:
         tiles.append(tile("images/s", speed_text(speed)))
     if run.pace.waited is not None:
-        tiles.append(tile("waited for images", f"{run.pace.waited:.0%}"))
+        tiles.append(tile("waiting for images", f"{run.pace.waited:.0%}"))
     if run.ranks:
         tiles.append(tile("ranks", f"{run.ranks}"))
     if run.memory:
         sizes = dict.fromkeys(f"{one / 1024:.1f}" for one in (min(run.memory), max(run.memory)))
-        tiles.append(tile("memory of a rank", f"{'–'.join(sizes)} GiB"))
+        tiles.append(tile("memory per rank", f"{'–'.join(sizes)} GiB"))
     if run.busy:
         shares = dict.fromkeys(f"{one:.0%}" for one in (min(run.busy), max(run.busy)))
-        tiles.append(tile("a rank computes", f"{'–'.join(shares)} of the time"))
+        tiles.append(tile("time computing per rank", "–".join(shares)))
     steps = f"{run.step:,}"
     tiles.append(tile("steps", steps))
     sentence = f"{_what(run)}; {text(run.state)}, {steps} {'step' if run.step == 1 else 'steps'}"
@@ -67,12 +67,12 @@ def _what(run: Collected) -> str:
 
 
 def _spent(run: Collected) -> str:
-    """Return the duration of all steps, as ``rankless runs`` prints it."""
+    """Return the total duration of the steps, as ``rankless runs`` prints it."""
     return duration(run.steps.total("seconds"))
 
 
 def comparison(runs: Sequence[Collected], digests: Digests) -> str:
-    """Return tables of several runs' results and of the differences between their recipes."""
+    """Return a table of the runs' results and a table of the differences between their recipes."""
     rows: list[list[str]] = [["state", *(text(run.state) for run in runs)]]
     names = [name for name in _HEADLINE if any(run.best and name in run.best[1] for run in runs)]
     for name in names:
@@ -88,7 +88,7 @@ def comparison(runs: Sequence[Collected], digests: Digests) -> str:
         cells = [f'<code title="{text(one)}">{text(one[:12])}…</code>' if one else "–" for one in shown]
         rows.append(["digest", *cells])
         same = [f"{a.name} and {b.name}" for a, b in _equal(runs, shown)]
-        note = f"The weights of {text('; '.join(same))} are the same, bit for bit." if same else ""
+        note = f"The weights of {text('; '.join(same))} are bitwise identical." if same else ""
     else:
         note = ""
     head = ["", *(run.name for run in runs)]
@@ -107,7 +107,7 @@ def _equal(runs: Sequence[Collected], digests: Sequence[str | None]) -> list[tup
 
 
 def _differences(runs: Sequence[Collected]) -> str:
-    """Return a table of the recipe keys with different values."""
+    """Return a table of the recipe keys whose values differ."""
     keys = dict.fromkeys(key for run in runs for key in run.recipe)
     rows = []
     for key in keys:
@@ -115,7 +115,7 @@ def _differences(runs: Sequence[Collected]) -> str:
         if any(value != values[0] for value in values[1:]):
             rows.append([f"<code>{text(key)}</code>", *(text(_value(value)) for value in values)])
     if not rows:
-        return card("Recipes", "<p>The recipes are the same.</p>", width="all")
+        return card("Recipes", "<p>The recipes are identical.</p>", width="all")
     return card(
         "Differences between the recipes", table(["key", *(run.name for run in runs)], rows), width="all"
     )
@@ -127,7 +127,7 @@ def _value(value: Any) -> str:
 
 
 def environment(run: Collected) -> str:
-    """Return panels of the run's hardware and software, and of its starts."""
+    """Return panels with the run's hardware and software, and with its starts."""
     parts = []
     if run.starts:
         last = run.starts[-1]
@@ -141,7 +141,7 @@ def environment(run: Collected) -> str:
             values = last.get(section)
             if isinstance(values, dict):
                 rows += [(text(name), text(value)) for name, value in values.items()]
-        note = f"The last of {len(run.starts)} starts." if len(run.starts) > 1 else ""
+        note = f"At the last of {len(run.starts)} starts." if len(run.starts) > 1 else ""
         parts.append(card("Environment", pairs(rows), note, width="all"))
         if len(run.starts) > 1:
             cells = ("started", "after_step", "world_size", "host")

@@ -1,30 +1,34 @@
-"""The report's page: one self-contained HTML file for small and large screens, in light and dark mode.
+"""The report as one self-contained HTML file for small and large screens, in light and dark mode.
 
-It makes no network requests; its content security policy forbids them.
+Its content security policy forbids network requests.
 """
 
 from __future__ import annotations
 
+import html
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rankless import __version__
+from rankless.errors import UserError, check_all
 from rankless.files.writing import beside
 from rankless.report import evaluation, overview, timeline, training
 from rankless.report.collected import Collected
 from rankless.report.examples import galleries
-from rankless.report.markup import card, laid_out, text
+from rankless.report.markup import card, fill_rows, text
+from rankless.runs.weights_digest import of_run
 
 _HERE = Path(__file__).parent
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 def render(runs: Sequence[Collected], digests: overview.Digests | None = None, *, refresh: int = 0) -> str:
-    """Return the page of one run, or of several side by side; the runs must be refreshed already.
+    """Return the page of one run, or of several runs side by side.
 
-    ``digests`` maps run directories, as given, to digests of weights. The browser reloads the page after
-    ``refresh`` seconds unless that is 0.
+    ``digests`` maps run directories, as given, to digests of weights. If ``refresh`` is not 0, the browser
+    reloads the page after that many seconds.
     """
     known = digests or {}
     if len(runs) == 1:
@@ -44,7 +48,7 @@ def render(runs: Sequence[Collected], digests: overview.Digests | None = None, *
 
 
 def document(title: str, body: str, *, refresh: int = 0) -> str:
-    """Return a page with a title and the HTML below it."""
+    """Return a complete HTML page with a title and a body."""
     style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     again = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
     return (
@@ -82,7 +86,7 @@ def _sections(run: Collected) -> str:
 
 
 def _title_of_details(run: Collected) -> str:
-    """Return the title of the best evaluation; in a copy of a run, the details may be from an older step."""
+    """Return the title of the section. In a copy of a run, the details may be from an older step."""
     step = run.details.get("step")
     if run.best is None or step is None or step == run.best[0]:
         return "Best evaluation"
@@ -90,22 +94,54 @@ def _title_of_details(run: Collected) -> str:
 
 
 def _panel(make: Callable[[Any], str], subject: Collected | Sequence[Collected]) -> str:
-    """Return the result of ``make``, or a sentence if a file of the run has an unexpected form."""
+    """Return the result of ``make``, or a note if a file of the run has an unexpected format."""
     try:
         return make(subject)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         runs = [subject] if isinstance(subject, Collected) else subject
         files = ", ".join(text(run.run.evaluation) for run in runs)
-        return card("Not shown", f"<p>{files}: not in the form that this version writes.</p>")
+        return card("Not shown", f"<p>{files}: not in the format of this version.</p>")
 
 
 def section(title: str, cards: str) -> str:
     """Return a section with a title and panels, or an empty string if there are no panels."""
-    return f'<h2>{title}</h2><div class="grid">{laid_out(cards)}</div>\n' if cards else ""
+    return f'<h2>{title}</h2><div class="grid">{fill_rows(cards)}</div>\n' if cards else ""
 
 
 def write(runs: Sequence[Collected], path: Path, digests: overview.Digests | None = None) -> None:
-    """Write the page, replacing an earlier one."""
+    """Write the page to ``path``, replacing an earlier one."""
     content = render(runs, digests)
     with beside(path, durable=False) as part:
         part.write_text(content, encoding="utf-8")
+
+
+class Report:
+    """The report of one run, or of several side by side, which a notebook displays as the value of a cell.
+
+    The report is a frame without access to the notebook around it. It shows the runs as they were when this
+    object was created. They may still be in progress.
+
+    Args:
+        runs: run directories.
+        height: height of the frame in pixels.
+
+    Raises:
+        UserError: no run is given, or a folder is not a run directory with a journal.
+
+    Examples:
+        >>> page = rankless.Report("runs/digits")
+        >>> page._repr_html_()[:15]
+        '<iframe srcdoc='
+    """
+
+    def __init__(self, *runs: str | os.PathLike[str], height: int = 720) -> None:
+        if not runs:
+            raise UserError("rankless.Report(): expected at least one run directory, such as runs/digits")
+        collected = check_all(*(Collected(Path(run)).refresh for run in runs))
+        digests = {str(one.run.path): of_run(one.run.path) or "" for one in collected}
+        self._page, self._height = render(collected, digests), height
+
+    def _repr_html_(self) -> str:
+        style = f"box-sizing:border-box;width:100%;height:{self._height:d}px;border:1px solid #8886"
+        page = html.escape(self._page)
+        return f'<iframe srcdoc="{page}" sandbox="allow-scripts" title="report" style="{style}"></iframe>'

@@ -1,4 +1,4 @@
-"""Curves of runs as an image for papers and slides."""
+"""The curves of runs as an image for papers and slides."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = ("#2467b3", "#c25a0c", "#2a8352", "#a83a72", "#6a55b8", "#84681a", "#137f8a", "#b03a3a")
-"""Colors of lines and bars, also in other charts."""
+"""Colors of lines and bars, also used for other charts."""
 _GRAY = "#8a8a8a"
 
 
 def plot(runs: Sequence[Collected], out: Path, outputs: Outputs) -> None:
-    """Write an image with the runs' losses, scores, learning rates and step times."""
+    """Write a figure of the runs' losses, scores, learning rates and step times to ``out``."""
     if not any(run.step or run.evaluations for run in runs):
-        raise UserError(f"{runs[0].run.journal}: has no steps and no evaluations; train for longer first")
+        raise UserError(
+            f"{runs[0].run.journal}: contains no steps and no evaluations; train for longer first"
+        )
     with outputs.writing(out) as file:
         save(figure(runs), file, out.suffix[1:].lower())
 
 
 def figure(runs: Sequence[Collected], *, details: bool = True) -> Figure:
-    """Return a figure of losses and scores; with ``details``, also of learning rates and step times."""
+    """Return a figure of losses and scores and, with ``details``, of learning rates and step times."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -64,7 +66,7 @@ def save(made: Figure, file: Path | BinaryIO, format: str) -> None:
 
 
 def _draw(run: Collected, color: str, panels: tuple[Any, ...], *, alone: bool) -> None:
-    """Draw a run's losses, scores, learning rate and times; a single run gets more lines."""
+    """Draw a run's losses, scores, learning rate and step times, with more lines if it is the only run."""
     (loss, scores, *beside), name = panels, run.name.replace("$", r"\$")
     points = list(run.steps.points("loss"))
     if alone:

@@ -1,4 +1,4 @@
-"""The timeline of a run: how its time was spent, with pauses, restarts and errors marked."""
+"""The timeline of a run, which shows how its time was spent and marks pauses, restarts and errors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rankless.report.training import marked, steps_axes
 
 _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 _PAUSE = 0.02
-"""Fraction of the total time above which the time between two steps is shown as a gap."""
+"""Fraction of the total time above which the time between two steps is drawn as a gap."""
 _MOST_RANKS = 16
-_LONGEST = 1e10  # seconds; longer times come from a wrong clock
+_LONGEST = 1e10  # seconds; a longer time means that the clock was wrong
 
 
 @dataclass(frozen=True)
 class _Clock:
-    """The horizontal axis: time since the start of the first step, or steps if the journal has no times."""
+    """The horizontal axis: the time since the start of the first step, or steps if no times are known."""
 
     run: Collected
     whole: float
@@ -53,19 +53,19 @@ def time_charts(run: Collected) -> str:
         Line(name, _with_pauses(smoothed(line), pauses), color)
         for color, (name, line) in enumerate(rows.items())
     ]
-    note = "Rank 0, smoothed. On GPUs the host does not see what the device waits for."
+    note = "Rank 0, smoothed. On GPUs, the host does not see what the device waits for."
     if clock.whole:
         steps = run.steps.total("seconds")
         note += f" The steps took {duration(steps)}"
         if (rest := clock.whole - steps) >= 1:
-            note += f"; another {duration(rest)} went to evaluations, checkpoints and pauses"
+            note += f", and evaluations, checkpoints and pauses took {duration(rest)}"
         note += "."
-    note += " Images/s and waiting above leave out the first step of each start."
+    note += " The images/s and the waiting time above exclude the first step of each start."
     return stacked_chart("Step time in ms", smooth, clock.axes(), note) + _spread(run, clock)
 
 
 def _parts(run: Collected, clock: _Clock) -> tuple[dict[str, list[Point]], list[tuple[float, float]]]:
-    """Return the milliseconds of each step by part, and the beginnings and ends of pauses."""
+    """Return the milliseconds of each step by part, and the start and end of each pause."""
     rows: dict[str, list[Point]] = {"computing": [], "waiting for images": [], "network and other ranks": []}
     pauses: list[tuple[float, float]] = []
     before = 0.0
@@ -103,8 +103,8 @@ def _spread(run: Collected, clock: _Clock) -> str:
         for rank in range(min(ranks, _MOST_RANKS))
     ]
     return line_chart(
-        "Own time per rank in ms",
+        "Computing time per rank in ms",
         lines,
         clock.axes(),
-        "Per micro-batch, without waiting for others; the median since the previous evaluation.",
+        "Median per micro-batch since the previous evaluation, without waiting for other ranks.",
     )

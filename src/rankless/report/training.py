@@ -1,4 +1,4 @@
-"""Panels about a run's training: losses, rates, scores and events."""
+"""Panels of a run's training: losses, learning rates, scores and events."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _LOSSES = ("loss", "nll")
 _UNSHOWN = ("ARs", "ARm", "ARl", "unreadable")
 _MOST_MARKS = 40
 _SEEN = 0.25
-"""Fraction of a panel's height; a line that covers less looks flat."""
+"""Fraction of a panel's height below which a line looks flat."""
 _SERIOUS = ("death", "error", "not saved", "late", "slow", "full disk", "silent error")
 
 
 def marked(run: Collected) -> list[tuple[dict[str, Any], str, str]]:
-    """Return the restarts and failures among the events, each with its label and kind of mark."""
+    """Return the restarts and failures among the events, each with the label and the kind of its mark."""
     found = []
     for entry in run.events:
         kind = entry["event"]
@@ -36,13 +36,13 @@ def marked(run: Collected) -> list[tuple[dict[str, Any], str, str]]:
 
 
 def steps_axes(run: Collected, *, log: bool = False) -> Axes:
-    """Return the axes of a chart from the first step to the last, with marks of events."""
+    """Return the axes of a chart over all steps, with marks for events."""
     marks = [Mark(entry["step"], label, kind) for entry, label, kind in marked(run)]
     return Axes(x_range=(0, max(run.step, 1)), log=log, marks=marks)
 
 
 def score_points(run: Collected, name: str) -> list[Point]:
-    """Return a score's points: one per evaluation that has the score."""
+    """Return one point per evaluation that has the score ``name``."""
     return [
         (float(step), float(scores[name]))
         for step, scores in run.evaluations
@@ -51,15 +51,15 @@ def score_points(run: Collected, name: str) -> list[Point]:
 
 
 def loss_charts(run: Collected) -> str:
-    """Return charts of losses, their parts, learning rate and gradient norm."""
+    """Return charts of the losses, the parts of the loss, the learning rate and the gradient norm."""
     steps = run.steps
     loss, norm = list(steps.points("loss")), list(steps.points("gradient_norm"))
     validation = score_points(run, "loss")
     parts = [name for name in steps.names if name.startswith("part:")]
     parts = [name for name in parts if f"part:{name.partition('/')[2]}" not in parts]  # no single heads
-    # With few steps the smoothed line would equal the line of the steps and hide it.
+    # With few steps, the smoothed line would equal the line of the steps and hide it.
     few, smooth = len(loss) < FEW, "" if len(loss) < FEW else ", smoothed"
-    gray = "Gray: each step." if steps.width == 1 else f"Gray: the mean of {steps.width:,} steps each."
+    gray = "Gray: each step." if steps.width == 1 else f"Gray: means of {steps.width:,} steps."
     gray = "Each step, not smoothed." if few else gray
     lines = [] if few else [Line("each step", loss, None, "faint")]
     lines += [
@@ -90,7 +90,7 @@ def loss_charts(run: Collected) -> str:
 
 
 def by_scale(lines: Sequence[Line]) -> list[list[Line]]:
-    """Group lines into panels by scale; lines that would look flat beside others go into the next panel."""
+    """Group lines into panels by scale, so that no line looks flat next to the others."""
     groups, rest = [], [line for line in lines if line.points]
     while rest:
         spans = [(min(y for _, y in line.points), max(y for _, y in line.points)) for line in rest]
@@ -103,13 +103,13 @@ def by_scale(lines: Sequence[Line]) -> list[list[Line]]:
 
 
 def spans_decades(points: Sequence[Point]) -> bool:
-    """Check whether values need a logarithmic axis, for example because early losses are far larger."""
+    """Check whether values span two decades or more, as with large initial losses, and need a log axis."""
     values = [y for _, y in points]
     return bool(values) and min(values) > 0 and max(values) > 100 * min(values)
 
 
 def score_charts(run: Collected) -> str:
-    """Return charts of the scores by step, related scores in one panel; a single evaluation has no chart."""
+    """Return charts of the scores by step, with related scores in one panel."""
     names = {
         name: None
         for _, scores in run.evaluations
@@ -130,7 +130,7 @@ def score_charts(run: Collected) -> str:
 
 
 def events_panel(run: Collected) -> str:
-    """Return a table of the run's last events, in order."""
+    """Return a table of the run's last 200 events in order."""
     rows = [
         (
             number(entry["step"], "event", "at"),
@@ -153,7 +153,7 @@ def _said(entry: Mapping[str, Any]) -> str:
 
 
 def by_task(runs: Sequence[Collected]) -> dict[str, list[int]]:
-    """Group the positions of the runs by task, because losses of different tasks cannot be compared."""
+    """Group the indices of the runs by task, because losses of different tasks are not comparable."""
     groups: dict[str, list[int]] = {}
     for at, run in enumerate(runs):
         groups.setdefault(str(run.recipe.get("task", "")), []).append(at)
@@ -161,7 +161,7 @@ def by_task(runs: Sequence[Collected]) -> dict[str, list[int]]:
 
 
 def compared(runs: Sequence[Collected]) -> str:
-    """Return charts with the lines of several runs."""
+    """Return charts that compare the scores, losses, learning rates and step times of several runs."""
 
     def chart(title: str, values: Mapping[int, Sequence[Point]], style: str = "") -> str:
         lines = [Line(runs[at].name, points, at, style) for at, points in values.items() if points]

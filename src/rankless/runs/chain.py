@@ -1,8 +1,8 @@
 """The chain of a run's checkpoints: lines of the journal, each with the digest of the previous one.
 
-A line binds a checkpoint's files to the recipe, the data, the environment and the numbers in the journal up
-to it. A checkpoint's ``chain.json`` holds everything in its line except the digests of its files. If the
-process is killed before it writes the line, the line can be restored from that file. The lines of removed
+A line binds a checkpoint's files to the recipe, the data, the environment and the numbers in the journal
+before it. A checkpoint's ``chain.json`` contains everything in its line except the digests of its files, so
+the line can be restored from it if the process is killed before it writes the line. The lines of removed
 checkpoints are kept.
 """
 
@@ -32,11 +32,11 @@ _LONGEST = MIB
 class Line(msgspec.Struct):
     """A line of the chain, which binds one checkpoint to the run and to the previous line."""
 
-    checkpoint: int  # number of steps done
+    checkpoint: int  # number of completed steps
     files: dict[str, str]  # SHA-256 of each file of the checkpoint, by name
     recipe: str
     environment: str  # digest of :func:`rankless.runs.starts.facts`
-    numbers: tuple[int, str]  # count of the journal's lines with numbers so far, and their digest
+    numbers: tuple[int, str]  # number of the journal's lines with numbers so far, and their digest
     link: str  # SHA-256 of the rest of this line
     before: str | None = None  # the link of the previous line
     data: str | None = None  # digest of the annotations, if there is one
@@ -45,13 +45,13 @@ class Line(msgspec.Struct):
 
 @dataclass
 class Chain:
-    """The chain of a run, compared with the run's files.
+    """The chain of a run, with the results of comparing it to the run's files.
 
     Attributes:
-        lines: its lines, including lines that only a checkpoint holds.
-        problems: a sentence for each disagreement.
+        lines: the lines, including those restored from a checkpoint.
+        problems: a sentence for each mismatch.
         notes: sentences about checkpoints without a chain.
-        sound: steps whose checkpoint is complete and matches its record, in increasing order.
+        sound: steps whose checkpoint is complete and matches its line, in increasing order.
         wrong: steps whose checkpoint exists but is ``damaged`` or ``exchanged``.
     """
 
@@ -62,7 +62,7 @@ class Chain:
     wrong: dict[int, str] = field(default_factory=dict)
 
     def between(self, first: int, last: int) -> list[Line]:
-        """Return the lines after step ``first``, up to step ``last``."""
+        """Return the lines of the checkpoints after step ``first`` and up to step ``last``."""
         return [line for line in self.lines if first < line.checkpoint <= last]
 
 
@@ -79,7 +79,7 @@ class Numbers:
             self._sha.update(journal.line({key: value for key, value in entry.items() if key != "timing"}))
 
     def mark(self) -> tuple[int, str]:
-        """Return the number of entries in the journal so far, and their digest."""
+        """Return the number of entries so far and their digest."""
         return self.count, self._sha.hexdigest()
 
 
@@ -89,7 +89,7 @@ def digest_of(value: object) -> str:
 
 
 def entry_of(folder: Path) -> dict[str, Any] | None:
-    """Return the chain's line for the checkpoint in ``folder``, or None if it is missing or damaged."""
+    """Return the chain's line for the checkpoint in ``folder``, or None if it cannot be restored."""
     with suppress(OSError, UserError):
         files, step = checksums.read(folder) or {}, read_state(folder)["step"]
         if files.pop(NAME, "") and (links := links_in(folder)):
@@ -126,13 +126,13 @@ def read(run: RunDirectory) -> Chain:
     begins = chain.lines[0].checkpoint if chain.lines else None
     older = [str(step) for step in chain.sound if begins is None or step < begins]
     if older:
-        begin = "" if begins is None else f"; it begins with step {begins}"
-        chain.notes.append(f"no chain: an earlier version saved the steps {', '.join(older)}{begin}")
+        begin = "" if begins is None else f"; the chain starts at step {begins}"
+        chain.notes.append(f"an earlier version saved the steps {', '.join(older)} without a chain{begin}")
     return chain
 
 
 def _follow(chain: Chain, entry: dict[str, Any], source: str) -> None:
-    """Append the line in ``entry`` to the chain, and record any problem with it."""
+    """Append the line in ``entry`` to the chain, and record problems with it."""
     step, last = entry["checkpoint"], chain.lines[-1] if chain.lines else None
     try:
         line = msgspec.convert(entry, Line)
@@ -142,16 +142,17 @@ def _follow(chain: Chain, entry: dict[str, Any], source: str) -> None:
     if line.link != digest_of({key: value for key, value in entry.items() if key != "link"}):
         chain.problems.append(f"{source}: the line of the checkpoint of step {step} was changed")
     if line.before != (last.link if last else None):
-        follows = f"the line of step {last.checkpoint}" if last else "the beginning"
-        chain.problems.append(
-            f"{source}: the line of the checkpoint of step {step} does not follow {follows}: lines between "
-            "them were changed or removed"
+        gap = (
+            f"between the checkpoints of steps {last.checkpoint} and"
+            if last
+            else "before the checkpoint of step"
         )
+        chain.problems.append(f"{source}: lines {gap} {step} were changed or removed")
     chain.lines.append(line)
 
 
 def _look_at(chain: Chain, folder: Path, step: int, source: str) -> None:
-    """Compare the checkpoint in ``folder`` with its line; add the line if the journal lacks it."""
+    """Compare the checkpoint in ``folder`` with its line. Add the line if the journal lacks it."""
     if problem := damage(folder):
         chain.problems.append(f"{folder}: is damaged ({problem})")
         chain.wrong[step] = "damaged"
@@ -163,24 +164,24 @@ def _look_at(chain: Chain, folder: Path, step: int, source: str) -> None:
     if lines and entry and lines[-1].link == entry["link"]:
         chain.sound.append(step)
     elif entry and (last is None or last.checkpoint <= step) and entry.get("before") == (last and last.link):
-        _follow(chain, entry, str(folder))  # its process was killed, or has not written its line yet
+        _follow(chain, entry, str(folder))  # the process was killed or has not written the line yet
         chain.sound.append(step)
     elif lines:
         chain.wrong[step] = "exchanged"
         here = checksums.read(folder) or {}
         names = [name for name, digest in lines[-1].files.items() if here.get(name) != digest]
         chain.problems.append(
-            f"{folder}: {', '.join(names) or NAME} differs from the file saved after step {step}, by {source}"
+            f"{folder}: {', '.join(names) or NAME} differs from the file recorded for step {step} in {source}"
         )
     elif last is None or step < chain.lines[0].checkpoint:
         if entry:
             chain.problems.append(
-                f"{folder}: {source} has no line for it, so the file was changed or cut short"
+                f"{folder}: {source} has no line for this checkpoint, so {source} was changed or truncated"
             )
         else:
             chain.sound.append(step)  # written by an earlier version
     else:
-        chain.problems.append(f"{folder}: is not in the chain of {source}, which goes on after its step")
+        chain.problems.append(f"{folder}: is missing from the chain in {source}, which has later steps")
 
 
 def _numbers(lines: Sequence[Line], entries: Sequence[Mapping[str, Any]], source: str) -> Iterator[str]:
@@ -195,8 +196,8 @@ def _numbers(lines: Sequence[Line], entries: Sequence[Mapping[str, Any]], source
     for line in lines:
         if marks.get(line.numbers[0]) != line.numbers:
             yield (
-                f"{source}: the numbers of the steps {before + 1} to {line.checkpoint} (losses, rates, "
-                "scores) are not those recorded with the checkpoint"
+                f"{source}: the losses, rates or scores of the steps {before + 1} to {line.checkpoint} "
+                "differ from those recorded with the checkpoint"
             )
             return
         before = line.checkpoint
@@ -207,18 +208,18 @@ def _other_files(lines: Sequence[Line], run: RunDirectory) -> Iterator[str]:
     known = {digest_of(starts.facts(entry)) for entry in entries}
     for line in {line.environment: line for line in lines if line.environment not in known}.values():
         of, why = f"the environment of the checkpoint of step {line.checkpoint}", problem or "it was changed"
-        yield f"{run.environment}: {of} is gone ({why})"
+        yield f"{run.environment}: {of} is missing ({why})"
     listed = [line for line in lines if line.images]
     if listed and listed[-1].images != sum_of(run.data_sums):
         step = listed[-1].checkpoint
-        yield f"{run.data_sums}: is not the list of files recorded with the checkpoint of step {step}"
+        yield f"{run.data_sums}: differs from the list recorded with the checkpoint of step {step}"
 
 
 def _pointers(chain: Chain, run: RunDirectory, recorded: Container[int]) -> Iterator[str]:
     """Yield a problem for each of ``last``, ``best`` and their links that points to an unexpected step.
 
-    ``recorded`` holds the steps with a line in the journal. After the newest of them, a process may have
-    saved a checkpoint to which ``last`` and ``best`` do not point yet.
+    ``recorded`` contains the steps with a line in the journal. A process may have saved a newer checkpoint to
+    which ``last`` and ``best`` do not point yet.
     """
     if not chain.sound:
         return
@@ -232,7 +233,7 @@ def _pointers(chain: Chain, run: RunDirectory, recorded: Container[int]) -> Iter
     best = {state["step"] if state else None for state in states}
     for name, what, steps in (("last", "newest", {*newest}), ("best", "best", best)):
         known = sorted(step for step in steps if step is not None)
-        expected = f"the {what} checkpoint is that of step {' or '.join(map(str, known))}"
+        expected = f"the {what} checkpoint is from step {' or '.join(map(str, known))}"
         expected = expected if known else "no checkpoint is recorded as the best"
         pointed, path = run.pointed(name), run.path / f"{name}.safetensors"
         may_be_none = not steps & there or begin not in recorded
@@ -242,7 +243,7 @@ def _pointers(chain: Chain, run: RunDirectory, recorded: Container[int]) -> Iter
         if os.path.lexists(path):
             accepted = {*known, *later} & {*files}
             if not any(_is_weights_of(path, run.step_directory(step), files[step]) for step in accepted):
-                yield f"{path}: is not the weights of the {what} checkpoint; {expected}"
+                yield f"{path}: does not contain the weights of the {what} checkpoint; {expected}"
 
 
 def _is_weights_of(path: Path, folder: Path, sums: Mapping[str, str]) -> bool:

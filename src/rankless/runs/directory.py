@@ -2,7 +2,7 @@
 
 runs/NAME/
   recipe.yaml  environment.json  data.sha256  journal.jsonl  epochs.csv  logs/
-  evaluation.json  report.html            (details of the best evaluation; the report for people)
+  evaluation.json  report.html            (details of the best evaluation, and the report)
   checkpoints/step-000001200/  model.safetensors  ema.safetensors  training.safetensors
                                state.json  chain.json  SHA256SUMS
   checkpoints/last  checkpoints/best      (text files with a step's name, replaced atomically)
@@ -30,12 +30,12 @@ from rankless.printing import warn
 _STEP = re.compile(r"step-([0-9]{9,18})")
 _LEFT = re.compile(r"\.step-[0-9]{9,18}\.[0-9]+\.(tmp|aside|gone)")
 _OUR_LINK = re.compile(r"checkpoints/step-[0-9]{9,18}/(ema|model)\.safetensors")
-_LONGEST_STATE = 256 * MIB  # bytes; a state with a million unreadable images is smaller
+_LONGEST_STATE = 256 * MIB  # enough for a state with a million unreadable images
 _NEEDED = ("model.safetensors", "training.safetensors", "state.json")
 
 
 class RunDirectory:
-    """The paths inside a run directory; creating this object creates no files."""
+    """The paths inside a run directory. Creating this object creates no files."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -61,13 +61,13 @@ class RunDirectory:
         """Return the steps with a checkpoint directory, complete or not, in increasing order."""
         if not self.checkpoints.is_dir():
             return []
-        # Pipes, links and other files with such a name are neither opened nor removed.
+        # Ignore pipes, links and other files with such a name.
         entries = (entry for entry in self.checkpoints.iterdir() if entry.is_dir() and not entry.is_symlink())
         matches = (_STEP.fullmatch(entry.name) for entry in entries)
         return sorted(int(match[1]) for match in matches if match)
 
     def pointed(self, name: str) -> int | None:
-        """Return the step that the file ``last`` or ``best`` names, or None if it is missing or damaged."""
+        """Return the step in the file ``last`` or ``best``, or None if the file is missing or damaged."""
         try:
             text = read_text(self.checkpoints / name, POINTER, encoding="ascii", errors="replace")
         except OSError:
@@ -81,14 +81,14 @@ class RunDirectory:
         self.link(name)
 
     def link(self, name: str) -> None:
-        """Make ``NAME.safetensors`` a link to the weights that ``last`` or ``best`` names."""
+        """Make ``NAME.safetensors`` a link to the weights to which ``last`` or ``best`` points."""
         self.link_weights(f"{name}.safetensors", self.pointed(name))
 
     def link_weights(self, name: str, step: int | None) -> None:
         """Make ``name`` a link to the weights of ``step``'s checkpoint, or remove it if ``step`` is None.
 
-        Rankless does not read these links, so it is not an error if one cannot be made because the file
-        system has no links or the user has a file with that name.
+        Rankless does not read these links, so it does nothing if the file system has no links or if the user
+        has a file with that name.
         """
         path = self.path / name
         with suppress(OSError):
@@ -103,33 +103,33 @@ class RunDirectory:
             target = file.relative_to(self.path).as_posix()  # relative, so that a run can be moved
             if there != target:
                 new = path.with_name(f".{path.name}.tmp")
-                new.unlink(missing_ok=True)  # it was left by a killed process
+                new.unlink(missing_ok=True)  # left by a killed process
                 new.symlink_to(target)
                 new.replace(path)
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
-        """Raise a user error, with advice, if writing ``path`` in this block fails."""
+        """Convert an ``OSError`` in this block, which writes ``path``, to a user error with advice."""
         try:
             yield
         except OSError as error:
             raise UserError(
-                f"{path} cannot be written ({error}): {remedy(error)} and continue from the newest "
+                f"{path} cannot be written ({error}); {remedy(error)} and continue from the newest "
                 f"checkpoint: {self.again}"
             ) from error
 
 
 def beside(folder: Path, kind: str) -> Path:
-    """Return the temporary name of a checkpoint's directory, which :func:`recover` recognizes.
+    """Return a temporary name for a checkpoint's directory that :func:`recover` recognizes.
 
-    ``kind`` is ``tmp`` while the checkpoint is written, ``aside`` while another one replaces it, and ``gone``
-    while it is removed.
+    ``kind`` is ``tmp`` while the checkpoint is being written, ``aside`` while another one is replacing it,
+    and ``gone`` while it is being removed.
     """
     return folder.with_name(f".{folder.name}.{os.getpid()}.{kind}")
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint; if this is interrupted, the remains are never mistaken for a checkpoint."""
+    """Remove a checkpoint. The remains of an interrupted removal are never mistaken for a checkpoint."""
     gone = beside(folder, "gone")
     remove_tree(gone)
     try:
@@ -185,23 +185,23 @@ def read_state(folder: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(read_text(path, _LONGEST_STATE))
         saved = msgspec.convert(state, _State).step
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is not the state of a checkpoint ({error}); take another copy") from None
+        raise UserError(f"{path}: is not the state of a checkpoint ({error}); use another copy") from None
     if named and saved != int(named[1]):
-        raise UserError(f"{path}: is the state after step {saved}, not {int(named[1])}; take another copy")
+        raise UserError(f"{path}: is the state after step {saved}, not {int(named[1])}; use another copy")
     return state
 
 
 def remains(run: RunDirectory) -> list[Path]:
-    """Return the checkpoints with temporary names from :func:`beside`."""
+    """Return the directories with temporary names from :func:`beside`."""
     return [path for path in run.checkpoints.glob(".step-*") if _LEFT.fullmatch(path.name)]
 
 
 def recover(run: RunDirectory) -> None:
-    """Restore complete checkpoints that a killed process left under temporary names; remove other remains.
+    """Restore complete checkpoints that a killed process left under temporary names, and remove the others.
 
     No process may be writing to the run.
     """
-    # A new checkpoint (tmp) comes before the one that it replaces (aside).
+    # A new checkpoint (tmp) takes precedence over the one that it replaces (aside).
     for path in sorted(remains(run), key=lambda path: path.suffix, reverse=True):
         target = run.checkpoints / path.name[1:].rsplit(".", 2)[0]
         if path.suffix == ".gone" or damage(path) is not None or damage(target) is None:
@@ -216,10 +216,10 @@ def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
     """Return the weights file for a target on the command line.
 
     Args:
-        target: a weights file or a link to one (a run's ``best.safetensors``), a run directory (for its best
-            checkpoint, or else its last), a checkpoint directory, or a run's ``checkpoints/best`` or
+        target: a weights file, a link to one (a run's ``best.safetensors``), a run directory (for its best or
+            otherwise its last checkpoint), a checkpoint directory, or a run's ``checkpoints/best`` or
             ``checkpoints/last``. Averaged weights (EMA) are preferred.
-        warn: called with a sentence if a run's best checkpoint is gone and another one is used.
+        warn: called with a sentence if a run's best checkpoint is missing and another one is used.
     """
     target = Path(target)
     if not target.exists():
@@ -231,7 +231,7 @@ def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
         run = RunDirectory(target.parent.parent)
         folder = _named(run, target.name)
         if folder is None:
-            raise UserError(f"{_dangling(run, target.name)}; the run has {_names(run)}")
+            raise UserError(f"{_dangling(run, target.name)}; the run's checkpoints: {_names(run)}")
         return _preferred(folder)
     if target.is_file():
         if _is_darknets(target):
@@ -245,12 +245,12 @@ def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
     if run.journal.exists() or run.recipe.exists():
         raise UserError(f"{target}: this run has saved no weights yet; continue it with: {run.again}")
     raise UserError(
-        f"{target}: not a run directory (no recipe.yaml, no checkpoints); give a run or a weights file"
+        f"{target}: not a run directory (no recipe.yaml, no checkpoints); expected a run or a weights file"
     )
 
 
 def _is_darknets(target: Path) -> bool:
-    """Check whether a file is from Darknet: ``.weights`` or a backbone such as ``darknet53.conv.74``."""
+    """Check whether a file has Darknet weights, as ``yolov4.weights`` and ``darknet53.conv.74`` do."""
     if target.suffix != ".weights" and ".conv." not in target.name:
         return False
     try:
@@ -261,19 +261,19 @@ def _is_darknets(target: Path) -> bool:
 
 
 def _darknet(target: Path) -> str:
-    """Return the error for Darknet weights, which contain neither their network nor their classes."""
+    """Return the error message for Darknet weights, which describe neither the network nor the classes."""
     cfg, names = target.with_suffix(".cfg"), target.with_suffix(".names")
     known = target.stem.startswith("yolov") and not cfg.is_file()
     network = f"--model {target.stem}" if known else f"--cfg {cfg}"
     more = f" --names {names}" if names.is_file() else ""
     return (
-        f"{target}: these are Darknet weights, which do not describe the network; import them first: "
+        f"{target}: contains Darknet weights, which do not describe the network; import them first: "
         f"rankless import {target} {network}{more} --out {target.stem}.safetensors"
     )
 
 
 def _of_run(run: RunDirectory, warn: Callable[[str], None]) -> Path | None:
-    """Return the best checkpoint, or else the last or the newest one; None if there is none."""
+    """Return the best, last or newest checkpoint, in that order of preference, or None if there is none."""
     missed: list[str] = []
     for name in ("best", "last"):
         if (folder := _named(run, name)) is not None:
@@ -285,7 +285,7 @@ def _of_run(run: RunDirectory, warn: Callable[[str], None]) -> Path | None:
     there = [folder for folder in map(run.step_directory, run.steps()) if holds_weights(folder)]
     if not there:
         if missed:
-            raise UserError(f"{'; '.join(missed)}; the run has {_names(run)}")
+            raise UserError(f"{'; '.join(missed)}; the run's checkpoints: {_names(run)}")
         return None
     if missed:
         warn(f"{'; '.join(missed)}; using the newest checkpoint ({there[-1].name}) instead")
@@ -293,14 +293,14 @@ def _of_run(run: RunDirectory, warn: Callable[[str], None]) -> Path | None:
 
 
 def _named(run: RunDirectory, name: str) -> Path | None:
-    """Return the checkpoint that ``last`` or ``best`` names, if it exists."""
+    """Return the checkpoint to which ``last`` or ``best`` points, if it exists."""
     step = run.pointed(name)
     folder = None if step is None else run.step_directory(step)
     return folder if folder is not None and holds_weights(folder) else None
 
 
 def dangling(run: RunDirectory, name: str) -> str:
-    """Return the problem if ``last`` or ``best`` names a missing checkpoint, or an empty string otherwise."""
+    """Return the problem if ``last`` or ``best`` points to a missing checkpoint, otherwise ""."""
     is_wrong = (run.checkpoints / name).exists() and _named(run, name) is None
     return _dangling(run, name) if is_wrong else ""
 
@@ -308,10 +308,8 @@ def dangling(run: RunDirectory, name: str) -> str:
 def _dangling(run: RunDirectory, name: str) -> str:
     step = run.pointed(name)
     if step is None:
-        return f"{run.checkpoints / name}: is damaged (it does not hold the name of a checkpoint)"
-    return (
-        f"{run.checkpoints / name}: names a checkpoint that does not exist ({run.step_directory(step).name})"
-    )
+        return f"{run.checkpoints / name}: is damaged (it does not contain the name of a checkpoint)"
+    return f"{run.checkpoints / name}: points to a missing checkpoint ({run.step_directory(step).name})"
 
 
 def _names(run: RunDirectory) -> str:
@@ -319,12 +317,12 @@ def _names(run: RunDirectory) -> str:
 
 
 def holds_weights(folder: Path) -> bool:
-    """Check whether ``folder`` holds a model's weights."""
+    """Check whether a folder contains a model's weights."""
     return (folder / "model.safetensors").is_file()
 
 
 def _preferred(folder: Path) -> Path:
-    """Return the averaged weights in a checkpoint, or the model's if the run has no average."""
+    """Return the averaged weights in a checkpoint, or the plain weights if the run has no average."""
     averaged, plain = folder / "ema.safetensors", folder / "model.safetensors"
     if averaged.is_file():
         return averaged
@@ -337,12 +335,12 @@ def _preferred(folder: Path) -> Path:
     for path in (averaged, plain):
         if path.name in (listed or {}) and not path.is_file():
             raise UserError(
-                f"{path}: is missing, but {checksums.NAME} beside it lists it; take another checkpoint, or "
-                "another copy of this one"
+                f"{path}: is missing, but {checksums.NAME} lists it; use another checkpoint, or another copy "
+                "of this one"
             )
     if plain.name not in (listed or {}):
         raise UserError(
-            f"{folder / checksums.NAME}: is missing or damaged, so this checkpoint cannot be checked; take "
-            f"another checkpoint, or give the file itself: {plain}"
+            f"{folder / checksums.NAME}: is missing or damaged, so this checkpoint cannot be checked; use "
+            f"another checkpoint, or pass the file itself: {plain}"
         )
     return plain

@@ -1,7 +1,7 @@
-"""A reader that follows a run's journal as it is written; for a remote run, this file is sent there.
+"""A reader that follows a run's journal while it is written. For a remote run, this file is sent there.
 
-It needs only Python 3.8 or newer. As a program, it reads a request (a line of JSON) from standard input. It
-prints the result of :func:`described` and then the lines of the journal until the run has ended.
+It needs only Python 3.8 or newer. As a program, it reads a request (a line of JSON) from standard input, and
+prints the result of :func:`described` and then the lines of the journal until the run ends.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pathlib import Path
 POLL = 0.5
 """Seconds between two reads of the journal."""
 PATIENCE = 60.0
-"""Seconds that a run may take to write its first line after its start."""
+"""Maximum seconds between the start of a run and the first line of its journal."""
 SILENCE = 120.0
 """Seconds without a new line after which a run on another machine no longer counts as alive."""
-_RECIPE = 1 << 22  # bytes; a recipe has a few thousand
+_RECIPE = 1 << 22  # maximum bytes; a recipe has a few thousand
 _LOCKS = Path("/proc/locks")
-_PAGE = 4096  # bytes; Linux lists longer tables of locks in parts, and skips some while others come and go
+_PAGE = 4096  # bytes; Linux prints a longer list of locks in parts, and may skip entries when locks change
 _READS = 10
 _OVER = ("end", "stop", "error", "death")
 
 
 def main() -> int:
-    """Run the requested command, and return the exit code."""
+    """Print the journal of the requested run and return the exit code."""
     request = json.loads(sys.stdin.readline())
     cwd = Path(request["cwd"])
     os.chdir(cwd if cwd.is_dir() else Path.home())
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def described(run: Path) -> dict[str, str]:
-    """Return the texts of the run's recipe and its record of starts, with "" for a missing file."""
+    """Return the contents of the run's recipe and of its record of starts, which is "" if missing."""
     recipe, environment = _head(run / "recipe.yaml"), ""
     with contextlib.suppress(OSError):
         environment = _head(run / "environment.json")
@@ -60,14 +60,14 @@ def _head(path: Path) -> str:
 def is_held(lock: Path) -> bool:
     """Check whether a process on this machine has locked a file, without locking it.
 
-    A run that starts at that moment would mistake a lock held by this process for another run's.
+    A starting run would mistake this process's lock for that of another run.
     """
     try:
         inode = str(lock.stat().st_ino)
         for _ in range(_READS):
             held = _LOCKS.read_text("ascii", "replace")
             for words in map(str.split, held.splitlines()):
-                # 1: FLOCK ADVISORY WRITE 4711 fe:00:2146926 0 EOF; "->" marks a process that waits for it
+                # 1: FLOCK ADVISORY WRITE 4711 fe:00:2146926 0 EOF; "->" marks a waiting process
                 is_same = len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode
                 if is_same and _has_open(words[4], lock):
                     return True
@@ -80,7 +80,7 @@ def is_held(lock: Path) -> bool:
 
 
 def _has_open(process: str, lock: Path) -> bool:
-    """Check whether a process has the file open; inode numbers alone are not unique across file systems."""
+    """Check whether a process has the file open, because inode numbers may repeat across file systems."""
     try:
         for descriptor in Path("/proc", process, "fd").iterdir():
             with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ def _has_open(process: str, lock: Path) -> bool:
 
 
 def is_alive(run: Path, last: str | None) -> bool:
-    """Check whether a run is alive: a local process has locked it, or another machine adds to its journal."""
+    """Check whether a local process has locked the run or another machine is adding to its journal."""
     if is_held(run / ".lock"):
         return True
     if last in _OVER or _began_on(run) == os.uname().nodename:
@@ -104,7 +104,7 @@ def is_alive(run: Path, last: str | None) -> bool:
 
 
 def _began_on(run: Path) -> str | None:
-    """Return the machine that writes the journal, as recorded by the last start, or None if unknown."""
+    """Return the machine of the last start, which writes the journal, or None if unknown."""
     try:
         host = json.loads(described(run)["environment"])[-1]["host"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -113,9 +113,9 @@ def _began_on(run: Path) -> str | None:
 
 
 def may_begin(run: Path) -> bool:
-    """Check whether a run may be about to begin a journal in a folder.
+    """Check whether a run may soon create a journal in a folder.
 
-    A run creates this folder, and its default parent folder ``runs`` if needed.
+    A run creates its folder, and the default parent folder ``runs`` if necessary.
     """
     if run.is_dir():
         return (run / "recipe.yaml").exists() or is_held(run / ".lock") or not any(run.iterdir())
@@ -123,9 +123,9 @@ def may_begin(run: Path) -> bool:
 
 
 def begins(run: Path, poll: float = POLL) -> bool:
-    """Wait for a journal.
+    """Wait for a journal, and return whether it exists.
 
-    Return False if none appears within :data:`PATIENCE` and no process has locked the run.
+    The wait ends after :data:`PATIENCE` unless a process has locked the run.
     """
     until = time.monotonic() + PATIENCE
     while not (run / "journal.jsonl").exists():
@@ -136,10 +136,10 @@ def begins(run: Path, poll: float = POLL) -> bool:
 
 
 def lines(run: Path, poll: float = POLL) -> Iterator[str]:
-    """Yield the complete lines of the journal, including future ones, until the run has ended.
+    """Yield the complete lines of the journal as they are written, until the run ends.
 
-    A resumed run writes the journal again without the steps that it repeats. After that, only new lines are
-    yielded.
+    A resumed run rewrites the journal without the steps that it repeats. Lines before the resumption are not
+    yielded again.
     """
     path = run / "journal.jsonl"
     last, starts = None, 0
@@ -154,7 +154,7 @@ def lines(run: Path, poll: float = POLL) -> Iterator[str]:
         with file:
             skipped, torn, replaced = starts, "", False
             while not replaced:
-                # Checked before reading, so that all lines written before the end are read.
+                # Check this before reading, so that all lines written before the end are read.
                 alive, replaced = is_alive(run, last), _is_another(path, file.fileno())
                 for text in file:
                     torn += text

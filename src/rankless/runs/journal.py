@@ -1,7 +1,7 @@
 """The journal of a run: one JSON object per line.
 
-Lines with ``step`` or ``evaluation`` hold numbers. Each step and each evaluation has one line, which does not
-depend on interruptions of the run; values that depend on the machine are under ``timing``. Lines with
+Lines with ``step`` or ``evaluation`` contain numbers. Each step and each evaluation has one line, which does
+not depend on interruptions of the run. Values that depend on the machine are under ``timing``. Lines with
 ``checkpoint`` form the chain (:mod:`rankless.runs.chain`). Lines with ``event`` record events.
 """
 
@@ -21,22 +21,22 @@ from rankless.files.writing import keep_beside, write_atomically
 from rankless.printing import finite
 
 _TAIL = 1 << 16  # bytes
-_LONGEST = 1 << 30  # maximum bytes of a line; the scores of a million classes take less
+_LONGEST = 1 << 30  # maximum bytes of a line, enough for the scores of a million classes
 
 
 class Journal:
-    """A journal open for appending, at the start of a run or after ``step`` steps of it.
+    """A journal opened for appending at the start of a run or after ``step`` steps.
 
     Args:
-        path: the file; created with its folder if missing.
-        step: number of steps done; numbers of later steps are removed, because they will be written again.
-        unscored: whether to also remove the evaluation after ``step``.
+        path: the file, which is created with its folder if missing.
+        step: number of completed steps. Lines of later steps are removed, because they will be written again.
+        unscored: whether to remove the evaluation after ``step`` as well.
 
     Attributes:
         path: the file.
-        left_out: number of damaged lines that were left out.
-        original: the copy of the original journal, if any lines were left out.
-        waiting: the bytes that could not be written so far.
+        left_out: number of damaged lines that were removed.
+        original: the copy of the original journal, if damaged lines were removed.
+        waiting: bytes that could not be written yet.
     """
 
     def __init__(self, path: Path, step: int, *, unscored: bool = False) -> None:
@@ -47,7 +47,7 @@ class Journal:
             if self.left_out:
                 self.original = keep_beside(path)
             write_atomically(path, "".join(lines))
-        # Without a buffer, so that bytes a full disk refused are not written again on close.
+        # Without a buffer, so that bytes that did not fit on a full disk are not written again on close.
         self.file = path.open("ab", buffering=0)
 
     def write(self, **entry: Any) -> None:
@@ -55,7 +55,7 @@ class Journal:
         self.append(line(entry))
 
     def append(self, lines: bytes) -> None:
-        """Append complete lines, after any that could not be written before."""
+        """Append complete lines, after those that could not be written before."""
         self.waiting += lines
         while self.waiting:
             self.waiting = self.waiting[self.file.write(self.waiting) :]
@@ -72,30 +72,30 @@ def flush(path: Path) -> None:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Return an iterator over the entries of a journal; damaged lines are skipped."""
+    """Return an iterator over the entries of a journal, without damaged lines."""
     return (entry for _, entry in _lines(path) if entry is not None)
 
 
 def step_seconds(path: Path) -> list[float]:
-    """Return the seconds that each step in a journal took."""
+    """Return the duration of each step in a journal in seconds."""
     return [entry["timing"]["seconds"] for entry in read(path) if "step" in entry]
 
 
 class Follower:
-    """A reader of a growing journal: each call of :meth:`entries` returns the new entries."""
+    """A reader of a growing journal. Each call of :meth:`entries` returns the new entries."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._offset, self._file = path, 0, 0
 
     def was_cut(self) -> bool:
-        """Check whether a resumed run has replaced lines already read; if so, :meth:`entries` starts over."""
+        """Check whether a resumed run has replaced the file. If so, :meth:`entries` starts over."""
         state = self.path.stat()
         cut = bool(self._offset) and (state.st_ino != self._file or state.st_size < self._offset)
         self._offset, self._file = 0 if cut else self._offset, state.st_ino
         return cut
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """Yield the entries since the last call; a line still being written is left for the next call."""
+        """Yield the entries since the last call, except an incomplete last line."""
         with io.BufferedReader(reading.opened(self.path)) as file:
             file.seek(self._offset)
             while (line := file.readline(_LONGEST)).endswith(b"\n"):
@@ -105,7 +105,7 @@ class Follower:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """Yield every line except an incomplete last one, with its entry or, if it is damaged, None."""
+    """Yield every line except an incomplete last one, with its entry, or with None if it is damaged."""
     with io.BufferedReader(reading.opened(path)) as file:
         while line := file.readline(_LONGEST):
             whole = line.endswith(b"\n")
@@ -123,7 +123,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
 
 
 def _kept(path: Path, step: int, *, unscored: bool) -> tuple[list[str], int, int]:
-    """Return the lines up to ``step``, the number of steps and evaluations in them, and of damaged lines."""
+    """Return the lines up to ``step``, the count of steps and evaluations, and that of damaged lines."""
     lines, damaged, numbers, last = list[str](), 0, 0, [0, 0]
     for text, entry in _lines(path):
         if entry is None:
@@ -137,7 +137,7 @@ def _kept(path: Path, step: int, *, unscored: bool) -> tuple[list[str], int, int
 
 
 def soundness(path: Path, step: int, *, unscored: bool) -> tuple[int, int, int]:
-    """Rate a copy of the journal for a run that continues after ``step``; higher is better.
+    """Return a rating of a copy of the journal for a run that continues after ``step``. Higher is better.
 
     Copies with more steps and evaluations rate higher. Ties go to the copy with fewer damaged lines, then to
     the longer one.
@@ -163,7 +163,7 @@ def _entry(text: str) -> dict[str, Any] | None:
         return None
     if "evaluation" in entry and not isinstance(entry.get("scores"), dict):
         return None
-    if "step" in entry:  # numbers that are not finite, such as some gradients in fp16, are written as null
+    if "step" in entry:  # infinite and NaN numbers, such as some gradient norms in fp16, are written as null
         for numbers in (entry, entry.get("parts")):
             if isinstance(numbers, dict):
                 numbers.update({key: math.inf for key, value in numbers.items() if value is None})
@@ -181,11 +181,11 @@ def tail(path: Path) -> list[dict[str, Any]]:
             entries = [entry for line in lines if (entry := _entry(line.decode("utf-8", "replace")))]
             if not start or any("step" in entry for entry in entries):
                 return entries
-            reach *= 8  # until it is long enough for the scores of many classes
+            reach *= 8  # the scores of many classes may be longer
 
 
 def append(path: Path, **entry: Any) -> None:
-    """Append one line to a journal that no process has open; remove an incomplete last line first."""
+    """Append one line to a journal that no process has open, in place of an incomplete last line."""
     with path.open("a+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         while end:
@@ -200,7 +200,7 @@ def append(path: Path, **entry: Any) -> None:
 
 
 def death(path: Path) -> str | None:
-    """Return the text of a journal's last entry if it records a death, or None otherwise."""
+    """Return the text of a journal's last entry if it records a death, otherwise None."""
     try:
         entries = tail(path)
     except OSError:
@@ -221,7 +221,7 @@ def ending(path: Path) -> str | None:
         if kind in ("death", "error"):
             return str(entry.get("text", kind))
         if kind in ("stop", "end"):
-            return f"it was {'asked to stop' if kind == 'stop' else 'done'} after step {entry.get('at')}"
+            return f"it {'stopped on request' if kind == 'stop' else 'finished'} after step {entry.get('at')}"
         if kind in ("start", "resume") or "step" in entry or "evaluation" in entry:
             break
     return "it ended without recording why: its launcher was killed, or the machine stopped"
@@ -233,12 +233,12 @@ def step_of(entry: dict[str, Any]) -> int:
 
 
 def last_step(path: Path) -> int:
-    """Return the step of the last numbered entry in a journal, or 0 if there is none."""
+    """Return the last step with an entry in a journal, or 0 if there is none."""
     return max(map(step_of, tail(path)), default=0)
 
 
 def numbers(path: Path) -> list[dict[str, Any]]:
-    """Return the entries that are equal in all runs of a recipe, leaving out events and timing."""
+    """Return the entries without events and timing, which are equal in all runs of a recipe."""
     return [
         {key: value for key, value in entry.items() if key != "timing"}
         for entry in read(path)

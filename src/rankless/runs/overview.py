@@ -1,4 +1,4 @@
-"""The summary of a run in one line: its state, progress, best score and weights."""
+"""The summary of a run, with its state, progress, best score and weights."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _STATES = {"end": "finished", "stop": "stopped", "error": "failed", "death": "di
 
 @dataclass(frozen=True)
 class Overview:
-    """The summary of a run in one line.
+    """The summary of a run.
 
     Attributes:
         run: the run directory.
-        state: ``running``, ``finished``, ``stopped`` (on request), ``failed`` (by an error), ``died`` (a
-            process died), ``interrupted`` (the end was not recorded), ``new`` (no step was done), or ``on
-            HOST`` for a run that another machine coordinates.
-        step: number of steps done.
-        steps: number of steps in the run; None if unknown.
-        saved: step of the newest checkpoint, where the run resumes; None without a checkpoint.
-        score_name, score, best_step: the best score so far; None before the first evaluation.
-        seconds: duration of all steps in the journal.
+        state: ``running``, ``finished``, ``stopped`` (on request), ``failed`` (with an error), ``died`` (a
+            process died), ``interrupted`` (the end was not recorded), ``new`` (before the first step), or
+            ``on HOST`` for a run that another machine coordinates.
+        step: number of completed steps.
+        steps: number of steps in the run, or None if unknown.
+        saved: step of the newest checkpoint, from which the run resumes, or None without a checkpoint.
+        score_name, score, best_step: the best score so far, or None before the first evaluation.
+        seconds: total duration of the steps in the journal.
         changed: time of the journal's last change, in seconds since 1970.
-        digest: SHA-256 of the best weights, or of the last ones if there are no best; None if none are saved.
+        digest: SHA-256 of the best or otherwise the last weights, or None if no weights are saved.
     """
 
     run: Path
@@ -59,13 +59,13 @@ class Overview:
 
 
 def find(folder: Path) -> list[RunDirectory]:
-    """Return the run directories in a folder and its subfolders, the most recently changed first."""
+    """Return the run directories in a folder and its subfolders, most recently changed first."""
     found = sorted(_within(folder, _DEPTH), key=lambda run: (-_changed(run), run.path))
     return [RunDirectory(folder)] if is_run(folder) else found
 
 
 def is_run(folder: Path) -> bool:
-    """Check whether a folder holds a run, here or on another machine."""
+    """Check whether a folder belongs to a run on this or another machine."""
     return any((folder / name).is_file() for name in ("journal.jsonl", DETACHED)) or (
         (folder / "recipe.yaml").is_file() and (folder / ".lock").is_file()
     )
@@ -83,7 +83,7 @@ def _within(folder: Path, depth: int) -> Iterator[RunDirectory]:
 
 
 def overview(run: RunDirectory, recipe: Mapping[str, Any]) -> Overview:
-    """Return the overview of one run; ``recipe`` has plain values, and is empty if it cannot be read."""
+    """Return the summary of a run, given its recipe as plain values, which may be empty."""
     entries: Sequence[dict[str, Any]] = []
     with suppress(OSError):
         entries = journal.tail(run.journal)
@@ -105,10 +105,10 @@ def overview(run: RunDirectory, recipe: Mapping[str, Any]) -> Overview:
 
 
 def steps_of(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the number of steps in the run, computed from an entry, or None before the first step."""
+    """Return the number of steps in the run, estimated from an entry, or None before the first step."""
     for entry in reversed(entries):
         if entry.get("step") and isinstance(entry.get("epoch"), float | int) and entry["epoch"] > 0:
-            # An entry's number of epochs is rounded to a millionth.
+            # An entry's epoch is rounded to a millionth.
             return math.ceil(int(recipe.get("epochs", 0)) * entry["step"] / entry["epoch"] - 1e-2) or None
     return None
 
@@ -167,7 +167,7 @@ def _score_name(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]])
 
 
 def _seconds(path: Path) -> float:
-    """Return the duration of all steps without parsing the lines, because a long run has a million."""
+    """Return the total duration of the steps without parsing the lines, of which there may be a million."""
     try:
         with opened(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             return sum(float(found[1]) for found in _SECONDS.finditer(text))

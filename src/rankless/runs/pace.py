@@ -1,4 +1,4 @@
-"""The pace of a run and the fraction of time spent waiting, defined once for all displays."""
+"""The speed of a run and the fraction of time spent waiting for images, for all displays."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ _LONGEST = 1e10  # maximum seconds of a step, because a journal may contain anyt
 
 
 def speed_text(speed: float) -> str:
-    """Format a speed in images per second in a few characters."""
+    """Format a speed in images per second with a few characters."""
     return f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
 
 
 class Pace:
-    """Sums over training steps; evaluations and checkpoints, which happen between steps, are left out.
+    """Total durations of training steps, without evaluations and checkpoints, which happen between steps.
 
-    The first step of a start is also left out, because loader processes start in it and PyTorch prepares its
-    kernels.
+    The first step of a start is not counted, because loader processes start and PyTorch prepares its kernels
+    during this step.
 
     Args:
         begins: whether the next step is the first one of a start.
@@ -38,10 +38,10 @@ class Pace:
         self.waiting += seconds * waited
 
     def images_per_second(self, images: float) -> float | None:
-        """Return the speed of all ranks together with ``images`` per step, or None if no step counts."""
+        """Return the speed of all ranks together with ``images`` per step, or None if no step was counted."""
         return self.steps * images / self.seconds if self.seconds else None
 
     @property
     def waited(self) -> float | None:
-        """Fraction of the time spent waiting for images, or None if no step counts."""
+        """Fraction of the time spent waiting for images, or None if no step was counted."""
         return self.waiting / self.seconds if self.seconds else None

@@ -1,4 +1,4 @@
-"""A file in the run directory that announces a save in progress, so that launchers let it finish."""
+"""A file in the run directory that marks a save in progress, so that launchers wait for it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _NAME = ".saving"
 
 
 @contextmanager
-def announced(run: RunDirectory) -> Iterator[None]:
-    """Announce, while the block runs, that this process is saving into ``run``.
+def saving(run: RunDirectory) -> Iterator[None]:
+    """Mark ``run`` as being saved by this process during the block.
 
-    If the announcement cannot be written to the disk, the save itself reports the problem.
+    Errors in writing the mark are ignored, because the save itself reports them.
     """
     path = run.path / _NAME
     with suppress(OSError):
@@ -31,9 +31,9 @@ def announced(run: RunDirectory) -> Iterator[None]:
 
 
 def saving_process(run: RunDirectory) -> int | None:
-    """Return the id of the process on this machine that is saving into ``run``, or None if there is none.
+    """Return the id of the process on this machine that is saving ``run``, or None if there is none.
 
-    The process may have been killed. Ids from other machines that share the directory are ignored.
+    The process may have been killed. Processes on other machines are ignored.
     """
     try:
         process, _, machine = read_text(run.path / _NAME, POINTER, errors="replace").partition(" ")

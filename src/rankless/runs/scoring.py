@@ -1,4 +1,4 @@
-"""The score that chooses the best weights, and the comparison of two scores."""
+"""The score that selects the best weights, and the comparison of two scores."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _AUTO = ("AP", "top1")
 
 
 def name_of_best(best: str, scores: Mapping[str, Any]) -> str | None:
-    """Return the name of the entry in ``scores`` that ``evaluate.best`` selects, or None if there is none.
+    """Return the name of the score that ``evaluate.best`` selects, or None if there is none.
 
-    A custom task defines its own score for ``auto``, which the journal does not record; the first number
-    other than the loss is returned instead.
+    The journal does not record a custom task's score for ``auto``, so the first score other than the loss is
+    returned for it.
     """
     numbers = [name for name, value in scores.items() if isinstance(value, float | None)]
     wanted = [*_AUTO, *(name for name in numbers if name != "loss")] if best == "auto" else [best]

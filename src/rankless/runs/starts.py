@@ -1,4 +1,4 @@
-"""The record of a run's starts, ``environment.json``: the hardware and software of each, newest last."""
+"""The record of a run's starts, ``environment.json``, with the hardware and software of each, newest last."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 from rankless.files.reading import MIB, read_text, reason
 
-# These do not affect numbers: the recipe sets the threads, and Python only calls the libraries that compute.
+# These do not affect numbers, because the recipe sets the threads and Python only calls numerical libraries.
 WITHOUT_EFFECT = re.compile(r".*_NUM_THREADS|OMP_.*|KMP_.*|GOMP_.*|CUDA_VISIBLE_DEVICES|python")
 MAY_DIFFER = ("python", "NVIDIA driver")
-"""The versions that may differ between ranks."""
+"""Versions that may differ between ranks."""
 _SECTIONS = ("hardware", "instruction_set", "versions", "variables")
 _LONGEST = 64 * MIB  # enough for about 20,000 starts
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """Return a record's entries, and the problem with the file; both are empty if the file is missing."""
+    """Return the entries of a record and the problem with the file. Both are empty if the file is missing."""
     try:
         content = json.loads(read_text(path, _LONGEST, encoding="utf-8"))
     except FileNotFoundError:
@@ -28,14 +28,14 @@ def read(path: Path) -> tuple[list[dict[str, Any]], str]:
         return [], reason(error)
     except (ValueError, RecursionError):
         return [], "it is not JSON"
-    entries = [content] if isinstance(content, dict) else content  # an old version kept a single entry
+    entries = [content] if isinstance(content, dict) else content  # an old version wrote a single entry
     if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
         return [], "it is not a list of starts"
     return entries, ""
 
 
 def facts(start: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values of a start that can affect bits, keyed by names such as ``versions.torch``."""
+    """Return the values of a start that can affect weights, keyed by names such as ``versions.torch``."""
     sections = {name: start[name] for name in _SECTIONS if isinstance(start.get(name), dict)}
     return {
         f"{section}.{name}": str(value)

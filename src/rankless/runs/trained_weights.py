@@ -1,4 +1,4 @@
-"""Trained weights, for commands that cannot use an exported file."""
+"""The weights file of a target, for commands that cannot use an exported file."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _EXPORTS = {
     ".onnx": "an ONNX file",
     ".xml": "an OpenVINO file",
     ".torchscript": "a TorchScript file",
-    ".pt2": "a file of torch.export",
+    ".pt2": "a torch.export file",
 }
 
 
 def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
-    """Return a target's weights file as :func:`rankless.runs.directory.weights_of` does; refuse exports."""
+    """Return a target's weights file (see :func:`rankless.runs.directory.weights_of`), but refuse exports."""
     path = weights_of(target, warn)
     if what := _EXPORTS.get(path.suffix.lower()):
         raise UserError(
-            f"{path}: is {what}, which computes predictions but has no weights to train or to "
-            "compare; expected a run or a weights file (.safetensors): give the one it was exported from"
+            f"{path}: is {what}, whose weights cannot be trained or compared; expected a run or a weights "
+            "file (.safetensors), such as the one it was exported from"
         )
     try:
         with opened(path) as file:
@@ -37,15 +37,15 @@ def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path
 
 
 def not_safetensors(path: Path, start: bytes) -> str:
-    """Return why a file with these first 9 bytes is not safetensors, or an empty string if it may be."""
+    """Return why a file with the first 9 bytes ``start`` is not safetensors, or "" if it may be."""
     if not start:
         return "it is empty"
-    if start[8:9] == b"{":  # after the header's length, which may begin like a pickle
+    if start[8:9] == b"{":  # after the header's length, which may look like the start of a pickle
         return ""
     if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
         return (
-            "it looks like a pickle (.pt, .pth), which could run any code; expected safetensors, as made by: "
+            "it looks like a pickle (.pt, .pth), which could run any code; convert it to safetensors: "
             f"rankless import {shell_word(path)} --model NAME "
             f"--out {shell_word(path.name.partition('.')[0])}.safetensors"
         )
-    return "it does not start like a safetensors file; expected a run or weights"
+    return "it does not start like a safetensors file; expected a run or a weights file"

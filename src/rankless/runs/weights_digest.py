@@ -1,4 +1,4 @@
-"""The digest of a weights file, computed from its bytes so that listing runs does not import PyTorch."""
+"""The digest of a weights file, computed without PyTorch so that listing runs is fast."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def of_weights(path: Path) -> str | None:
 
 
 def of_run(run: Path) -> str | None:
-    """Return the digest of a run's best or else its last weights, or None if none are saved."""
+    """Return the digest of a run's best or otherwise its last weights, or None if no weights are saved."""
     try:
         return of_weights(weights_of(run, warn=lambda _: None))
-    except UserError:  # nothing was saved yet
+    except UserError:  # no weights are saved yet
         return None
 
 

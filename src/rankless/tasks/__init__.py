@@ -1,4 +1,4 @@
-"""Tasks: each has a model, a loss, decoding and a metric. The engine knows only their protocol."""
+"""Tasks, each with a model, a loss, predictions and a metric. The engine knows only their protocol."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def open_task(recipe: Recipe, class_names: Sequence[str] | None = None, *, expor
 
     Args:
         recipe: the complete recipe.
-        class_names: the class names of a trained model; None opens the training data for its names. A custom
+        class_names: the class names of a trained model, or None to read them from the training data. A custom
             task defines its own.
         exported: whether the model is in an exported file, which normalizes images itself and has no loss.
     """
@@ -33,7 +33,7 @@ def open_task(recipe: Recipe, class_names: Sequence[str] | None = None, *, expor
 
 
 def resolve_recipe(recipe: Recipe) -> Recipe:
-    """Return a self-contained recipe: values that depend on local files or the data are resolved."""
+    """Return a self-contained recipe, in which no value depends on local files or the data."""
     if recipe.task in BUILT_IN_TASKS:
         recipe = replace(recipe, data=_resolved_data(recipe.data))
     if recipe.task == "detect":
@@ -54,10 +54,7 @@ def resolve_recipe(recipe: Recipe) -> Recipe:
 
 
 def _resolved_data(data: Data) -> Data:
-    """Replace a data set's name with its folder and a class file with its names.
-
-    Also resolve the name of the split to train on.
-    """
+    """Replace a data set's name with its folder, ``auto`` with a split, and a class file with its names."""
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.class_choice import class_list
     from rankless.data.datasets.open_split import split_to_train_on
@@ -70,7 +67,7 @@ def _resolved_data(data: Data) -> Data:
 
 
 def data_digest(recipe: Recipe) -> str | None:
-    """Return the digest of the training data for checkpoints, or None if the data has none."""
+    """Return the digest of the training data, or None if the data has none."""
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.open_split import open_annotations
 
@@ -84,10 +81,7 @@ def data_digest(recipe: Recipe) -> str | None:
 
 
 def _read_data(recipe: Recipe) -> None:
-    """Read new data in this process, which shows progress and can be interrupted.
-
-    The ranks then use the cache.
-    """
+    """Read the annotations in this process, which shows progress. The ranks then use the cache."""
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.open_split import of_another_task, open_annotations, without_boxes
 
@@ -101,13 +95,13 @@ def _read_data(recipe: Recipe) -> None:
                 data.root, split, data.format, classes=data.classes, max_bad=data.max_bad
             )
         except UserError as error:
-            # Sentences that both splits share, such as advice, come last and only once.
+            # List sentences that both splits share, such as advice, only once and last.
             problems = [one for one in problems if one not in error.problems] + [*error.problems]
             continue
         boxed, pretrained = annotations.has_boxes, recipe.model.pretrained
         if problem := of_another_task(pretrained, recipe.task, data.root, boxed=boxed):
             raise UserError([*problems, problem])
         if recipe.task == "detect" and (problem := without_boxes(data.root, split, annotations)):
-            problems.append(f"{problem}; see what is wrong with: rankless data check {shell_word(data.root)}")
+            problems.append(f"{problem}; run `rankless data check {shell_word(data.root)}` for details")
     if problems:
         raise UserError(problems)

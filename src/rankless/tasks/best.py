@@ -9,16 +9,16 @@ from rankless.recipe.schema import Recipe
 
 
 def unknown_best(best: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield an error if ``best``, the value of ``evaluate.best``, is neither a score nor the loss."""
+    """Yield an error message if ``evaluate.best`` is neither ``auto`` nor a score nor ``loss``."""
     known = ["auto", *names, "loss"]
     if best not in known:
         hint = nearest(best, known)
         if best.lower().startswith("map") and "AP50" in known:
-            hint = "; mAP at an IoU of 0.5 (Pascal VOC, Darknet) is AP50, COCO's mean over 0.50 to 0.95 is AP"
+            hint = "; use AP50 for mAP at an IoU of 0.5 (Pascal VOC, Darknet), or AP for COCO's mAP"
         yield f"evaluate.best is '{best}': expected {one_of(known)}{hint}"
 
 
 def best_score(recipe: Recipe) -> str:
-    """Return the name of the score that chooses the best weights; ``score`` means a custom task's score."""
+    """Return the score that selects the best weights, or ``score`` for a custom task's ``score_name``."""
     usual = {"detect": "AP", "classify": "top1"}.get(recipe.task, "score")
     return usual if recipe.evaluate.best == "auto" else recipe.evaluate.best

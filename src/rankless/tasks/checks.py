@@ -1,4 +1,4 @@
-"""Checks that a task conforms to :class:`rankless.tasks.protocol.Task`, with errors that name the problem."""
+"""Checks that a task conforms to :class:`rankless.tasks.protocol.Task`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.printing import finite
 from rankless.structures import LossSum, Scores
 from rankless.world.objects import SENDABLE, UnsendableError, check
@@ -24,10 +24,6 @@ _METHODS = {
     "predict": "predict(self, model, batch) returns a list with a prediction for each image",
     "score": "score(self, predictions) returns a dict of scores",
 }
-_ATTRIBUTES = {
-    "class_names": "class_names is a tuple of names, () if there are none",
-    "score_name": "score_name is the entry of score()'s dict that selects the best weights",
-}
 
 
 def check_members(task: Any, name: str) -> None:
@@ -36,7 +32,8 @@ def check_members(task: Any, name: str) -> None:
         raise UserError(f"task is '{name}': expected a class, found {type(task).__name__}")
     missing = [text for key, text in _METHODS.items() if not callable(getattr(task, key, None))]
     if missing:
-        raise UserError([f"task is '{name}', which lacks {len(missing)} of a task's methods:", *missing])
+        methods = counted(len(missing), "required method")
+        raise UserError([f"task is '{name}', which lacks {methods}; add:", *missing])
 
 
 def check_attributes(task: Any) -> None:
@@ -48,10 +45,12 @@ def check_attributes(task: Any) -> None:
         or not isinstance(names, Sequence)
         or not all(isinstance(n, str) for n in names)
     ):
-        problems.append(f"{_named(task)} has class_names {names!r}; expected: {_ATTRIBUTES['class_names']}")
+        problems.append(
+            f"{_named(task)} has class_names {names!r}; expected a tuple of names, or () without classes"
+        )
     score = getattr(task, "score_name", None)
     if not isinstance(score, str):
-        problems.append(f"{_named(task)} has score_name {score!r}; expected: {_ATTRIBUTES['score_name']}")
+        problems.append(f"{_named(task)} has score_name {score!r}; expected the name of a score of score()")
     if problems:
         raise UserError(problems)
 
@@ -69,13 +68,14 @@ def check_data(task: Any, method: str, data: Any) -> None:
 
 
 def check_order(task: Any, order: Any, images: int) -> None:
-    """Check that ``evaluation_order()`` lists every image once."""
+    """Check that the result of ``evaluation_order()`` contains every image once."""
     fits = isinstance(order, np.ndarray) and order.shape == (images,) and order.dtype == np.int64
     if not fits or not np.array_equal(np.sort(order), np.arange(images)):
-        what = f"{order.dtype} of shape {order.shape}" if isinstance(order, np.ndarray) else type(order)
+        is_array = isinstance(order, np.ndarray)
+        what = f"{order.dtype} of shape {order.shape}" if is_array else type(order).__name__
         raise UserError(
             f"evaluation_order() of the evaluation data of {_named(task)} returned {what}; expected "
-            f"None, or an int64 array with each of the numbers 0 to {images - 1} once"
+            f"None, or an int64 array that contains each number from 0 to {images - 1} once"
         )
 
 
@@ -87,7 +87,8 @@ def check_model(task: Any, model: Any) -> None:
         )
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(
-            f"model() of {_named(task)} returned a {type(model).__name__} without trainable parameters"
+            f"model() of {_named(task)} returned a {type(model).__name__} without trainable parameters; "
+            "expected at least one parameter that requires a gradient"
         )
 
 
@@ -96,7 +97,7 @@ def check_batch(task: Any, batch: Any) -> None:
     if not callable(getattr(batch, "to", None)):
         raise UserError(
             f"collate() of {_named(task)} returned {type(batch).__name__}, which has no method to(device); "
-            "expected a tensor, or a custom class that has it"
+            "expected a tensor, or an object with that method"
         )
 
 
@@ -107,20 +108,20 @@ def check_loss(task: Any, loss: Any) -> None:
         shown = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise UserError(
             f"{who} returned {shown}; expected rankless.LossSum(sum, count): the loss summed over the "
-            "images of the batch, and the divisor of the sum, such as the number of images"
+            "images of the batch, and the number to divide it by, such as the number of images"
         )
     problems = []
     if not _is_scalar(loss.sum):
-        problems.append(f"{who}: sum is {_shown(loss.sum)}; expected a scalar tensor, such as .sum() returns")
+        problems.append(f"{who}: sum is {_shown(loss.sum)}; expected a scalar tensor, as from .sum()")
     elif not loss.sum.requires_grad and torch.is_grad_enabled():
-        problems.append(f"{who}: sum has no gradient; expected a tensor that was computed by the model")
+        problems.append(f"{who}: sum has no gradient; expected a tensor computed from the model's outputs")
     if not _is_scalar(loss.count):
         problems.append(
             f"{who}: count is {_shown(loss.count)}; expected a scalar tensor, "
             "such as torch.tensor(float(len(images)))"
         )
     if not isinstance(loss.parts, Mapping):
-        problems.append(f"{who}: parts is {_shown(loss.parts)}; expected a dict of names to scalar tensors")
+        problems.append(f"{who}: parts is {_shown(loss.parts)}; expected a dict from names to scalar tensors")
     else:
         problems += [
             f"{who}: parts['{name}'] is {_shown(part)}; expected a scalar tensor"
@@ -132,7 +133,7 @@ def check_loss(task: Any, loss: Any) -> None:
 
 
 def check_predictions(task: Any, predictions: Any, images: int) -> None:
-    """Check that there is one prediction per image."""
+    """Check that predictions are a list with one entry per image."""
     if not isinstance(predictions, list) or len(predictions) != images:
         count = f"{len(predictions)}" if isinstance(predictions, list) else type(predictions).__name__
         raise UserError(
@@ -160,11 +161,11 @@ def check_scores(task: Any, scores: Any) -> Scores:
     """Check that scores are a JSON-ready dict with the score that selects the best weights."""
     who, name = f"score() of {_named(task)}", task.score_name
     if not isinstance(scores, dict):
-        raise UserError(f"{who} returned {type(scores).__name__}; expected a dict of names to numbers")
+        raise UserError(f"{who} returned {type(scores).__name__}; expected a dict from names to numbers")
     if name not in scores:
         raise UserError(
-            f"{who} returned {', '.join(map(str, scores)) or 'nothing'}, but score_name is '{name}': "
-            "one of the scores must have that name"
+            f"{who} returned {', '.join(map(str, scores)) or 'an empty dict'}, but score_name is '{name}'; "
+            "expected a score with that name"
         )
     if not isinstance(scores[name], float) and scores[name] is not None:
         raise UserError(

@@ -23,7 +23,7 @@ from rankless.recipe.schema import Recipe
 from rankless.structures import Classification, ClassificationBatch, ClassificationItem, LossSum, Scores
 from rankless.tasks.best import unknown_best
 from rankless.tasks.report_details import images_of_training, of_classifications
-from rankless.tasks.tta import TTA, mean_of_logs, transformed
+from rankless.tasks.tta import TTA, apply_transform, mean_of_logs
 
 
 class Classify:
@@ -31,7 +31,7 @@ class Classify:
 
     Args:
         recipe: the complete recipe.
-        class_names: the class names of a trained model; None opens the training data for its names.
+        class_names: the class names of a trained model, or None to read them from the training data.
         exported: whether the model is in an exported file, which normalizes images itself and has no loss.
     """
 
@@ -59,7 +59,7 @@ class Classify:
         return build_classifier(self.recipe.model, len(self.class_names))
 
     def training_data(self) -> ClassificationExamples:
-        """Return the training images, augmented as the recipe says."""
+        """Return the training images, augmented as the recipe specifies."""
         return self._training
 
     def evaluation_data(self) -> ClassificationExamples:
@@ -79,7 +79,7 @@ class Classify:
         """Predict the class probabilities of each image of the batch."""
         images = self.network_input(batch.images)
         transforms = TTA[self.recipe.evaluate.tta]
-        every = [model(transformed(images, one)).float().log_softmax(1) for one in transforms]
+        every = [model(apply_transform(images, one)).float().log_softmax(1) for one in transforms]
         # The mean of the probabilities; without TTA, exactly the model's probabilities.
         logs = (every[0] if len(every) == 1 else mean_of_logs(every)).cpu()  # (B, C)
         missing = {one.index for one in batch.unreadable}
@@ -108,7 +108,7 @@ class Classify:
         return images_of_training(self._training, len(self.class_names))
 
     def item(self, image: Tensor, index: int = 0) -> ClassificationItem:
-        """Prepare an image, uint8 (3, h, w), for prediction as in evaluation; its target is all zeros."""
+        """Prepare an image, uint8 (3, h, w), for prediction as in evaluation, with an all-zero target."""
         placed = place(image, self.size, cropped=self.recipe.data.augment.crop < 1)
         return ClassificationItem(placed, torch.zeros(len(self.class_names)), index)
 
@@ -137,7 +137,7 @@ class Classify:
 
     @cached_property
     def validation_loss(self) -> bool:
-        """Whether evaluations can compute the loss; False if the loss cannot be built."""
+        """Whether evaluations compute the loss. False if it cannot be built."""
         if self._exported:
             return False
         try:
@@ -175,6 +175,6 @@ class Classify:
 
 @lru_cache(maxsize=8)
 def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
-    """Return one number per channel, (C, 1, 1), cached on the device because a transfer stalls the host."""
+    """Return one number per channel, (C, 1, 1), cached on the device, because a transfer stalls the host."""
     with torch.inference_mode(False):
         return torch.tensor(numbers, dtype=torch.float32, device=device).view(-1, 1, 1)

@@ -1,7 +1,7 @@
-"""Custom tasks: ``package.module:Class`` or ``path/to/file.py:Class`` in a recipe.
+"""Custom tasks, named ``package.module:Class`` or ``path/to/file.py:Class`` in a recipe.
 
-A file outside of a package, such as a script, is imported under a private name that encodes its path. Every
-process that needs one of its classes, such as a loader process, can then import the file.
+A file outside a package, such as a script, is imported under a private name that encodes its path, so that
+any process that needs one of its classes, such as a loader process, can import it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rankless.errors import UserError, printable
+from rankless.errors import UserError, one_of, printable
 from rankless.recipe.schema import Recipe
 from rankless.tasks.checks import check_members
 from rankless.tasks.protocol import Task
@@ -28,13 +28,13 @@ from rankless.user_code import is_users
 BUILT_IN = ("detect", "classify")
 _opening = False
 
-# Makes the import system treat this module as a package, with files by path as its modules.
+# This makes the import system treat this module as a package, whose modules are files named by their paths.
 __path__: list[str] = []
 _PREFIX = f"{__name__}.file_"
 
 
 class _ByPath:
-    """An import finder for modules named by path; it is added to ``sys.meta_path`` below."""
+    """An import finder for modules named by their paths."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
@@ -59,24 +59,24 @@ def open_custom(recipe: Recipe) -> Task:
 
 
 def refuse_unasked(task: str, source: Path) -> None:
-    """Refuse to run a custom task's code unless the user, not just a weights file, names the task."""
+    """Refuse to run the code of a custom task that only a weights file names, not the user."""
     if task not in BUILT_IN:
         raise UserError(
             f"{source}: its recipe names the task '{printable(task)}', whose code would be run; if you trust "
-            f"it, give --task {shlex.quote(printable(task))} (in Python: task=…)"
+            f"it, add --task {shlex.quote(printable(task))} (in Python: task=…)"
         )
 
 
 def absolute(task: str) -> str:
-    """Make the file's path in ``task`` absolute, so that it is valid in any working directory."""
+    """Return the name of a task with its file's path made absolute, valid in any working directory."""
     origin, _, name = task.rpartition(":")
     return f"{Path(origin).resolve()}:{name}" if _is_file(origin) else task
 
 
 def name_of(task: type | str, kind: str = "task") -> str:
-    """Return a name by which other processes can import a class; return a name unchanged.
+    """Return the name by which other processes can import a class. A given name is returned unchanged.
 
-    ``kind``, for messages, is ``task`` or ``sink``.
+    ``kind`` is ``task`` or ``sink``, for messages.
     """
     if isinstance(task, str):
         return task
@@ -87,15 +87,15 @@ def name_of(task: type | str, kind: str = "task") -> str:
         )
     if "." in task.__qualname__:
         raise UserError(
-            f"{kind} is {task.__qualname__}: the ranks are other processes and cannot reach into a function "
-            "or a class; define the class at the top level of a module"
+            f"{kind} is {task.__qualname__}, which is defined in a function or class, where the ranks' "
+            "processes cannot import it; define it at the top level of a module"
         )
     module = sys.modules.get(task.__module__)
     file = getattr(module, "__file__", None)
     if file is None or not Path(file).is_file():
         raise UserError(
-            f"{kind} is {task.__qualname__} of '{task.__module__}', which is not in a file: the ranks are "
-            f"other processes and cannot import it; put the class into a module, such as my_{kind}.py"
+            f"{kind} is {task.__qualname__} of '{task.__module__}', which is not a file, so the ranks' "
+            f"processes cannot import it; put the class into a module, such as my_{kind}.py"
         )
     spec = getattr(module, "__spec__", None)
     if task.__module__ != "__main__":
@@ -108,8 +108,8 @@ def refuse_while_opening() -> None:
     """Refuse to start training while a task is being imported."""
     if _opening:
         raise UserError(
-            "training was started by importing the task: the ranks import the file that contains it; put the "
-            'call of rankless.train under `if __name__ == "__main__":`'
+            "importing the task started training, but every rank imports that file; put the call to "
+            'rankless.train under `if __name__ == "__main__":`'
         )
 
 
@@ -124,25 +124,23 @@ def _no_training() -> Iterator[None]:
 
 
 def load_class(task: str, kind: str) -> Any:
-    """Import a task's or sink's class, named ``package.module:Class`` or ``file.py:Class``."""
+    """Import the class of a task or sink by its name, ``package.module:Class`` or ``file.py:Class``."""
     origin, _, name = task.rpartition(":")
     if not origin:
-        known = f"{' or '.join(map(repr, BUILT_IN))}, or for a task of your own " if kind == "task" else ""
+        known = f"{', '.join(map(repr, BUILT_IN))}, " if kind == "task" else ""
         raise UserError(f"{kind} is '{task}': expected {known}'package.module:Class' or 'file.py:Class'")
     task = f"{kind} is '{task}'"
     module = _file(Path(origin), task) if _is_file(origin) else _module(origin, task)
     made = getattr(module, name, None)
     if made is None:
         classes = [
-            n for n, value in vars(module).items() if isinstance(value, type) and _is_of(value, module)
+            n
+            for n, value in vars(module).items()
+            if isinstance(value, type) and value.__module__ == module.__name__
         ]
-        known = f"; it has {', '.join(classes)}" if classes else ""
+        known = f"; expected {one_of(classes)}" if classes else ""
         raise UserError(f"{task}: '{origin}' has no '{name}'{known}")
     return made
-
-
-def _is_of(made: type, module: ModuleType) -> bool:
-    return made.__module__ == module.__name__
 
 
 def _is_file(origin: str) -> bool:
@@ -157,7 +155,7 @@ def _module(name: str, task: str) -> ModuleType:
     except ImportError as error:
         raise UserError(
             f"{task}: the module '{name}' cannot be imported ({error}); "
-            "run from the folder that contains it, or install it"
+            "run the command in the folder that contains it, or install it"
         ) from error
     except SyntaxError as error:
         raise UserError(_syntax(task, error)) from error
@@ -167,7 +165,7 @@ def _file(path: Path, task: str) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise UserError(
-            f"{task}: no such file {path}; give the path of the file with the class, as in my_task.py:MyTask"
+            f"{task}: no such file {path}; expected the file that defines the class, as in my_task.py:MyTask"
         )
     _look_in(path.parent)  # as Python does for a script
     try:
@@ -189,7 +187,7 @@ def _look_in(folder: Path) -> None:
 
 
 def _importable(name: str, file: Path) -> str:
-    """Return a module's name if a new process in this folder can import it, or else its file's path."""
+    """Return a module's name if a new process in this folder can import it, otherwise its file's path."""
     file = file.resolve()
     installed = not is_users(str(file)) or any(
         file.is_relative_to(folder) for folder in map(sysconfig.get_path, ("purelib", "platlib"))

@@ -31,13 +31,13 @@ from rankless.recipe.schema import Recipe
 from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox, LossSum, Scores
 from rankless.tasks.best import unknown_best
 from rankless.tasks.report_details import as_truth, boxes_of_training, of_detections
-from rankless.tasks.tta import TTA, restored, transformed
+from rankless.tasks.tta import TTA, apply_transform, restore_boxes
 
 # Built-in scenes do not depend on the network's input size, so that models can be compared.
 SCENE_SIZE = (256, 256)
 _NO_MARGIN = (
-    "evaluate.rectangular is true, but data.fit is 'stretch', which leaves no margin to remove; leave one of "
-    "them out"
+    "evaluate.rectangular is true, but data.fit is 'stretch', which leaves no margin to remove; remove one "
+    "of the two keys"
 )
 
 
@@ -46,7 +46,7 @@ class Detect:
 
     Args:
         recipe: the complete recipe.
-        class_names: the class names of a trained model; None opens the training data for its names.
+        class_names: the class names of a trained model, or None to read them from the training data.
         exported: whether the model is in an exported file, which has no loss.
     """
 
@@ -77,7 +77,7 @@ class Detect:
         return zoo.build(self.recipe.model, len(self.class_names), self.recipe.loss)
 
     def training_data(self) -> DetectionExamples:
-        """Return the training images, augmented as the recipe says."""
+        """Return the training images, augmented as the recipe specifies."""
         return self._training
 
     def evaluation_data(self) -> DetectionExamples:
@@ -85,11 +85,11 @@ class Detect:
         return self._evaluation
 
     def collate(self, items: Sequence[DetectionItem]) -> DetectionBatch:
-        """Collate items into a batch, with targets padded to the length of the longest."""
+        """Collate items into a batch, with targets padded to the same length."""
         return collate(items)
 
     def loss(self, model: nn.Module, batch: DetectionBatch) -> LossSum:
-        """Compute the loss of one micro-batch as the sum and the count defined by the detector."""
+        """Compute the loss of one micro-batch as a sum and a count, which the detector defines."""
         detector = cast(Detector, model)
         return detector.loss(detector(batch.network_input), batch)
 
@@ -97,15 +97,15 @@ class Detect:
     def predict(self, model: nn.Module, batch: DetectionBatch) -> list[Detections]:
         """Detect objects in each image of the batch, in pixels of the source images.
 
-        By default a box may have several classes, as is usual on COCO, and NMS is applied per class. Equal
-        scores keep the order of the model's outputs. With ``evaluate.tta``, one NMS is applied to the boxes
-        of all transforms.
+        By default, a box may have several classes, as is usual on COCO, and NMS is applied per class. Boxes
+        with equal scores keep the order of the model's outputs. With ``evaluate.tta``, a single NMS covers
+        the boxes of all transforms.
         """
         detector, images = cast(Detector, model), batch.network_input
         boxes, scores = [], []
         for one in TTA[self.recipe.evaluate.tta]:
-            its_boxes, its_scores = detector.decode(detector(transformed(images, one, self.placing)))
-            boxes.append(restored(its_boxes, one, images.shape[-2:]))
+            its_boxes, its_scores = detector.decode(detector(apply_transform(images, one, self.placing)))
+            boxes.append(restore_boxes(its_boxes, one, images.shape[-2:]))
             scores.append(its_scores)
         joined = (torch.cat(part, 1) if len(part) > 1 else part[0] for part in (boxes, scores))
         candidates = zip(*joined, strict=True)  # (P, 4), (P, C) each
@@ -120,7 +120,7 @@ class Detect:
         return [replace(one, unreadable=True) if one.index in missing else one for one in detections]
 
     def score(self, predictions: Sequence[Detections]) -> Scores:
-        """Compute the COCO AP of ``predictions``, one per evaluation image in the images' order.
+        """Compute the COCO scores of the predictions of all evaluation images, in the order of the images.
 
         Unreadable images are left out.
         """
@@ -193,7 +193,7 @@ class Detect:
         )
 
     def _with_classes_of_model(self, images: DetectionImages) -> DetectionImages:
-        """Return the images with their classes matched to the model's by name or ``evaluate.classes_map``."""
+        """Return the images, with classes matched to the model's by name or ``evaluate.classes_map``."""
         given = self.recipe.evaluate.classes_map
         if images.class_names == self.class_names and not given:
             return images
@@ -206,7 +206,7 @@ class Detect:
     def _best(self, index: int, letterbox: Letterbox, boxes: Tensor, scores: Tensor) -> Detections:
         """Select one image's detections from boxes (P, 4), xyxy in pixels of the input, and scores (P, C)."""
         settings = self.recipe.evaluate
-        # Most boxes are no candidates. If the score of one class is NaN, the others still count.
+        # Most boxes are not candidates. If the score of one class is NaN, the others still count.
         some = (~(scores.amax(1) <= settings.confidence)).nonzero().squeeze(1)
         some = some[boxes[some].isfinite().all(1)]
         boxes, scores = to_source(boxes[some], letterbox), scores[some]
@@ -243,13 +243,13 @@ class Detect:
 
 
 def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
-    """Yield errors about options without an effect, given the input's size and the other options."""
+    """Yield error messages about options that have no effect with this input size or other option."""
     spread = recipe.data.multi_scale
     if spread and len(StepSizes(size, spread, 1, 0).choices()) == 1:
         height, width = size
         yield (
             f"data.multi_scale is {spread:g}, but around {height} × {width} pixels there is no other size in "
-            f"multiples of 32 within a factor of {1 + spread:g}; give a larger one, or leave out the key"
+            f"multiples of 32 within a factor of {1 + spread:g}; increase data.multi_scale, or remove it"
         )
     if recipe.evaluate.rectangular and recipe.data.fit == "stretch":
         yield _NO_MARGIN

@@ -1,4 +1,4 @@
-"""Checks that a step or an image fits into memory, made before computing it."""
+"""Checks that a step or an image fits into memory, before it is computed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rankless.recipe.schema import Recipe
 
 
 def refuse_giant_step(recipe: Recipe, size: tuple[int, int], outputs: Sequence[int] = ()) -> None:
-    """Refuse a recipe if even a lower bound of a micro-batch's memory exceeds what is available.
+    """Refuse a recipe if a micro-batch needs more than the available memory even by a lower bound.
 
-    ``size`` is the input's (height, width) in pixels; ``outputs`` is the number of output values of each
-    layer for one image that the gradient needs, if known.
+    ``size`` is the input's (height, width) in pixels. ``outputs`` is the number of values per image that each
+    layer stores for the gradient, if known.
     """
     micro, (height, width) = recipe.batch.micro, size
     number = 4 if recipe.precision == "fp32" else 2  # bytes
     saved = 0 if recipe.model.freeze else sum(outputs)  # a frozen backbone stores nothing
-    remedy = "give a smaller batch.micro or model.image_size"
+    remedy = "use a smaller batch.micro or model.image_size"
     if recipe.model.checkpointing:  # blocks keep different amounts of memory
         saved = max(outputs, default=0)
     else:
@@ -35,15 +35,15 @@ def refuse_giant_step(recipe: Recipe, size: tuple[int, int], outputs: Sequence[i
 
 
 def refuse_giant_image(size: tuple[int, int], source: str, outputs: Sequence[int] = ()) -> None:
-    """Refuse a model if even a lower bound of the memory to predict one image exceeds what is available.
+    """Refuse a model if predicting one image needs more than the available memory even by a lower bound.
 
-    ``size`` is the input's (height, width) in pixels; ``outputs`` is the number of output values of each
-    layer for one image, if known. The error names ``source``, the weights file.
+    ``size`` is the input's (height, width) in pixels. ``outputs`` is the number of output values of each
+    layer per image, if known. The error message names ``source``, the weights file.
     """
     height, width = size
     memory.ensure(
         4 * (3 * height * width + max(outputs, default=0)),
-        f"{source}: an image of {width:,} × {height:,} pixels, which its recipe asks for,",
+        f"{source}: an image of {width:,} × {height:,} pixels, the size in its recipe,",
         "use weights with a smaller model.image_size",
         _on_a_card(),
     )

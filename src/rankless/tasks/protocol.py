@@ -1,7 +1,7 @@
-"""The interface of a task: everything the engine needs, and everything a user writes for a new task.
+"""The interface between the engine and a task, which a user's own task implements.
 
-The engine never handles boxes. It draws items, collates them, computes a loss as a sum and a count, and
-passes predictions on to be scored.
+The engine never handles boxes. It requests items, collates them, computes a loss as a sum and a count, and
+hands the predictions back to the task for scoring.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Examples(Protocol):
     Optional members:
 
     - ``notes``: sentences about clipped or omitted data, printed when a run starts.
-    - ``items(line, step)``: returns all items of a micro-batch of a step, for data with items that depend on
-      the step or on each other; it is called instead of ``item``. ``line`` is a list of (epoch, index), and
-      the result is a list of the same length. In an evaluation the step is 0.
+    - ``items(line, step)``: returns all items of one micro-batch, for data whose items depend on the step or
+      on each other. It is called instead of ``item``. ``line`` is a list of pairs (epoch, index), and the
+      result is a list of the same length. In an evaluation, the step is 0.
     - ``evaluation_order()``: returns the order in which images are batched for prediction, int64 (N,), or
       None. The images are scored in the order of their indices.
-    - ``digest``: a string that changes with the data; a run resumed with other data reports the change.
-    - ``files()``: returns the paths of the files with the images; each start records their digests, so that
-      an audit names a changed file.
-    - ``facts(step)``: returns additional entries for the journal's line of a step, JSON-ready. They must
+    - ``digest``: a string that changes with the data. A run that resumes with different data reports it.
+    - ``files()``: returns the paths of the image files. Each start records the files' digests, so that an
+      audit can name a changed file.
+    - ``facts(step)``: returns additional JSON-ready entries for a step's line in the journal. They must
       depend only on the step.
     """
 
@@ -39,7 +39,7 @@ class Examples(Protocol):
         ...
 
     def item(self, index: int, epoch: int) -> Any:
-        """Return image ``index`` in ``epoch``; it must depend only on these arguments and the seed."""
+        """Return image ``index`` as in ``epoch``. It must depend only on these arguments and the seed."""
         ...
 
 
@@ -48,10 +48,10 @@ class Batch(Protocol):
 
     Optional members:
 
-    - ``unreadable``: a list of :class:`rankless.structures.Unreadable`, the images that are replaced in
-      training or cannot be scored. The engine counts them and ends a run that has too many.
-    - ``readable()``: returns the batch without these images, or None if no image is left. The validation loss
-      is computed on it.
+    - ``unreadable``: a list of :class:`rankless.structures.Unreadable`, the images that training replaces and
+      evaluation does not score. The engine counts them and ends a run with too many.
+    - ``readable()``: returns the batch without its unreadable images, or None if all are unreadable. The
+      validation loss is computed on the result.
     """
 
     def to(self, device: torch.device) -> Batch:
@@ -63,19 +63,19 @@ class Task(Protocol):
     """A model, a loss, predictions and their scores.
 
     Attributes:
-        class_names: the class names, written into every weights file; may be empty.
-        score_name: the entry of ``score`` that chooses the best checkpoint, unless the recipe names another
-            (``evaluate.best``); a higher score is better.
+        class_names: the class names, stored in every weights file. May be empty.
+        score_name: the score that selects the best checkpoint, unless the recipe names another one
+            (``evaluate.best``). A higher score is better.
 
     Optional members:
 
     - ``validation_loss``: if True, every evaluation also computes ``loss`` on the evaluation data, with the
-      model in evaluation mode and without gradients; its mean is the score ``loss``. If ``predict`` and
-      ``loss`` call the model with the same tensor, the model computes it only once, so neither may change its
-      output in place.
-    - ``report_details(predictions)``: returns additional details for the report, JSON-ready, with some of the
-      keys in docs/report.md. It is called with the same predictions as ``score`` if the scores are the best
-      so far. Its errors do not end training.
+      model in evaluation mode and without gradients. Its mean is the score ``loss``. If ``predict`` and
+      ``loss`` call the model with the same tensor, the model runs only once, so neither may change its output
+      in place.
+    - ``report_details(predictions)``: returns additional JSON-ready details for the report, with keys from
+      docs/report.md. It is called with the same predictions as ``score`` if the scores are the best so far.
+      An exception in it does not end training.
     """
 
     class_names: tuple[str, ...]
@@ -98,7 +98,7 @@ class Task(Protocol):
         ...
 
     def predict(self, model: nn.Module, batch: Any) -> list[Any]:
-        """Return one prediction per image of the batch, on the CPU. This is called without gradients."""
+        """Return one prediction per image of the batch, on the CPU. Gradients are disabled."""
         ...
 
     def score(self, predictions: Sequence[Any]) -> Scores:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # this imports torchvision, which detectors do not need
     from rankless.data.datasets.classification import ClassificationExamples
 
 EXAMPLES = 6
-"""How many of the best images and how many of the worst images to store."""
+"""Maximum number of the best images, and of the worst images, to store."""
 _SIDE = 384  # pixels of the longer side of a stored image
 _QUALITY = 80
 _MOST_BOXES = 100  # boxes per stored image
@@ -41,7 +41,7 @@ def of_detections(
     predictions: Sequence[Detections],
     class_names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return details of the detections of all evaluation images, JSON-ready."""
+    """Return JSON-ready details of the detections in all evaluation images."""
     readable = [one for one in predictions if not one.unreadable]
     truths = [data.ground_truth(one.index) for one in readable]
     images = [image_boxes(as_truth(truth), one) for truth, one in zip(truths, readable, strict=True)]
@@ -66,9 +66,9 @@ def as_truth(truth: GroundTruth) -> Truth:
 def _by_image(
     matches: Matches, images: int, threshold: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return each image's F1, errors and correct detections at the threshold, each of shape (images,).
+    """Return the F1, errors and correct detections of each image at the threshold, each of shape (images,).
 
-    F1 is NaN if an image has no boxes.
+    The F1 of an image without boxes is NaN.
     """
     confident = matches.score >= threshold
     right, wrong = (
@@ -84,7 +84,7 @@ def _by_image(
 def _chosen(
     scores: NDArray[np.float64], errors: NDArray[np.int64], hits: NDArray[np.int64]
 ) -> list[tuple[str, int]]:
-    """Choose the images to store: the worst by low F1, then errors; the best by high F1, then hits."""
+    """Select the images with the lowest F1 and most errors, and those with the highest F1 and most hits."""
     order = np.lexsort((np.arange(len(scores)), -errors, np.nan_to_num(scores, nan=2.0)))
     worst = [at for at in order.tolist() if errors[at] > 0][:EXAMPLES]
     order = np.lexsort((np.arange(len(scores)), -hits, -np.nan_to_num(scores, nan=-1.0)))
@@ -93,7 +93,7 @@ def _chosen(
 
 
 def _shown(images: ImageSource[Any], index: int) -> dict[str, Any] | None:
-    """Return an image as a small base64 JPEG with its name and size, or None if it cannot be read again."""
+    """Return an image as a small base64 JPEG with its name and size, or None if it can no longer be read."""
     try:
         value: Sample | Tensor = images.read(index)
     except (UnreadableImage, UserError, OSError):
@@ -108,10 +108,11 @@ def _shown(images: ImageSource[Any], index: int) -> dict[str, Any] | None:
 
 
 def _boxes(image: ImageBoxes, truth: GroundTruth, threshold: float) -> dict[str, Any]:
-    """Return an image's boxes as rows: x1, y1, x2, y2 (fractions of the image's size), class and state.
+    """Return an image's objects and detections as rows of x1, y1, x2, y2, class and further values.
 
-    The state of an object is 1 if it was found, 0 if it was missed and 2 if it does not count. A detection
-    has its score and its state: 1 if it is right, 0 if it is wrong and 2 if it does not count.
+    Coordinates are fractions of the image's size. An object has a state: 1 if it was found, 0 if it was
+    missed, 2 if it does not count. A detection has its score and a state: 1 if it is correct, 0 if it is
+    wrong, 2 if it does not count.
     """
     size, matches = np.array([truth.width, truth.height] * 2, np.float64), match([image])
     states = np.full(len(image.labels), IGNORED)
@@ -157,7 +158,7 @@ def of_classifications(
     predictions: Sequence[Classification],
     class_names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return details of the predictions of all evaluation images; see :func:`of_detections`."""
+    """Return JSON-ready details of the predictions for all evaluation images."""
     readable = [one for one in predictions if not one.unreadable]
     logs = torch.stack([one.log_probabilities for one in readable]).double()
     indices = [one.index for one in readable]
@@ -172,8 +173,8 @@ def of_classifications(
     for kind, at in (*(("worst", at) for at in worst), *(("best", at) for at in best)):
         index = indices[at]
         if shown := _shown(data.images, index):
-            answers = {"truth": int(truth[at]), "likeliest": _likeliest(probabilities[at])}
-            examples.append({"kind": kind, "score": float(of_truth[at]), **shown, **answers})
+            classes = {"truth": int(truth[at]), "likeliest": _likeliest(probabilities[at])}
+            examples.append({"kind": kind, "score": float(of_truth[at]), **shown, **classes})
     return details | {"kind": "classify", "classes": list(class_names), "examples": examples}
 
 

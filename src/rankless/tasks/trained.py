@@ -22,9 +22,10 @@ def load(path: Path) -> Weights:
 
 
 def model(task: Any, loaded: Weights, source: str) -> nn.Module:
-    """Return the task's model with the loaded weights, on the CPU; messages name ``source``.
+    """Return the task's model with the loaded weights, on the CPU.
 
-    If the weights are from an exported file, the task must have been opened with ``exported``.
+    If the weights are from an exported file, the task must have been opened with ``exported``. Error messages
+    name ``source``.
     """
     if not isinstance(loaded, Exported):
         made: nn.Module = task.model()
@@ -32,14 +33,14 @@ def model(task: Any, loaded: Weights, source: str) -> nn.Module:
         return made
     if task.recipe.precision != loaded.computes:
         raise UserError(
-            f"precision is '{task.recipe.precision}', but {source} computes in {loaded.computes}; leave "
-            "precision out"
+            f"precision is '{task.recipe.precision}', but {source} computes in {loaded.computes}; remove "
+            "precision"
         )
     return loaded.model()
 
 
 def is_exported(loaded: Weights) -> bool:
-    """Check whether weights come from an exported file, which normalizes images itself and has no loss."""
+    """Check whether the weights come from an exported file, which has no loss."""
     return isinstance(loaded, Exported)
 
 
@@ -48,17 +49,17 @@ def warnings(loaded: Weights, source: str) -> list[str]:
     if not isinstance(loaded, Exported) or not loaded.nms:
         return []
     return [
-        f"{source} contains NMS, which drops detections that score at most {loaded.nms:g}: its AP is lower "
-        "than that of the weights; score an export without --nms"
+        f"{source} contains NMS, which drops detections with scores up to {loaded.nms:g} and lowers its AP; "
+        "score a file exported without --nms"
     ]
 
 
 def hints(scores: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """Return advice for a detector that found no objects because uncertain detections were dropped."""
+    """Return advice if a detector may have found no objects because of a high ``evaluate.confidence``."""
     usual, confidence = Evaluate.confidence, recipe.evaluate.confidence
     if recipe.task != "detect" or scores.get("AR100") != 0 or confidence <= usual:
         return []
     return [
-        f"no objects were found with evaluate.confidence={confidence:g}; try a lower value, such "
+        f"no objects were found with evaluate.confidence={confidence:g}; use a lower value, such "
         f"as evaluate.confidence={usual:g}"
     ]

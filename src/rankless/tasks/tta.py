@@ -1,6 +1,6 @@
-"""Test-time augmentation: transforms of the inputs, and their inverses on boxes.
+"""Test-time augmentation: transforms of the inputs, and the inverse transforms of boxes.
 
-A transform depends only on its input, so an image's result is the same in any batch and on any rank.
+Each result depends only on its own image, so it is the same in any batch and on any rank.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Transform(NamedTuple):
 
     Attributes:
         scale: pixels of the result per pixel of the input.
-        mirrored: whether left and right are exchanged.
+        mirrored: whether the input is flipped horizontally.
     """
 
     scale: float
@@ -37,17 +37,17 @@ TTA: dict[str, tuple[Transform, ...]] = {
 """The transforms of each value of ``evaluate.tta``; the first is the identity."""
 
 
-def transformed(images: Tensor, transform: Transform, placing: Placing = USUAL) -> Tensor:
+def apply_transform(images: Tensor, transform: Transform, placing: Placing = USUAL) -> Tensor:
     """Apply a transform to inputs.
 
     Args:
         images: float 0..1, (B, 3, H, W).
-        transform: the transform, which mirrors first. A smaller image is placed at the upper left and padded
-            with gray to multiples of 32.
+        transform: the transform. Mirroring precedes scaling. A smaller image is placed in the upper left
+            corner and padded with gray to multiples of 32.
         placing: the kind of resizing and the gray value.
 
     Returns:
-        The transformed images, (B, 3, h, w), channels_last; for the identity, ``images`` themselves.
+        The transformed images, (B, 3, h, w), channels_last. For the identity, this is ``images`` itself.
     """
     if transform.mirrored:
         images = images.flip(-1)
@@ -60,8 +60,11 @@ def transformed(images: Tensor, transform: Transform, placing: Placing = USUAL) 
     return images.contiguous(memory_format=torch.channels_last)
 
 
-def restored(boxes: Tensor, transform: Transform, size: Sequence[int]) -> Tensor:
-    """Convert boxes xyxy (..., 4) from pixels of a transformed input to pixels of the input, (H, W)."""
+def restore_boxes(boxes: Tensor, transform: Transform, size: Sequence[int]) -> Tensor:
+    """Convert xyxy boxes (..., 4) from pixels of a transformed input to pixels of the original input.
+
+    ``size`` is (H, W) of the original input.
+    """
     if transform.scale != 1:
         rows, columns = _smaller(size, transform)
         factors = boxes.new_tensor([size[1] / columns, size[0] / rows])
@@ -73,7 +76,7 @@ def restored(boxes: Tensor, transform: Transform, size: Sequence[int]) -> Tensor
 
 
 def mean_of_logs(logs: Sequence[Tensor]) -> Tensor:
-    """Return the logarithm of the mean of probabilities, (B, C), given their logarithms, each (B, C)."""
+    """Return the logarithm of the mean probabilities, (B, C), given log probabilities, each (B, C)."""
     stacked = torch.stack(list(logs))
     count = torch.tensor(float(len(logs)), dtype=stacked.dtype)
     return stacked.logsumexp(0) - count.log().item()

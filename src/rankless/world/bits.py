@@ -1,4 +1,4 @@
-"""Checksums of tensors: sums of their bits as integers, exact in any order and computed in one pass."""
+"""Checksums of tensors, which sum their bits as integers, so that the order of the sum does not matter."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bit_sum(value: Tensor) -> Tensor:
-    """Return a checksum of a tensor of any shape, a scalar int64, without waiting for the device.
+    """Return a checksum of a tensor of any shape as a scalar int64, without waiting for the device.
 
-    A single flipped bit always changes it, because it adds or subtracts a power of two.
+    A single flipped bit always changes the checksum, because it adds or subtracts a power of two.
     """
     value = torch.view_as_real(value) if value.is_complex() else value
     return value.detach().view(_WHOLE[value.element_size()]).sum(dtype=torch.int64)
 
 
 def digest(numbers: Sequence[int]) -> str:
-    """Return a digest of the numbers in their order."""
+    """Return a digest of the numbers in the given order."""
     return hashlib.blake2b(repr(list(numbers)).encode(), digest_size=16).hexdigest()

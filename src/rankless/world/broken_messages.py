@@ -1,8 +1,8 @@
-"""End a rank that waits for a message whose connection broke halfway.
+"""End a rank that waits for a message on a connection that broke halfway through it.
 
-Gloo reports a broken connection to pending operations, but not to an operation whose message is halfway
-through, which waits for the timeout of the process group. New operations on the connection fail at once, so a
-rank that waits for long begins one.
+Gloo reports a broken connection to pending operations, except to one whose message is partially received,
+which waits until the process group times out. Because new operations on the connection fail at once, a rank
+that waits for a long time starts one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch.distributed as dist
 from rankless.errors import LOST_PEER
 from rankless.world.transport import GroupTransport
 
-_EVERY = 5.0  # seconds between checks; all connections report a cut within 9 (world/keepalive)
+_EVERY = 5.0  # seconds between checks; a connection reports a cut cable within 9 s (world/keepalive)
 _TAG = 0x5EED  # no rank receives messages with this tag
 
 
 @contextmanager
-def ended_if_broken(transport: GroupTransport) -> Iterator[None]:
-    """End the process with LOST_PEER if a wait within the block outlasts one of the connections of gloo."""
+def exit_if_broken(transport: GroupTransport) -> Iterator[None]:
+    """Exit with ``LOST_PEER`` if a wait within the block continues after a gloo connection has broken."""
     end = threading.Event()
     watch = threading.Thread(target=_watch, args=(transport, end), name="connections", daemon=True)
     watch.start()
@@ -37,10 +37,10 @@ def ended_if_broken(transport: GroupTransport) -> Iterator[None]:
 
 
 def _watch(transport: GroupTransport, end: threading.Event) -> None:
-    """Check the connections in long waits; end the process if a wait goes on although one is broken."""
+    """Check the connections during long waits, and exit if a wait continues after one has broken."""
     before, broken = None, ""
     while not end.wait(_EVERY):
-        wait = transport.waits.seconds if transport.waits.depth else None  # another number in another wait
+        wait = transport.waits.seconds if transport.waits.depth else None  # identifies the wait
         if wait is None or wait != before:
             before, broken = wait, ""
         elif broken:
@@ -51,7 +51,7 @@ def _watch(transport: GroupTransport, end: threading.Event) -> None:
 
 
 def _broken(transport: GroupTransport) -> str:
-    """Return why a connection is broken; "" if all of them are open."""
+    """Return why a connection is broken, or "" if all connections are open."""
     rank, groups = dist.get_rank(), (dist.group.WORLD, transport.beside)
     try:
         for group in filter(None, groups):

@@ -1,4 +1,4 @@
-"""Compatibility with the supported PyTorch releases: renamed and private functions.
+"""Functions whose names differ between the supported PyTorch releases, or which are private.
 
 No other module depends on the installed release.
 """
@@ -32,7 +32,7 @@ NO_BUFFER_BROADCAST: dict[str, Any] = next(
 
 
 def innermost_store(store: dist.Store) -> dist.Store:
-    """Return the store without prefixes, such as torchrun's restart count."""
+    """Return the underlying store of a store with prefixes, such as torchrun's restart count."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store
@@ -44,9 +44,9 @@ default_store: Callable[[], dist.Store] = distributed_c10d._get_default_store
 
 @contextmanager
 def quiet_output() -> Iterator[None]:
-    """Discard the standard output, including that of C++ libraries.
+    """Discard standard output within the block, including that of C++ libraries.
 
-    Gloo in PyTorch 2.9 prints a message about connected ranks there, which would break a command's JSON.
+    Gloo in PyTorch 2.9 prints a message about connected ranks, which would corrupt a command's JSON.
     """
     try:
         output = os.dup(1)
@@ -67,9 +67,9 @@ _SETTINGS: list[Any] = [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldn
 
 
 def set_tf32(allowed: bool) -> Callable[[], None]:
-    """Set whether CUDA may round the factors of float32 products to TF32; other devices never round them.
+    """Set whether CUDA may round the factors of float32 products to TF32. Other devices never do.
 
-    PyTorch 2.9 added `fp32_precision`. The older switches are set as well, because reading them raises an
+    PyTorch 2.9 added ``fp32_precision``. The older switches are set as well, because reading them raises an
     error if the two disagree.
 
     Returns:

@@ -1,9 +1,9 @@
-"""Add up the ranks' values along a fixed binary tree, with the same bits for any number of ranks.
+"""Sum the ranks' values along a fixed binary tree, with the same bits for any number of ranks.
 
-Every rank holds the sums of the largest complete nodes over its micro-batches. An all-to-all distributes
-shards of these sums, each rank adds up one shard in tree order, and an all-gather collects the totals. If
-every rank has the same number of micro-batches, which is a power of two, a rank holds one node and sends as
-many bytes as in a ring all-reduce.
+Every rank computes the sums of the largest tree nodes that cover only its own micro-batches. An all-to-all
+distributes shards of these sums, each rank adds up one shard in tree order, and an all-gather collects the
+totals. If all ranks have the same number of micro-batches and it is a power of two, a rank has one node and
+sends as many bytes as in a ring all-reduce.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MESSAGE_BYTES = 2**20
 
 
 def add_in_place(left: Tensor, right: Tensor) -> Tensor:
-    """Add ``right`` to ``left``, which has the same shape, in place; return ``left``."""
+    """Add ``right`` to ``left``, which has the same shape, in place, and return ``left``."""
     return left.add_(right)
 
 
@@ -31,7 +31,7 @@ class Exchange:
 
     Attributes:
         own: the micro-batches of this rank.
-        nodes: per rank, the largest tree nodes that cover only its own micro-batches.
+        nodes: for each rank, the largest tree nodes that cover only its own micro-batches.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Exchange:
         Every rank must start, combine and finish its exchanges in the same order.
 
         Args:
-            sums: the flat sums of the nodes this rank owns, from left to right, each of shape (N,).
-            result: receives the total, of shape (N,); may be one of ``sums``.
+            sums: the flat sums of this rank's nodes from left to right, each of shape (N,).
+            result: the tensor for the total, of shape (N,), which may be one of ``sums``.
         """
         return Pending(self, sums, result)
 
     def parts(self, vector: Tensor) -> list[slice]:
-        """Split a vector (N,) into the parts to exchange one by one, the same on every rank."""
+        """Return slices that split a vector (N,) for separate exchanges, the same on every rank."""
         count = 1
         if self.size > 1 and self.transport.gathers_apart:
             shard = -(-len(vector) // self.size)
@@ -63,12 +63,12 @@ class Exchange:
         return [slice(start, start + length) for start in range(0, len(vector), length)]
 
     def fold(self, leaves: Iterable[Tensor]) -> list[Tensor]:
-        """Add up the vectors (N,) of this rank's micro-batches in place; return its nodes' sums."""
+        """Add up the vectors (N,) of this rank's micro-batches in place, and return the sums of its nodes."""
         values = zip(self.own, leaves, strict=True)
         return [value for _, value in Fold(self.micro_batches, add_in_place, values).stack]
 
     def total(self, leaves: Iterable[Tensor]) -> Tensor:
-        """Add up the vectors (N,) of all ranks' micro-batches in place; return the total (N,)."""
+        """Add up the vectors (N,) of all ranks' micro-batches in place, and return the total (N,)."""
         sums = self.fold(leaves)
         pending = self.start(sums, torch.empty_like(sums[0]))
         pending.combine()
@@ -86,7 +86,7 @@ class Exchange:
 
 
 class Pending:
-    """A started exchange: call :meth:`combine`, then :meth:`finish`, once each."""
+    """A started exchange. Call :meth:`combine` and then :meth:`finish`, once each."""
 
     def __init__(self, layout: Exchange, sums: Sequence[Tensor], result: Tensor) -> None:
         self.layout, self.sums, self.result = layout, sums, result
@@ -108,10 +108,9 @@ class Pending:
         )
 
     def combine_if_there(self) -> bool:
-        """Combine the other ranks' parts if they have arrived; return whether they are combined.
+        """Combine the parts of the other ranks if they have arrived, and return whether they were combined.
 
-        If the transport does not allow gathers to be reordered, wait for the parts first, so that all ranks
-        start the operations in the same order.
+        If the transport requires the same order of operations on all ranks, wait for the parts.
         """
         if self.work and self.layout.transport.gathers_apart and not self.work.is_completed():
             return False
@@ -135,7 +134,7 @@ class Pending:
         even = self.shard * layout.size == self.result.numel()
         self.gathered = self.result if even else self.result.new_empty(self.shard * layout.size)
         self.work = layout.transport.all_gather(self.gathered, shard)
-        self.sent = shard  # must be kept until the gather is done
+        self.sent = shard  # must be kept alive until the gather is complete
 
     def finish(self) -> None:
         """Wait for the total and write it to the result."""

@@ -1,4 +1,4 @@
-"""Batch norm that treats several micro-batches as one batch, as an autograd function."""
+"""An autograd function for batch norm that treats several micro-batches as one batch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class _Block(threading.local):
     """This thread's statistics of the norms in a block with activation checkpointing.
 
     Attributes:
-        computed: collects the statistics in the first computation of the block.
-        known: yields them again in the recomputation.
+        computed: collects the statistics during the first computation of the block.
+        known: yields the same statistics during the recomputation.
     """
 
     computed: list[Statistics] | None = None
@@ -33,8 +33,8 @@ class _Block(threading.local):
 _BLOCK = _Block()
 
 
-def recomputed() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return two contexts: one for computing a block, and one for recomputing it with the same statistics."""
+def recomputation_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return a context for computing a block, and one for recomputing it with the same statistics."""
     statistics: list[Statistics] = []
 
     @contextmanager
@@ -62,9 +62,9 @@ def is_recomputed() -> bool:
 
 
 class GlobalNorm(torch.autograd.Function):
-    """One micro-batch's part of a batch norm over all micro-batches (Ioffe & Szegedy, 2015).
+    """The part of one micro-batch in a batch norm over all micro-batches (Ioffe & Szegedy, 2015).
 
-    Every micro-batch has a separate graph, and waits in the norm for the others in both passes.
+    Every micro-batch has a separate graph, which waits in the norm for the others during both passes.
     """
 
     @staticmethod
@@ -78,9 +78,9 @@ class GlobalNorm(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Normalize ``values`` (B, C, …); ``weight`` and ``bias`` are (C,).
+        """Normalize ``values`` (B, C, …) with ``weight`` and ``bias`` (C,).
 
-        The tokens fix the order of the norms in the backward pass.
+        Passing the token through all norms fixes their order in the backward pass.
         """
         ctx.side, ctx.number, ctx.index, ctx.dtype = side, number, index, values.dtype
         ctx.learns = weight is not None, bias is not None
@@ -101,14 +101,14 @@ class GlobalNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, token: Tensor) -> tuple[Any, ...]:
-        brought = widened(gradient), *ctx.saved_tensors
+        inputs = widened(gradient), *ctx.saved_tensors
         total = ctx.side.exchange.total
-        inner, *outer = ctx.side.meet(ctx.number, ctx.index, brought, partial(gradients, total))
+        inner, *outer = ctx.side.meet(ctx.number, ctx.index, inputs, partial(gradients, total))
         learned = [one if learns else None for one, learns in zip(outer, ctx.learns, strict=True)]
         return None, None, None, token, inner.to(ctx.dtype), *learned
 
 
-def measured(
+def batch_statistics(
     norm: Any, momentum: float, total: Total, check: Callable[[Tensor], None], wide: Sequence[Tensor]
 ) -> list[Statistics]:
     """Compute the statistics of all micro-batches in two passes, and update the norm's running statistics.
@@ -138,27 +138,27 @@ def measured(
     return [(mean, inverse, number)] * len(wide)
 
 
-def gradients(total: Total, brought: Sequence[Any]) -> list[tuple[Tensor, Tensor, Tensor]]:
+def gradients(total: Total, inputs: Sequence[Any]) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Return each micro-batch's gradients of values, weight and bias from the gradient of its output."""
-    for_bias = [g.sum(_dims(g)) for g, *_ in brought]
-    for_weight = [(g * normal).sum(_dims(g)) for g, normal, *_ in brought]
+    for_bias = [g.sum(_dims(g)) for g, *_ in inputs]
+    for_weight = [(g * normal).sum(_dims(g)) for g, normal, *_ in inputs]
     leaves = [torch.cat([b, w]) for b, w in zip(for_bias, for_weight, strict=True)]
-    number = brought[0][-1]
+    number = inputs[0][-1]
     plain, scaled = (total(leaves) / number).chunk(2)
     inner = [
         _shaped(weight * inverse, g) * (g - _shaped(plain, g) - normal * _shaped(scaled, g))
-        for g, normal, weight, inverse, _ in brought
+        for g, normal, weight, inverse, _ in inputs
     ]
     return list(zip(inner, for_weight, for_bias, strict=True))
 
 
 def widened(values: Tensor) -> Tensor:
-    """Convert values (B, C, …) to the precision in which sums are computed."""
+    """Convert values (B, C, …) to the precision of sums: float32, or float64 for float64 values."""
     return values if values.dtype == torch.float64 else values.float()
 
 
 def _dims(values: Tensor) -> list[int]:
-    """Return all dimensions except the channels."""
+    """Return all dimensions except that of the channels."""
     return [0, *range(2, values.ndim)]
 
 

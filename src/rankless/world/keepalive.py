@@ -1,10 +1,10 @@
 """TCP keepalive for connections between ranks, and protection of listening sockets.
 
-The kernel's keepalive probes turn a cut cable into an error within seconds. Without them, a rank would wait
-for the process group's timeout of half an hour. Interruptions of a few seconds cause no error.
+The kernel's keepalive probes turn a cut cable into an error within seconds, but tolerate interruptions of a
+few seconds. Without them, a rank would wait for the process group's timeout of half an hour.
 
-Gloo never stops listening and accepts every connection, so a few thousand stray connections would end the
-process.
+Gloo never stops listening and accepts every connection, so a few thousand unwanted connections would crash
+the process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 # Seconds until the first probe, seconds between probes, and number of unanswered probes.
 _PROBES = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 6}
-# A packet filter of one instruction that drops everything. <linux/filter.h>, <asm-generic/socket.h>
+# A packet filter with a single instruction that drops all packets. <linux/filter.h>, <asm-generic/socket.h>
 _DROP, _SO_ATTACH_FILTER = create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0)), 26
 # Accept only packets signed with a key, from any address (a prefix of 0 bits). <linux/tcp.h>
 _TCP_MD5SIG_EXT, _PREFIX, _KEY_LENGTH = 32, 1, 16
@@ -31,12 +31,12 @@ def watch_connections(*, all_are_read: bool) -> int:
     """Enable TCP keepalive for all of this process's connections to other machines.
 
     Args:
-        all_are_read: whether receivers read all data at once, as with gloo. Unacknowledged data is then an
+        all_are_read: whether receivers read all data at once, as with gloo, so that unacknowledged data is an
             error as well. With NCCL, a receiver may block the sender, and the kernel would mistake a full
             buffer for a lost machine.
 
     Returns:
-        The number of connections; 0 if the system does not list a process's files (macOS).
+        The number of connections, or 0 if the system does not list a process's files (macOS).
     """
     count = 0
     for connection in filter(_is_to_another_machine, _sockets()):
@@ -55,8 +55,8 @@ def listening() -> set[int]:
     return {os.fstat(each.fileno()).st_ino for each in filter(_listens, _sockets())}
 
 
-def take_no_more(known: Set[int]) -> None:
-    """Let the kernel reject new connections to listening sockets other than the ``known`` ones.
+def reject_new_connections(known: Set[int]) -> None:
+    """Make the kernel reject new connections to all listening sockets except the ``known`` ones.
 
     This has no effect if the system does not list a process's files (macOS).
     """
@@ -66,7 +66,7 @@ def take_no_more(known: Set[int]) -> None:
         try:
             each.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, addressof(_DROP)))
         except OSError:
-            # Newer kernels require privileges for the filter; require a signature with a random key instead.
+            # Newer kernels require privileges for the filter, so require a signature with a random key.
             key = os.urandom(_KEY_LENGTH)
             signed = struct.pack("H126xBBHi80s", each.family, _PREFIX, 0, len(key), 0, key)
             with suppress(OSError):  # not supported by the kernel or the sandbox
@@ -74,7 +74,7 @@ def take_no_more(known: Set[int]) -> None:
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """Yield duplicates of this process's TCP sockets; each is closed when the next one is requested."""
+    """Yield duplicates of this process's TCP sockets, closing each one before the next."""
     try:
         numbers = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
     except OSError:
@@ -94,7 +94,7 @@ def _listens(each: socket.socket) -> bool:
 
 def _is_to_another_machine(connection: socket.socket) -> bool:
     try:
-        # On one machine both ends have the same address.
+        # On the same machine, both ends have the same address.
         return bool(connection.getsockname()[0] != connection.getpeername()[0])
     except OSError:  # a listening socket has no peer
         return False

@@ -1,4 +1,4 @@
-"""Short texts that ranks exchange through their store without waiting for each other."""
+"""Short messages and a flag that ranks exchange through their store without waiting for each other."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Any
 from rankless.world.compat import default_store
 from rankless.world.process_group import World
 
-_KEY = "rankless/note"
+_KEY, _STOP = "rankless/note", "rankless/stop"
 _POLL = 0.02  # seconds
 
 Note = dict[str, Any]
 
 
 class Notes:
-    """The ranks' notes about how they ended; create this object while the process group exists."""
+    """The ranks' notes about how they ended. Create this object while the process group exists."""
 
     def __init__(self, world: World) -> None:
         self.world, self.store = world, default_store()
 
     def leave(self, note: Note) -> None:
-        """Store this rank's note, unless the store is gone."""
+        """Store this rank's note, unless the store no longer exists."""
         with suppress(RuntimeError):
             self.store.set(f"{_KEY}/{self.world.rank}", json.dumps(note))
 
     def wait(self, seconds: float, enough: Callable[[Sequence[Note]], bool]) -> list[Note]:
-        """Return the notes in rank order once ``enough`` accepts them, or those found after ``seconds``."""
+        """Return the notes in rank order once ``enough`` accepts them, or at the latest after ``seconds``."""
         until = time.monotonic() + seconds
         found: dict[int, Note] = {}
-        with suppress(RuntimeError, ValueError):  # the store is gone
+        with suppress(RuntimeError, ValueError):  # the store no longer exists
             while True:
                 for rank in set(range(self.world.size)) - found.keys():
                     if self.store.check([f"{_KEY}/{rank}"]):
@@ -44,13 +44,13 @@ class Notes:
 
 
 class Notices:
-    """A store of one text per rank; a new text replaces the previous one."""
+    """A store with one text per rank."""
 
     def __init__(self, name: str) -> None:
         self._name = f"rankless/{name}"
 
     def post(self, rank: int, text: str) -> None:
-        """Store the text of a rank in place of its previous one."""
+        """Store the text of a rank, replacing its previous one."""
         default_store().set(f"{self._name}/{rank}", text)
 
     def read(self, rank: int) -> str | None:
@@ -58,3 +58,33 @@ class Notices:
         key = f"{self._name}/{rank}"
         store = default_store()
         return store.get(key).decode() if store.check([key]) else None
+
+
+class SharedStop:
+    """A flag in the ranks' store that is set once any rank has received a request to stop.
+
+    Reading it takes a few microseconds. Ranks may see it at different times, so they must call :meth:`agreed`
+    to stop together. The flag cannot be reset.
+    """
+
+    def __init__(self, world: World, own: Callable[[], bool]) -> None:
+        self.world, self.own = world, own
+        self._raised = False
+
+    def __call__(self) -> bool:
+        """Return whether to stop, and set the flag if this rank has received a request."""
+        if self._raised:
+            return True
+        if self.own():
+            if self.world.size > 1:
+                default_store().set(_STOP, "1")
+            self._raised = True
+        elif self.world.size > 1:
+            self._raised = bool(default_store().check([_STOP]))
+        return self._raised
+
+    def agreed(self) -> bool:
+        """Return whether any rank should stop, the same on all ranks. All ranks must call this."""
+        flags = self.world.gather(self())
+        self._raised = bool(self.world.broadcast(any(flags) if flags is not None else None))
+        return self._raised

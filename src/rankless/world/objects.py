@@ -1,9 +1,9 @@
-"""Serialize the values that ranks send each other: JSON for the structure, raw bytes for arrays.
+"""Serialization of the values that ranks send to each other, as JSON followed by raw bytes for arrays.
 
-Nothing is unpickled: received bytes can only create plain values, arrays, and, without calling any method,
-instances of data classes that this process has already loaded. Packing refuses all other types. The layout is
-the length of the JSON (8 bytes), the JSON, then the arrays in the order of the JSON. Each array begins at a
-multiple of 16 bytes, so that it can be used without a copy.
+Nothing is unpickled. Received bytes can only create plain values, arrays, and instances of data classes that
+this process has already loaded, without calling any of their methods. Packing refuses all other types. The
+layout is the length of the JSON (8 bytes), the JSON, and the arrays in the order of the JSON. Each array
+starts at a multiple of 16 bytes, so that it can be used without a copy.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch import Tensor
 
 SENDABLE = (
     "None, bool, int, float, str, bytes, tensors on the CPU, NumPy arrays, and lists, tuples, sets, dicts, "
-    "dataclasses and named tuples of these, whose classes stand at the top level of a module"
+    "dataclasses and named tuples of these, whose classes are defined at the top level of a module"
 )
 
 _ALIGNED = 16
 _PLAIN = 2**63  # integers below this are JSON numbers
 _KINDS = "biufcmMSU"  # NumPy's types without references and fields
-_SCALARS = _KINDS.rstrip("SU")  # NumPy strips trailing zeros of a text scalar
+_SCALARS = _KINDS.rstrip("SU")  # because NumPy strips trailing zeros of text scalars
 _BITS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "bool")
 _FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in (*_BITS, *_FLOATS)}
@@ -48,7 +48,7 @@ class UnsendableError(TypeError):
 
     Attributes:
         description: a phrase that describes the value.
-        position: its position in the outermost value, such as ``[3].mask``.
+        position: the value's position in the outermost value, such as ``[3].mask``.
     """
 
     def __init__(self, description: str) -> None:
@@ -60,7 +60,11 @@ class UnsendableError(TypeError):
 
 
 def pack(value: Any) -> Tensor:
-    """Return ``value`` as bytes, uint8 (N,); raise :class:`UnsendableError` for unsupported types."""
+    """Return ``value`` as bytes, uint8 (N,).
+
+    Raises:
+        UnsendableError: the value contains an unsupported type.
+    """
     writer = _Writer()
     node = writer.checked(value)
     classes = [(made.__module__, made.__qualname__, *names) for made, names in writer.classes]
@@ -80,7 +84,7 @@ def pack(value: Any) -> Tensor:
 
 
 def unpack(packed: Tensor) -> Any:
-    """Return the value packed in uint8 (N,), with the same bits; its arrays share memory with ``packed``."""
+    """Return the value packed in uint8 (N,), bit for bit. Its arrays share memory with ``packed``."""
     data = packed.numpy()
     (length,) = struct.unpack("<Q", data[:8].tobytes())
     classes, node = json.loads(data[8 : 8 + length].tobytes())
@@ -93,11 +97,11 @@ def check(value: Any) -> None:
 
 
 class _Writer:
-    """A converter of values to JSON nodes; every list in a node begins with the name of its type.
+    """A converter of values to JSON nodes, in which every list starts with the name of its type.
 
     Attributes:
-        blobs: the bytes of arrays (uint8) that follow the JSON, in order.
-        classes: the classes of the objects with their attribute names, numbered.
+        blobs: the bytes of the arrays (uint8) that follow the JSON, in order.
+        classes: the numbers of the objects' classes, by class and attribute names.
     """
 
     def __init__(self) -> None:
@@ -109,13 +113,10 @@ class _Writer:
         try:
             return self.node(value)
         except RecursionError:
-            raise UnsendableError("nested too deeply, or a part of itself") from None
+            raise UnsendableError("nested too deeply or part of itself") from None
 
     def node(self, value: Any) -> Any:
-        """Return the node of ``value``.
-
-        Types are matched exactly, because a subclass would be unpacked as its base.
-        """
+        """Return the node of ``value``. Subclasses are refused, because they would become their base."""
         kind = type(value)
         if value is None or kind is bool:
             return value
@@ -138,7 +139,7 @@ class _Writer:
         return self.object(value)
 
     def each(self, parts: Iterable[tuple[Any, Any]], of: str = "[{!r:.40}]") -> Iterator[Any]:
-        """Yield the nodes of a value's parts; ``of`` formats a part's position for errors."""
+        """Yield the nodes of a value's parts. ``of`` formats the position of a part for errors."""
         for position, part in parts:
             try:
                 yield self.node(part)
@@ -152,7 +153,7 @@ class _Writer:
         return list(words)
 
     def tensor(self, value: Tensor) -> list[Any]:
-        """Return the node of a tensor of any shape; refuse sparse tensors and other devices."""
+        """Return the node of a dense tensor of any shape on the CPU, and refuse other tensors."""
         dtype = str(value.dtype).removeprefix("torch.")
         if value.device.type != "cpu":
             raise UnsendableError(f"a tensor on {value.device}")
@@ -162,7 +163,7 @@ class _Writer:
         return self.blob(plain.numpy(), "tensor", dtype, value.requires_grad, *value.shape)
 
     def array(self, value: NDArray[Any], name: str) -> list[Any]:
-        """Return the node of an array of any shape or a NumPy scalar; refuse other dtypes."""
+        """Return the node of an array of any shape or of a NumPy scalar, and refuse unsupported dtypes."""
         if value.dtype.kind not in (_KINDS if name == "array" else _SCALARS):
             raise UnsendableError(f"a NumPy {name} of {value.dtype}")
         plain = np.empty(0, np.uint8)
@@ -176,7 +177,9 @@ class _Writer:
             module = "" if made.__module__ == "builtins" else f"{made.__module__}."
             raise UnsendableError(f"a value of type {module}{made.__qualname__}")
         if _loaded(made.__module__, made.__qualname__) is not made:
-            raise UnsendableError(f"of class {made.__qualname__}, which is not at a module's top level")
+            raise UnsendableError(
+                f"of class {made.__qualname__}, which is not defined at the top level of a module"
+            )
         if issubclass(made, tuple):
             names: tuple[str, ...] = made._fields
             parts = list(zip(names, value, strict=True))
@@ -190,7 +193,7 @@ class _Writer:
 
 
 class _Reader:
-    """A converter of JSON nodes to values, in the order in which they were written.
+    """A converter of JSON nodes to values, which must be read in the order of writing.
 
     Args:
         data: all bytes, uint8.
@@ -226,7 +229,7 @@ class _Reader:
         begin = _aligned(self.at)
         self.at = begin + length
         if length < 0 or self.at > len(self.data):
-            raise ValueError("the bytes of a value were cut")
+            raise ValueError("the bytes of a value are truncated")
         return self.data[begin : self.at]
 
     def tensor(self, name: str, gradient: bool, *shape: int) -> Tensor:
@@ -237,7 +240,7 @@ class _Reader:
     def array(self, name: str, *shape: int) -> NDArray[Any]:
         dtype = np.dtype(name)
         if dtype.kind not in _KINDS:
-            raise ValueError(f"an array of {dtype} is never sent")
+            raise ValueError(f"arrays of {dtype} cannot be sent")
         data = self.blob(math.prod(shape) * dtype.itemsize)
         return np.ndarray(shape, dtype, data) if data.size else np.empty(shape, dtype)
 
@@ -264,14 +267,14 @@ def _number_or_text(name: str, text: str) -> Any:
 
 
 def _known(module: str, qualname: str, *names: str) -> tuple[type, list[str]]:
-    """Return a class that this process has loaded, with its attribute names; import nothing."""
+    """Return a data class that this process has already loaded, with the attribute names."""
     made = _loaded(module, qualname)
     if not isinstance(made, type) or not _is_data(made):
         raise ValueError(
-            f"{module}.{qualname} is not a data class that was loaded here; import it with the task"
+            f"{module}.{qualname} is not a data class loaded in this process; import it in the task's module"
         )
     if any(name.startswith("__") for name in names):
-        raise ValueError(f"{module}.{qualname}: names that begin with __ are never sent")
+        raise ValueError(f"{module}.{qualname}: names that start with __ cannot be sent")
     return made, list(names)
 
 
@@ -290,7 +293,7 @@ def _is_data(made: type) -> bool:
 
 
 def _is_text(value: str) -> bool:
-    """Check whether JSON preserves the text. JSON merges a pair of surrogates into one character."""
+    """Check whether JSON preserves the text, because JSON merges surrogate pairs into one character."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -1,6 +1,6 @@
-"""The ranks that train together and their process group, from the environment variables of torchrun.
+"""The ranks that train together and their process group, as described by torchrun's environment variables.
 
-A process without a launcher is a world of size 1. Other modules do not distinguish the two cases.
+A process without a launcher is a world of size 1, which other modules do not treat differently.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch import Tensor
 
 from rankless.errors import UserError, counted
 from rankless.hardware.network import interface_towards
-from rankless.world.broken_messages import ended_if_broken
+from rankless.world.broken_messages import exit_if_broken
 from rankless.world.compat import innermost_store, quiet_output
-from rankless.world.keepalive import listening, take_no_more, watch_connections
+from rankless.world.keepalive import listening, reject_new_connections, watch_connections
 from rankless.world.objects import pack, unpack
 from rankless.world.rendezvous import (
+    job_store,
     launchers_store,
     loopback,
     meet,
-    of_this_job,
     on_interface,
     private_store,
     ranks_store,
@@ -37,11 +37,11 @@ from rankless.world.secret import prove, shared_key
 from rankless.world.transport import PROCESS_GROUP, Transport
 from rankless.world.tree import own_micro_batches
 
-# Long enough for the slowest scoring on rank 0. Lost peers are noticed sooner: a dead process closes its
-# connection, and TCP keepalive detects a machine that is cut off (world/keepalive).
+# Long enough for the slowest scoring on rank 0. Lost peers are detected sooner, because a dead process closes
+# its connections and TCP keepalive detects disconnected machines (world/keepalive).
 TIMEOUT = timedelta(minutes=30)
-# The destructor of a file store writes to its file, and aborts the process if the disk is full.
-_UNDYING: list[dist.Store] = []
+# Stores are kept alive, because a file store's destructor writes to its file and aborts if the disk is full.
+_KEPT_ALIVE: list[dist.Store] = []
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class World:
         size: number of ranks.
         device: the device of this rank.
         local_rank: index of this rank on its machine.
-        launcher_store: the launcher's store, which outlives the ranks; None if it has none.
+        launcher_store: the launcher's store, which outlives the ranks, or None if it has no store.
         local_size: number of ranks on this machine.
         inline: whether training runs in the caller's process.
-        transport: carries tensors to the other ranks.
+        transport: sends tensors to the other ranks.
     """
 
     rank: int
@@ -80,21 +80,25 @@ class World:
 
     @property
     def backend(self) -> str:
-        """The name of the backend that carries tensors between the ranks."""
+        """The name of the backend that sends tensors between the ranks."""
         return self.transport.name
 
     def own_micro_batches(self, micro_batches: int) -> range:
-        """Return this rank's micro-batches of a step; raise a UserError if ranks outnumber micro-batches."""
+        """Return this rank's micro-batches of a step.
+
+        Raises:
+            UserError: there are more ranks than micro-batches.
+        """
         if self.size > micro_batches:
             raise UserError(
                 f"{self.size} devices, but a step has only "
-                f"{counted(micro_batches, 'micro-batch', 'micro-batches')} to share: use at "
+                f"{counted(micro_batches, 'micro-batch', 'micro-batches')} to distribute; use at "
                 f"most {counted(micro_batches, 'device')}, a larger batch.images or a smaller batch.micro"
             )
         return own_micro_batches(micro_batches, self.rank, self.size)
 
     def gather(self, value: Any) -> list[Any] | None:
-        """Return every rank's ``value`` in rank order on rank 0, and None on the other ranks."""
+        """Return the ``value`` of every rank, in rank order, on rank 0, and None on the other ranks."""
         if self.is_first:
             return [value, *(unpack(self._receive(rank)) for rank in range(1, self.size))]
         packed = pack(value)
@@ -107,7 +111,7 @@ class World:
             return self.transport.receive(rank)
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """Return rank ``source``'s ``value`` on every rank."""
+        """Return the ``value`` of rank ``source`` on every rank."""
         if self.size == 1:
             return value
         is_source = self.rank == source
@@ -121,12 +125,12 @@ class World:
         return value if is_source else unpack(packed)
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return every rank's ``value`` in rank order on every rank."""
+        """Return the ``value`` of every rank, in rank order, on every rank."""
         gathered: list[Any] = self.broadcast(self.gather(value))
         return gathered
 
     def recall(self, key: str) -> str:
-        """Return the text that :meth:`remember` stored, possibly before a restart, or "" if there is none."""
+        """Return the text that :meth:`remember` stored, possibly before a restart, or ""."""
         return (
             self.launcher_store.get(key).decode()
             if self.launcher_store is not None and self.launcher_store.check([key])
@@ -140,17 +144,17 @@ class World:
 
     def barrier(self) -> None:
         """Wait until every rank has called this method."""
-        # Objects use the CPU's backend; a barrier of NCCL would bind a GPU before the rank has chosen one.
+        # Objects use the CPU's backend. An NCCL barrier would bind a GPU before the rank has selected one.
         self.gather(None)
         self.broadcast(None)
 
 
 class LostPeerError(RuntimeError):
-    """Raised if another rank has ended or does not answer."""
+    """Raised if another rank has exited or does not respond."""
 
 
 def is_lost_peer(error: Exception) -> bool:
-    """Check whether a collective failed because another rank is gone."""
+    """Check whether a collective operation failed because another rank was lost."""
     lost = LostPeerError | dist.DistNetworkError | dist.DistBackendError | dist.DistStoreError
     if isinstance(error, lost):
         return True
@@ -159,7 +163,7 @@ def is_lost_peer(error: Exception) -> bool:
 
 
 def ranks_here() -> int:
-    """Return the number of ranks on this machine from LOCAL_WORLD_SIZE, at least one."""
+    """Return the number of ranks on this machine according to LOCAL_WORLD_SIZE, at least one."""
     return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
@@ -173,7 +177,8 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
     """Join the process group that the environment variables describe, or form a world of size 1.
 
     Args:
-        meeting: the rendezvous file of ranks that Rankless started; None uses MASTER_ADDR and MASTER_PORT.
+        meeting: the rendezvous file of ranks that Rankless has started, or None to use MASTER_ADDR and
+            MASTER_PORT.
         inline: whether training runs in the caller's process.
     """
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
@@ -192,7 +197,7 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
             outer = launcher_store or ranks_store(address, _port(), rank, alone, TIMEOUT)
             store = meet(outer, rank, size, TIMEOUT)
             store = private_store(store, rank, size) if alone else store
-        _UNDYING.append(store)
+        _KEPT_ALIVE.append(store)
         backend, key = _backend(store, rank, size, device), shared_key(store, rank)
         if outer is not None and not alone and "nccl" in backend:  # NCCL's threads must not call into Python
             store = dist.PrefixStore(key.hex(), innermost_store(outer))
@@ -205,16 +210,17 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
                 PROCESS_GROUP.gather_apart(TIMEOUT)
             if PROCESS_GROUP.beside is not None:
                 _prove(PROCESS_GROUP.beside, key)
-            take_no_more(before)
+            reject_new_connections(before)
             PROCESS_GROUP.on_one_machine = alone and size > 1
-            watch_connections(all_are_read=True)  # connections of gloo and the store; NCCL connects later
-            launcher_store = None if launcher_store is None else of_this_job(launcher_store)
+            watch_connections(all_are_read=True)  # only of gloo and the store, because NCCL connects later
+            launcher_store = None if launcher_store is None else job_store(launcher_store)
             local_rank = int(os.environ.get("LOCAL_RANK", str(rank)))
             world = World(rank, size, device, local_rank, launcher_store, here, inline)
-            with nullcontext() if alone else ended_if_broken(PROCESS_GROUP):
+            with nullcontext() if alone else exit_if_broken(PROCESS_GROUP):
                 yield world
         finally:
-            # Free all references to the group (DDP's hooks) first: gloo aborts if its threads outlive it.
+            # Free all references to the group (in DDP's hooks) first, because gloo aborts if its threads
+            # outlive the group.
             PROCESS_GROUP.beside, PROCESS_GROUP.on_one_machine = None, False
             gc.collect()
             dist.destroy_process_group()
@@ -225,8 +231,8 @@ def _prove(group: dist.ProcessGroup, key: bytes) -> None:
         prove(group, key)
     except RuntimeError as error:
         raise LostPeerError(
-            f"rank {group.rank()} is connected, but not all of its peers answer as ranks do: one of them "
-            "hangs or has ended, or another user has connected in its place"
+            f"rank {group.rank()} is connected, but not all of its peers respond: one of them hangs or has "
+            "exited, or another user has connected in its place"
         ) from error
 
 
@@ -245,10 +251,9 @@ def _device() -> torch.device:
 
 
 def _backend(store: dist.Store, rank: int, size: int, device: torch.device) -> str:
-    """Return NCCL if each rank has a GPU of its own; otherwise return gloo.
+    """Return the backends with NCCL if each rank has its own GPU, otherwise ``gloo``.
 
-    Ranks compare the UUIDs of their GPUs, because a cluster may show each rank only one GPU, a different one
-    each.
+    Ranks compare the UUIDs of their GPUs, because a cluster may make only one GPU visible to each rank.
     """
     if device.type == "cpu" or not dist.is_nccl_available():
         return "gloo"
@@ -257,6 +262,6 @@ def _backend(store: dist.Store, rank: int, size: int, device: torch.device) -> s
 
 
 def _all_differ(store: dist.Store, rank: int, size: int, name: str) -> bool:
-    """Check whether ``name`` differs between all ranks; all ranks must call this."""
+    """Check whether ``name`` differs between all ranks. All ranks must call this."""
     store.set(f"card/{rank}", name)
     return len({store.get(f"card/{other}") for other in range(size)}) == size

@@ -1,11 +1,11 @@
 """The sum of gradients over all micro-batches of a step, overlapped with the last backward pass.
 
-It uses a communication hook of ``DistributedDataParallel``. All micro-batches except the last run under
-``no_sync``, and their gradients are added along the fixed tree (:mod:`rankless.world.tree`). During the last
-backward pass, each bucket that is ready is exchanged while the next ones are computed.
+It is computed in a communication hook of ``DistributedDataParallel``. All micro-batches except the last one
+run under ``no_sync``, and their gradients are added along the fixed tree (:mod:`rankless.world.tree`). During
+the last backward pass, each bucket is exchanged as soon as it is ready, while the next ones are computed.
 """
 
-# No `from __future__ import annotations` here: DDP checks the hooks' annotations as types.
+# No `from __future__ import annotations` here, because DDP checks the hooks' annotations as types.
 import math
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,19 +36,19 @@ def add_gradients(left: Gradients, right: Gradients) -> Gradients:
 
 
 class GradientSum:
-    """A sum of gradients over all micro-batches of a step, in ``parameter.grad`` on every rank.
+    """The sum of the gradients of all micro-batches of a step, in ``parameter.grad`` on every rank.
 
     Args:
-        module: called for each micro-batch. If its parameters or their ``requires_grad`` change, create a new
-            GradientSum.
+        module: the module to call for each micro-batch. If its parameters or their ``requires_grad`` change,
+            create a new ``GradientSum``.
         exchange: the layout of the tree's nodes on the ranks.
-        exact: whether to add along the fixed tree; otherwise, the backend's all-reduce chooses the order.
-        zero_unused: whether a missing gradient counts as zero. Otherwise it counts as NaN, which reaches the
-            total on every rank, so that all ranks refuse the step.
+        exact: whether to add along the fixed tree, instead of in the order of the backend's all-reduce.
+        zero_unused: whether a missing gradient counts as zero. Otherwise, it counts as NaN, which makes the
+            total NaN on every rank, so that all ranks refuse the step.
 
     Attributes:
-        unused: for each own micro-batch, the indices of the parameters that its loss did not depend on.
-        bits: the bit sum of each parameter's gradient, for the last micro-batch computed apart from others.
+        unused: for each of this rank's micro-batches, the indices of the parameters unused by its loss.
+        bits: the bit sum of each parameter's gradient for the last micro-batch computed with ``apart``.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class GradientSum:
         self.bare = module
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.number: dict[Tensor, int] = {p: number for number, p in enumerate(self.parameters)}
-        # The gradients before a backward pass, with their versions, which increase if the pass adds to them.
+        # The gradients before a backward pass. Their versions increase if the pass adds to them.
         self.before: list[tuple[Tensor, int] | None] = [None] * len(self.number)
-        # Buffers are not broadcast, because running statistics are summed along the tree.
+        # Buffers are not broadcast, because running statistics are summed along the tree instead.
         self.module = PlainDataParallel(
             module,
             process_group=exchange.transport.group,
@@ -86,7 +86,7 @@ class GradientSum:
     def _look_between_buckets(self) -> None:
         """Combine arrived parts at every layer of the backward pass.
 
-        The last buckets hold many layers, so the network would be idle until they are ready.
+        Otherwise, the network would be idle until the last buckets, with many layers each, are ready.
         """
         owner = weakref.ref(self)
 
@@ -100,9 +100,9 @@ class GradientSum:
 
     @contextmanager
     def not_added(self) -> Iterator[None]:
-        """A context for the passes of any rank's micro-batch, in which :meth:`backward` only sets ``bits``.
+        """Run the passes of any rank's micro-batch within this context, in which they only set ``bits``.
 
-        Enter it before this rank's micro-batches of a step.
+        Enter the context before this rank's micro-batches of a step.
         """
         self.leaf = -1
         self._set_gradients(None)
@@ -114,9 +114,9 @@ class GradientSum:
 
     @contextmanager
     def micro_batch(self, leaf: int, *, apart: bool = False) -> Iterator[None]:
-        """A context for the forward pass and :meth:`backward` of one of this rank's micro-batches, in order.
+        """Run the forward pass and :meth:`backward` of this rank's next micro-batch within this context.
 
-        With ``apart``, set ``bits`` before its gradients are added to those of other micro-batches.
+        With ``apart``, set ``bits`` before the gradients are added to those of other micro-batches.
         """
         node = Node(0, leaf)
         if leaf == self.own.start:
@@ -151,13 +151,12 @@ class GradientSum:
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of the micro-batch's loss, a scalar."""
         if self.leaf == self.own[-1]:
-            # Otherwise, the bucket of an unused parameter would never become ready, and other ranks would
-            # wait.
+            # Otherwise, the bucket of an unused parameter would never be ready, and other ranks would wait.
             loss = _Visit.apply(loss, *self.parameters)
         torch.autograd.backward(loss)
 
     def _unreached(self, numbers: Iterable[int]) -> list[int]:
-        """Record and return the parameters among ``numbers`` that the backward pass did not reach."""
+        """Record and return those of the parameters ``numbers`` that the backward pass did not reach."""
         before = self.before
         unused = [
             number
@@ -174,7 +173,7 @@ class GradientSum:
             parameter.grad = None if gradients is None else gradients[number]
 
     def completed(self, bucket: dist.GradBucket) -> list[Tensor]:
-        """Return the last micro-batch's gradients in a bucket, with missing gradients filled in."""
+        """Return the last micro-batch's gradients in a bucket, including values for missing gradients."""
         views = _views(bucket.buffer(), bucket)
         numbers = [self.number[parameter] for parameter in bucket.parameters()]
         unused = set(self._unreached(numbers))
@@ -187,12 +186,12 @@ class GradientSum:
         return views
 
     def combine_arrived(self) -> None:
-        """Combine the started exchanges, in order, up to the first whose parts have not arrived."""
+        """Combine the started exchanges in order, up to the first one whose parts have not arrived."""
         while self.combined < len(self.waiting) and self.waiting[self.combined].combine_if_there():
             self.combined += 1
 
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Start the exchange of a bucket and combine arrived ones, in the same order on all ranks."""
+        """Start exchanging a bucket and combine arrived exchanges, in the same order on all ranks."""
         buffer = bucket.buffer()
         views = self.completed(bucket)
         numbers = [self.number[p] for p in bucket.parameters()]
@@ -225,7 +224,7 @@ class GradientSum:
 
 
 class _Visit(torch.autograd.Function):
-    """An identity function of the loss whose backward pass visits every parameter, even unused ones."""
+    """The identity function of the loss, whose backward pass visits all parameters, even unused ones."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
@@ -235,20 +234,20 @@ class _Visit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Pass on the scalar gradient, and None for every parameter."""
+        """Return the scalar gradient, and None for every parameter."""
         return gradient, *[None] * ctx.count
 
 
 def missing_value(zero_unused: bool) -> float:
-    """Return the value of a missing gradient.
+    """Return the value of a missing gradient: NaN, or -0.0 if it counts as zero.
 
-    Zero is -0.0, because adding it changes no bit of any number, including 0.0 and -0.0.
+    Adding -0.0 changes no bit of any number, not even of 0.0 and -0.0.
     """
     return -0.0 if zero_unused else math.nan
 
 
 def _views(buffer: Tensor, bucket: dist.GradBucket) -> list[Tensor]:
-    """Return the gradients in the bucket with their parameters' strides, which DDP's views ignore."""
+    """Return the gradients in the bucket with the strides of the parameters, which DDP's views ignore."""
     return [
         buffer.as_strided(p.size(), p.stride(), plain.storage_offset())
         for p, plain in zip(bucket.parameters(), bucket.gradients(), strict=True)

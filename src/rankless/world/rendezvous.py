@@ -1,7 +1,7 @@
-"""The rendezvous of ranks: a private file on one machine, a TCP store on several.
+"""The rendezvous of ranks, through a private file on one machine or a TCP store on several machines.
 
-A store listens at only one address. Its values are read as plain bytes and never unpickled. Every user can
-write to the store of another launcher, so ranks on one machine use it only to agree on a private file.
+A store listens at only one address. Its values are plain bytes, which are never unpickled. Because every user
+can write to a launcher's store, ranks on one machine use it only to agree on a private file.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from rankless.errors import UserError
 from rankless.files.cache_folder import is_private, remove_at_exit
 from rankless.hardware import network
 from rankless.world.compat import innermost_store
-from rankless.world.secret import sealed
+from rankless.world.secret import signed_store
 
 _POLL = 0.05  # seconds
 _PREFIX, _FILE = "rankless-", "store"  # the prefix of the folder's name, and the file's name
-_PATIENCE = 60.0  # seconds that a store may take to answer
+_PATIENCE = 60.0  # maximum seconds until a store answers
 # The loopback interface by operating system.
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 
 
 @contextmanager
-def private_meeting() -> Iterator[Path]:
+def private_rendezvous() -> Iterator[Path]:
     """Create an empty rendezvous file for ranks on this machine, in a folder that only this user can enter.
 
-    It replaces PyTorch's rendezvous, which listens on every interface and unpickles received data.
+    It replaces PyTorch's rendezvous, which listens on all interfaces and unpickles received data.
     """
     file = _private_file()
     try:
@@ -47,9 +47,9 @@ def private_meeting() -> Iterator[Path]:
 
 
 def open_store(address: str, port: int = 0, timeout: timedelta = timedelta(minutes=5)) -> dist.TCPStore:
-    """Open a store for ranks on several machines, which listens only at ``address`` of this machine.
+    """Open a store for ranks on several machines that listens only at ``address``, on this machine.
 
-    Port 0 selects a free port.
+    With port 0, a free port is selected.
     """
     listener = network.listening_at(address, port)
     port = listener.getsockname()[1]
@@ -64,7 +64,7 @@ def open_store(address: str, port: int = 0, timeout: timedelta = timedelta(minut
 
 
 def join_store(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
-    """Connect to a store that another process has opened or opens before the timeout."""
+    """Connect to a store that another process opens before the timeout."""
     found: list[dist.TCPStore | Exception] = []
 
     def connect() -> None:
@@ -73,7 +73,7 @@ def join_store(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
         except Exception as error:
             found.append(error)
 
-    # The client waits in C++ without handling signals, and has no timeout for the store's first answer.
+    # The client waits in C++, without handling signals or a timeout for the store's first response.
     thread, listened = threading.Thread(target=connect, daemon=True), False
     thread.start()
     while not found:
@@ -81,8 +81,8 @@ def join_store(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
         listens = not found and network.listens(address, port)
         if listens and listened:  # also at the previous check
             raise UserError(
-                f"{address}:{port}: the program there does not answer; expected the first rank of this job: "
-                "end the program if it is a different one, or set MASTER_PORT to another port"
+                f"{address}:{port}: the program there does not answer; expected the first rank of this job; "
+                "stop that program, or set MASTER_PORT to another port"
             )
         listened = listens
     if isinstance(found[0], Exception):
@@ -95,7 +95,7 @@ def _places() -> tuple[str, str]:
 
 
 def _private_file() -> Path:
-    """Create an empty file in a new folder of mode 0700, on a file system with locks for the file store."""
+    """Create an empty file in a new folder of mode 0700, on a file system that supports locks."""
     problems = []
     for parent in _places():
         try:
@@ -103,10 +103,10 @@ def _private_file() -> Path:
             with file.open("w") as opened:
                 fcntl.flock(opened, fcntl.LOCK_EX)
         except OSError as error:
-            problems.append(f"{parent}: no file can be created and locked there ({error})")
+            problems.append(f"{parent}: cannot create and lock a file there ({error})")
         else:
             return file
-    raise UserError([*problems, "the ranks need a place to meet: set TMPDIR to a folder on a local disk"])
+    raise UserError([*problems, "the ranks need a file to connect; set TMPDIR to a folder on a local disk"])
 
 
 def loopback() -> str | None:
@@ -116,9 +116,9 @@ def loopback() -> str | None:
 
 @contextmanager
 def on_interface(name: str | None) -> Iterator[None]:
-    """Restrict gloo and NCCL to one interface within this context, unless the user has set another.
+    """Restrict gloo and NCCL to one interface within this context, unless the user has chosen one.
 
-    If it is None, gloo and NCCL choose. Gloo then uses the address of the host name.
+    If ``name`` is None, gloo and NCCL choose an interface. Gloo then uses the address of the host name.
     """
     wanted = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
     added = {variable: value for variable, value in wanted.items() if variable not in os.environ}
@@ -131,14 +131,14 @@ def on_interface(name: str | None) -> Iterator[None]:
 
 
 def launchers_store(address: str, port: int, timeout: timedelta) -> dist.Store | None:
-    """Return the launcher's store, which outlives the ranks (torchrun), or None if it has none."""
+    """Return the store of a launcher such as torchrun, which outlives the ranks, or None if it has none."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     return join_store(address, port, timeout)
 
 
 def ranks_store(address: str, port: int, rank: int, alone: bool, timeout: timedelta) -> dist.Store:
-    """Open the ranks' store on rank 0, listening at one address only, or connect to it."""
+    """Open the ranks' store on rank 0, or connect to it on the other ranks."""
     if alone:
         address = "127.0.0.1"
     if rank:
@@ -147,14 +147,14 @@ def ranks_store(address: str, port: int, rank: int, alone: bool, timeout: timede
 
 
 def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Store:
-    """Return a part of the store ``outer`` that only this start's ranks use.
+    """Return a part of the store ``outer`` that only the ranks of this start use.
 
-    A launcher's store outlives the ranks, and an earlier start's values must not be mistaken for this one's.
-    No variable identifies a start, because agents on several machines count restarts differently. Therefore
-    every rank writes a random word, and rank 0 lists all words. A list in which every rank has found its word
-    identifies the start.
+    A launcher's store outlives the ranks, and values of an earlier start must not be mistaken for those of
+    this one. No variable identifies a start, because agents on several machines count restarts differently.
+    Therefore, every rank writes a random word, and rank 0 lists all words. A list in which every rank finds
+    its word identifies the start.
     """
-    store = of_this_job(outer)
+    store = job_store(outer)
     word, until = uuid.uuid4().hex, time.monotonic() + timeout.total_seconds()
     store.set(f"word/{rank}", word)
     words: list[str] = []
@@ -177,19 +177,19 @@ def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.St
                 return dist.PrefixStore(name, store)
         time.sleep(_POLL)
     missing = [other for other in range(size) if not _read(store, f"word/{other}")]
-    raise dist.DistStoreError(f"timeout: rank {rank} waited for ranks {missing or 'that never met'}")
+    raise dist.DistStoreError(f"timeout: rank {rank} waited for ranks {missing or 'that did not respond'}")
 
 
-def of_this_job(outer: dist.Store) -> dist.Store:
-    """Return this job's part of a launcher's store, the same for every start of its ranks."""
+def job_store(outer: dist.Store) -> dist.Store:
+    """Return the part of a launcher's store that belongs to this job, including all of its starts."""
     name = f"rankless/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
-    return dist.PrefixStore(name, sealed(innermost_store(outer)))
+    return dist.PrefixStore(name, signed_store(innermost_store(outer)))
 
 
 def private_store(shared: dist.Store, rank: int, size: int) -> dist.FileStore:
     """Return a file store for ranks on one machine, in a folder that only the user can enter.
 
-    Rank 0 announces the file in ``shared``, a store to which other users may write.
+    Rank 0 writes the file's path to ``shared``, a store to which other users may also write.
     """
     if rank:
         file = Path(os.fsdecode(shared.get("file")))
@@ -199,15 +199,15 @@ def private_store(shared: dist.Store, rank: int, size: int) -> dist.FileStore:
         shared.set("file", os.fsencode(file))  # type: ignore[arg-type]
     if not _is_ours(file):
         raise UserError(
-            f"{file}: the ranks of this machine should meet in this file, but none of them has created it "
-            f"in {' or '.join(_places())}; set TMPDIR to the same folder on a local disk for all of them; if "
-            "it is, another user of the machine has written into their launcher's store"
+            f"{file}: the ranks should connect through this file, but none of them has created it in "
+            f"{' or '.join(_places())}; set TMPDIR to the same folder on a local disk for all ranks (if it "
+            "is already the same, another user of the machine has written to the launcher's store)"
         )
     return dist.FileStore(str(file), size)
 
 
 def _is_ours(file: Path) -> bool:
-    """Check whether a file is as :func:`_private_file` creates it, in a private folder of this user."""
+    """Check whether a file may have been created by :func:`_private_file` for this user."""
     folder = file.parent
     named = folder.parent in map(Path, _places()) and folder.name.startswith(_PREFIX) and file.name == _FILE
     return named and is_private(folder)
@@ -215,11 +215,11 @@ def _is_ours(file: Path) -> bool:
 
 def _other_size(rank: int, size: int, of_first: int) -> str:
     return (
-        f"WORLD_SIZE: is {of_first} on rank 0, but {size} on rank {rank}; expected one number everywhere: "
-        "start all ranks with one launcher"
+        f"WORLD_SIZE: is {of_first} on rank 0, but {size} on rank {rank}; expected the same number on all "
+        "ranks; start all ranks with one launcher"
     )
 
 
 def _read(store: dist.Store, key: str) -> str:
-    """Return the value under ``key``, or "" if there is none."""
+    """Return the value of ``key``, or "" if there is none."""
     return store.get(key).decode(errors="replace") if store.check([key]) else ""

@@ -1,8 +1,8 @@
-"""Authenticate ranks by a secret that the job shares.
+"""Authentication of ranks with a secret that all ranks of a job share.
 
-Gloo takes the first connection for the expected rank, and any user of the machine or network can connect.
-Therefore each pair of ranks proves, over the connection that it will use, that both know a secret. The secret
-is in a file that only the user can read, or in an environment variable.
+Gloo assumes that the first connection is from the expected rank, but any user of the machine or network can
+connect. Therefore, each pair of ranks proves over its connection that both know a secret, which is in a file
+that only the user can read, or in an environment variable.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from rankless.errors import UserError
 
 VARIABLE = "RANKLESS_SECRET"
 """Environment variable with the secret of a job on several machines."""
-_PATIENCE = timedelta(minutes=5)  # all ranks are connected, so a proof is fast unless the machine is busy
+_PATIENCE = timedelta(minutes=5)  # long enough for a busy machine, because all ranks are already connected
 _LENGTH = 32  # bytes of a challenge and of a proof
-# A reference from C++ does not keep the Python object alive.
-_UNDYING: list[dist.Store] = []
+# References from C++ do not keep Python objects alive.
+_KEPT_ALIVE: list[dist.Store] = []
 
 
-def sealed(store: dist.Store) -> dist.Store:
-    """Return ``store`` with signed values if the job has a secret, else ``store`` itself."""
+def signed_store(store: dist.Store) -> dist.Store:
+    """Return a store that signs its values if the job has a secret, otherwise ``store`` itself."""
     if secret := os.environ.get(VARIABLE):
-        store = _Sealed(store, secret.encode(errors="surrogateescape"))
-        _UNDYING.append(store)
+        store = _SignedStore(store, secret.encode(errors="surrogateescape"))
+        _KEPT_ALIVE.append(store)
     return store
 
 
-class _Sealed(dist.Store):
-    """A store that signs each value with its key. It has only the methods that gloo and the ranks use."""
+class _SignedStore(dist.Store):
+    """A store that signs each key and value, with only the methods that gloo and the ranks use."""
 
     def __init__(self, store: dist.Store, secret: bytes) -> None:
         super().__init__()
@@ -48,8 +48,8 @@ class _Sealed(dist.Store):
         seal, value = found[:_LENGTH], found[_LENGTH:]
         if not hmac.compare_digest(seal, self._seal(key, value)):
             raise UserError(
-                f"{key} in the store where the ranks meet was written without this job's {VARIABLE}: all "
-                "ranks need the same one; if they have it, another user of the network writes there"
+                f"{key} in the ranks' store was written without this job's {VARIABLE}; set it to the same "
+                "value for all ranks (if it is already, another user of the network has written to the store)"
             )
         return value
 
@@ -67,14 +67,14 @@ class _Sealed(dist.Store):
 
 
 def shared_key(store: dist.Store, rank: int) -> bytes:
-    """Return the key of the ranks that share ``store``; without a secret, all its readers know the key."""
+    """Return the key of the ranks that share ``store``. Without a secret, all readers of it know the key."""
     if not rank:
         store.set("key", secrets.token_hex(_LENGTH))
     return os.environ.get(VARIABLE, "").encode(errors="surrogateescape") + store.get("key")
 
 
 def prove(group: dist.ProcessGroup, key: bytes) -> None:
-    """Verify that all other ranks of a connected CPU group know ``key``; all its ranks must call this."""
+    """Verify that all other ranks of a connected CPU group know ``key``. All ranks must call this."""
     rank, size = group.rank(), group.size()
 
     def proof(prover: int, verifier: int, challenge: bytes) -> bytes:
@@ -86,14 +86,14 @@ def prove(group: dist.ProcessGroup, key: bytes) -> None:
     for other in range(size):
         if not hmac.compare_digest(proofs[other], proof(other, rank, mine)):
             raise UserError(
-                f"rank {rank}: the process connected as rank {other} is not a rank of this job: "
-                "another user of the machine or of its network connected first; start again, and find out "
-                "who it is if it happens again"
+                f"rank {rank}: the process connected as rank {other} is not a rank of this job, so another "
+                "user of the machine or its network connected first; start again, and find that user if it "
+                "happens again"
             )
 
 
 def _exchanged(group: dist.ProcessGroup, given: list[bytes]) -> list[bytes]:
-    """Send each rank its text in ``given``, and return the texts from all ranks."""
+    """Send the text ``given[r]`` to each rank r, and return the texts received from all ranks."""
     sent = torch.frombuffer(bytearray(b"".join(given)), dtype=torch.uint8)
     received, options = torch.empty_like(sent), dist.AllToAllOptions()
     options.timeout = _PATIENCE

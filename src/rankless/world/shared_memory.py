@@ -1,7 +1,7 @@
-"""Exchange gradients between ranks on one machine through shared memory.
+"""The exchange of gradients between ranks on one machine through shared memory.
 
-A socket copies every byte several times. Here, a rank copies its sums into shared memory only once, and sends
-one byte over the process group as a signal. The shards and the order of additions are the same as in
+A socket copies every byte several times. Here, a rank copies its sums into shared memory only once, and
+signals this with one byte over the process group. The shards and the order of additions are the same as in
 :mod:`rankless.world.exchange`.
 """
 
@@ -23,12 +23,12 @@ LINE = 64  # bytes of a cache line, the alignment of vectors
 
 
 class SharedMemory:
-    """The exchanges of a step through shared memory; every step must have the same sequence of exchanges.
+    """The exchanges of a step through shared memory. Every step must have the same sequence of exchanges.
 
     Args:
         layout: the layout of the tree's nodes on the ranks.
-        memory: the shared memory, with an area for each node of each rank and one for the totals.
-        length: number of bytes of an area.
+        memory: the shared memory, with one area for each node of each rank and one for the totals.
+        length: size of an area in bytes.
     """
 
     def __init__(self, layout: Exchange, memory: mmap.mmap, length: int) -> None:
@@ -39,32 +39,28 @@ class SharedMemory:
         self.used = 0
 
     def start(self, sums: Sequence[Tensor], result: Tensor) -> Pending:
-        """Start adding ``sums``, which are overwritten, to the sums of the other ranks.
+        """Start adding ``sums``, which are overwritten, to the sums of the other ranks, all of shape (N,).
 
-        See :meth:`rankless.world.exchange.Exchange.start`; all vectors have shape (N,).
+        See :meth:`rankless.world.exchange.Exchange.start`.
         """
         place, self.used = self.used, self.used + _lines(result.nbytes)
-        return _Ringing(self, place, sums, result)
+        return _SharedPending(self, place, sums, result)
 
     def begin_again(self) -> None:
-        """Reuse the memory for the next step.
-
-        Call this after all exchanges of the current step have finished.
-        """
+        """Reuse the memory for the next step, once all exchanges of the current step have finished."""
         self.used = 0
 
     def view(self, area: int, place: int, like: Tensor) -> Tensor:
-        """Return the vector (N,) at offset ``place`` of an area, with the length and type of ``like``."""
+        """Return the vector (N,) at byte ``place`` of an area, with the length and type of ``like``."""
         start = area * self.length + place
         return torch.frombuffer(self.memory, dtype=like.dtype, count=like.numel(), offset=start)
 
 
-class _Ringing(Pending):
+class _SharedPending(Pending):
     """An exchange through shared memory, signaled by one byte.
 
-    A rank starts the next step only after all others have signaled their totals: then they have read its
-    sums. It writes a total only after all others have signaled their sums: then they have read the previous
-    step's total.
+    A rank starts the next step after all others have signaled their totals, so they have read its sums. It
+    writes a total after all others have signaled their sums, so they have read the previous step's total.
     """
 
     def __init__(self, shared: SharedMemory, place: int, sums: Sequence[Tensor], result: Tensor) -> None:
@@ -77,8 +73,8 @@ class _Ringing(Pending):
             for others in (slice(self.mine.start), slice(self.mine.stop, None)):
                 area[others].copy_(vector[others])
         one_each = [1] * layout.size
-        self.bells = torch.zeros(2, layout.size, dtype=torch.uint8)
-        self.work = layout.transport.all_to_all(self.bells[0], self.bells[1], one_each, one_each)
+        self.signals = torch.zeros(2, layout.size, dtype=torch.uint8)
+        self.work = layout.transport.all_to_all(self.signals[0], self.signals[1], one_each, one_each)
 
     def combine(self) -> None:
         """Add up this rank's shard of all nodes in tree order, in shared memory."""
@@ -92,7 +88,7 @@ class _Ringing(Pending):
             return add_in_place(left, right) if left_to_do else torch.add(left, right, out=total)
 
         Fold(self.layout.micro_batches, add, nodes)
-        self.work = self.layout.transport.all_gather(self.bells[0], self.bells[1, :1])
+        self.work = self.layout.transport.all_gather(self.signals[0], self.signals[1, :1])
 
     def finish(self) -> None:
         """Wait for the total and copy it to the result."""
@@ -114,13 +110,13 @@ class _Ringing(Pending):
 
 
 def share(layout: Exchange, tensors: Iterable[Tensor]) -> SharedMemory | None:
-    """Return shared memory for exchanging sums with the sizes of ``tensors``; all ranks must call this.
+    """Return shared memory for exchanging sums with the sizes of ``tensors``. All ranks must call this.
 
-    The system allocates pages when they are written, and frees them when the last rank ends.
+    The system allocates pages when they are written, and frees them when the last rank exits.
 
     Returns:
-        The memory, or None if the ranks run on several machines, if the tensors are not on the CPU, or if
-            shared memory is not available to all ranks.
+        The memory, or None if the ranks run on several machines, if a tensor is not on the CPU, or if shared
+            memory is not available to all ranks.
     """
     tensors = list(tensors)
     on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
@@ -144,7 +140,7 @@ def _name(token: int) -> str:
 
 
 def _anonymous_file(token: int, size: int) -> int:
-    """Create an anonymous file of ``size`` bytes; return -1 if the system has none."""
+    """Create an anonymous file of ``size`` bytes and return its descriptor, or -1 if this fails."""
     if not hasattr(os, "memfd_create"):  # macOS
         return -1
     try:
@@ -160,10 +156,10 @@ def _anonymous_file(token: int, size: int) -> int:
 
 
 def _mapped(pid: int, file: int, token: int, size: int) -> mmap.mmap | None:
-    """Map another process's file into memory; return None if this process cannot see it."""
+    """Map a file of another process into memory, or return None if this process cannot access it."""
     path = Path(f"/proc/{pid}/fd/{file}")
     try:
-        if _name(token) not in str(path.readlink()):  # this process ID means another process here
+        if _name(token) not in str(path.readlink()):  # the ID belongs to another process here
             return None
         opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:

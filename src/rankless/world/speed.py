@@ -1,4 +1,4 @@
-"""Measure exchanges over gloo, with one rank on every machine."""
+"""Measure collective operations over gloo between machines, with one rank on each."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rankless.world.reduce import BUCKET_MIB
 from rankless.world.rendezvous import join_store, on_interface
 
 SIZES = tuple(1024 * 4**power for power in range(9))
-"""Measured sizes in bytes, 1 KiB to 64 MiB."""
-_WAIT = timedelta(seconds=20)  # for one collective operation
-_BUDGET = 0.25  # seconds for one size of one collective after the first run
-_MOST = 2.0  # maximum seconds of one collective; larger sizes are left out
+"""Sizes to measure, 1 KiB to 64 MiB, in bytes."""
+_WAIT = timedelta(seconds=20)  # timeout of one collective operation
+_BUDGET = 0.25  # seconds for repeating one size of one collective operation
+_MOST = 2.0  # expected seconds of a collective operation above which a size is left out
 _TIMES = 50
-_LONG = 0.5  # seconds; longer work is not repeated
+_LONG = 0.5  # seconds above which work is not repeated
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Timing:
     """The duration of a collective operation.
 
     Attributes:
-        name: name of the collective.
-        size: number of bytes of every rank's vector.
+        name: name of the operation.
+        size: size of every rank's vector in bytes.
         seconds: median duration on the slowest rank.
     """
 
@@ -45,13 +45,13 @@ class Timing:
 
 @contextmanager
 def connected(rank: int, size: int, address: str, port: int, interface: str | None) -> Iterator[None]:
-    """Connect this process as one of ``size`` ranks over gloo.
+    """Connect this process as one of ``size`` ranks over gloo within this context.
 
     Args:
         rank: index of this rank.
         size: number of ranks.
         address, port: address of the store (:func:`rankless.world.rendezvous.open_store`).
-        interface: the network interface to the other ranks.
+        interface: the network interface to use.
     """
     try:
         store = join_store(address, port, _WAIT)
@@ -63,17 +63,17 @@ def connected(rank: int, size: int, address: str, port: int, interface: str | No
             dist.destroy_process_group()
     except RuntimeError as error:  # a peer or the network failed
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"the measurement of the network broke off ({line})") from error
+        raise UserError(f"measuring the network failed ({line}); check the network, and try again") from error
 
 
 def measure(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
-    """Time all-reduce and all-to-all of float32 vectors; all ranks must call this.
+    """Measure all-reduce and all-to-all of float32 vectors. All ranks must call this.
 
     Args:
-        sizes: sizes in bytes, smallest first; sizes after one that takes long are left out.
+        sizes: sizes in bytes, smallest first. Sizes that would take too long are left out.
 
     Returns:
-        The fields of a :class:`Timing` per collective and size, the same on every rank.
+        The fields of one :class:`Timing` per operation and size, the same on every rank.
     """
     found = []
     for name, collective in (("all-reduce", _all_reduce), ("all-to-all", _all_to_all)):
@@ -87,9 +87,9 @@ def measure(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
 
 
 def measure_exchange(parameters: int, micro_batches: int) -> float:
-    """Measure how many seconds an exchange of ``parameters`` float32 gradients takes.
+    """Return the seconds for exchanging ``parameters`` float32 gradients along the fixed tree.
 
-    The exchange follows the fixed tree. All ranks must call this.
+    All ranks must call this.
     """
     exchange = Exchange(micro_batches, dist.get_rank(), dist.get_world_size())
     bucket = BUCKET_MIB * 2**20 // 4
@@ -116,7 +116,7 @@ def _all_to_all(vector: Tensor) -> None:
 
 def _median(work: Callable[[], None]) -> float:
     """Return the slowest rank's median duration of collective work."""
-    once = _slowest([_timed(work)])  # lets TCP windows grow
+    once = _slowest([_timed(work)])  # TCP windows grow during this
     if once > _LONG:
         return once
     count = int(min(max(_BUDGET / max(once, 1e-6), 1), _TIMES))
@@ -130,7 +130,7 @@ def _timed(work: Callable[[], None]) -> float:
 
 
 def _slowest(times: Sequence[float]) -> float:
-    """Return the largest median of all ranks' sorted ``times``, the same on every rank."""
+    """Return the largest of all ranks' medians of their sorted ``times``, the same on every rank."""
     seconds = torch.tensor(times[len(times) // 2], dtype=torch.float64)
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     return float(seconds)

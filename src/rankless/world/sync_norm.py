@@ -1,12 +1,13 @@
 """Batch norm over the global batch, for any number of ranks and micro-batches.
 
-A rank runs its micro-batches side by side: each has a thread and a replica of the module that shares the
-weights. Only one thread runs at a time, until it reaches its next batch norm and waits there. When all have
-arrived, the norm is computed for all of them at once, with sums along the fixed tree, and the threads
-continue. The backward pass works the same way: every replica has a separate graph, which autograd runs in the
-replica's thread. Gradients are therefore added in the same order as for a single micro-batch.
+A rank runs its micro-batches side by side, each in a thread with a replica of the module that shares the
+weights. Only one thread runs at a time, until it reaches its next batch norm and waits there. When all
+threads have arrived, the norm is computed for all of them at once, with sums along the fixed tree, and the
+threads continue. The backward pass works in the same way, because every replica has a separate graph, which
+autograd runs in the replica's thread. Gradients are therefore added in the same order as for a single
+micro-batch.
 
-``torch.nn.SyncBatchNorm`` supports neither micro-batches nor CPUs, and adds in the backend's order.
+``torch.nn.SyncBatchNorm`` supports neither micro-batches nor CPUs, and its sums depend on the backend.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rankless.errors import UserError
 from rankless.hardware.threads import set_threads
 from rankless.world.exchange import Exchange
-from rankless.world.global_norm import GlobalNorm, is_recomputed, measured, widened
+from rankless.world.global_norm import GlobalNorm, batch_statistics, is_recomputed, widened
 
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _END = -1
-"""The index that stands for the end of the forward pass instead of a norm."""
+"""The index that represents the end of the forward pass."""
 
 
 def norms_over_batch(module: nn.Module) -> list[tuple[str, _BatchNorm]]:
-    """Return the batch norms that normalize by the statistics of their input, with their names."""
+    """Return the names and modules of the batch norms that use the statistics of their input."""
     return [
         (name, norm)
         for name, norm in module.named_modules()
@@ -45,12 +46,12 @@ class SideBySide:
     """Runs this rank's micro-batches side by side and synchronizes them at each batch norm.
 
     Args:
-        module: the model; each own micro-batch has a copy that shares the memory of parameters and buffers.
-            Norms that use running statistics stay unchanged.
+        module: the model. Each of this rank's micro-batches has a copy that shares the memory of parameters
+            and buffers. Norms that use running statistics remain unchanged.
         exchange: the layout of the tree's nodes on the ranks.
 
     Attributes:
-        replicas: one module per own micro-batch, each with separate gradients.
+        replicas: one module per micro-batch of this rank, each with separate gradients.
     """
 
     def __init__(self, module: nn.Module, exchange: Exchange) -> None:
@@ -64,7 +65,7 @@ class SideBySide:
         self.exchange = exchange
         self.names = [name.removeprefix("model.") for name, _ in named]
         self.norms = [norm for _, norm in named]
-        # The norms in call order, which all ranks compare in the first run.
+        # The norms in the order of their calls, which all ranks compare in the first run.
         self.order: list[int] = []
         self.dtypes: list[torch.dtype] = []  # dtype of each norm's sums, in order
         self.is_agreed = self.is_forward = False
@@ -79,13 +80,13 @@ class SideBySide:
 
         Args:
             forward: runs the forward pass of this rank's i-th micro-batch and returns its loss, a scalar. It
-                must seed torch's generators if it draws random numbers.
+                must seed torch's generators if it uses random numbers.
         """
         count = len(self.replicas)
         self.met = [0] * count  # number of norms that each replica has called
         self.calls = [0] * len(self.norms)
-        self.brought: list[Any] = [None] * count
-        self.answers: list[Any] = [None] * count
+        self.inputs: list[Any] = [None] * count
+        self.results: list[Any] = [None] * count
         self.tokens = [torch.zeros((), requires_grad=True) for _ in self.replicas]
         self.turns: list[SimpleQueue[None]] = [SimpleQueue() for _ in self.replicas]
         self.failure: BaseException | None = None
@@ -100,19 +101,19 @@ class SideBySide:
                 loss = forward(number)
                 self._follow(number, _END)
                 self.meet(number, _END, None, self._end_forward)
-                # Stay in this thread: in autograd's thread for the device, the replicas would deadlock. The
-                # token has a zero gradient and makes the backward pass visit all norms.
+                # Stay in this thread, because the replicas would deadlock in autograd's thread for the
+                # device. The token has a zero gradient and makes the backward pass visit all norms.
                 with torch.autograd.set_multithreading_enabled(False):
                     torch.autograd.backward([loss, self.tokens[number] * 0])
-                self._let_go_on((number + 1) % count)
+                self._pass_turn((number + 1) % count)
             except BaseException as error:
                 self.failure = self.failure or error
                 for other in range(count):
-                    self._let_go_on(other)
+                    self._pass_turn(other)
 
         threads = [threading.Thread(target=body, args=(number,), daemon=True) for number in range(count)]
         self.is_forward = True
-        self._let_go_on(0)
+        self._pass_turn(0)
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -123,11 +124,11 @@ class SideBySide:
 
     @property
     def called(self) -> list[nn.Module]:
-        """The norms of the original module that the last run called."""
+        """The norms of the original module that were called in the last run."""
         return [norm for norm, calls in zip(self.norms, self.calls, strict=True) if calls]
 
     def _follow(self, number: int, index: int) -> None:
-        """Check a replica's next norm, or its end, against the order that replica 0 set in the first run."""
+        """Check that a replica's next norm, or its end, follows the order of replica 0 in the first run."""
         at = self.met[number]
         if number == 0 and not self.is_agreed and index != _END:
             self.order.append(index)
@@ -139,19 +140,19 @@ class SideBySide:
         self.met[number] += 1
 
     def _agree(self, index: int) -> None:
-        """Check that all ranks are at the same norm; after the first run, compare only the end."""
+        """Check that all ranks are at the same norm. After the first run, compare only the end."""
         if self.is_agreed and index != _END:
             return
         self._compare(index, index)
 
     def _poison(self, at: int) -> None:
-        """Send NaN to the other ranks, which are summing for a norm that this rank does not call."""
+        """Send NaN to the other ranks, which are computing a norm that this rank did not call."""
         norm = self.norms[self.order[at]]
         sums = torch.full((norm.num_features + 1,), torch.nan, dtype=self.dtypes[at], device=self.device)
         self.exchange.total([sums.clone() for _ in self.replicas])
 
     def check(self, index: int, number: Tensor) -> None:
-        """Raise an error if ``number``, a scalar, is NaN because a rank did not call this norm."""
+        """Raise an error if ``number``, a scalar, is NaN, because a rank has not called this norm."""
         if self.exchange.size > 1 and number.isnan():
             self._compare(index, index)
 
@@ -160,31 +161,30 @@ class SideBySide:
         reached = self.exchange.gather(index)
         known = self.is_agreed or len(set(reached)) == 1  # all ranks know the expected norm
         if others := list(dict.fromkeys([expected, *reached] if known else reached))[1:]:
-            raise UserError(self._parted(expected if known else reached[0], others[0]))
+            raise UserError(self._difference(expected if known else reached[0], others[0]))
 
-    def _parted(self, one: int, other: int) -> str:
+    def _difference(self, one: int, other: int) -> str:
         here, there = (
             "has called its last norm" if index == _END else f"calls '{self.names[index]}'"
             for index in (one, other)
         )
         return (
-            "batch_norm is 'sync', but not every micro-batch calls the same batch norms in the same order: "
-            f"where one {here}, another {there}; call all of them in every forward pass, or use "
-            "batch_norm: micro"
+            "batch_norm is 'sync', but micro-batches call different batch norms, or in a different order: "
+            f"one {here}, another {there}; call all of them in every forward pass, or use batch_norm: micro"
         )
 
     def normalize(self, number: int, norm: Any, index: int, values: Tensor) -> Tensor:
         """Normalize ``values`` (B, C, ...) of replica ``number`` together with the other replicas' values."""
         if is_recomputed():
-            token = torch.zeros((), requires_grad=True)  # saves the same tensors as the first time
+            token = torch.zeros((), requires_grad=True)  # to save the same tensors as the first time
             again: Tensor = GlobalNorm.apply(self, number, index, token, values, norm.weight, norm.bias)[0]
             return again
         if not self.is_forward or not torch.is_grad_enabled():
             when = "without gradients" if self.is_forward else "again in the backward pass"
             raise UserError(
-                f"batch_norm is 'sync', but '{self.names[index]}' is called {when}, which happens "
-                "with activation checkpointing in the model's own code; use model.checkpointing=true, "
-                "or batch_norm: micro"
+                f"batch_norm is 'sync', but '{self.names[index]}' is called {when}, probably because the "
+                "model's own code uses activation checkpointing; use model.checkpointing=true instead, or "
+                "batch_norm: micro"
             )
         self._follow(number, index)
         if number == 0 and not self.is_agreed:
@@ -195,37 +195,37 @@ class SideBySide:
         return output  # type: ignore[no-any-return]
 
     def meet(
-        self, number: int, index: int, brought: Any, compute: Callable[[Sequence[Any]], Sequence[Any]]
+        self, number: int, index: int, inputs: Any, compute: Callable[[Sequence[Any]], Sequence[Any]]
     ) -> Any:
         """Wait at norm ``index`` for the other replicas, and return the result for replica ``number``.
 
-        ``compute`` takes the values that all replicas brought, and returns one result for each replica.
+        ``compute`` receives the values of all replicas and returns one result per replica.
         """
-        self.brought[number] = index, brought
+        self.inputs[number] = index, inputs
         if number == len(self.replicas) - 1:
-            indices, everything = zip(*self.brought, strict=True)
+            indices, everything = zip(*self.inputs, strict=True)
             if len(set(indices)) > 1:
-                raise RuntimeError("the replicas of one model met at different batch norms")
-            self.brought = [None] * len(self.replicas)
-            self.answers = list(compute(everything))
+                raise RuntimeError("the replicas of the model are waiting at different batch norms")
+            self.inputs = [None] * len(self.replicas)
+            self.results = list(compute(everything))
             del everything
         if len(self.replicas) > 1:
             random = self._random_state()
-            self._let_go_on((number + 1) % len(self.replicas))
+            self._pass_turn((number + 1) % len(self.replicas))
             self._wait_for_turn(number)
             self._set_random_state(random)
-        answer, self.answers[number] = self.answers[number], None
-        return answer
+        result, self.results[number] = self.results[number], None
+        return result
 
     def statistics(self, index: int, wide: Sequence[Tensor]) -> Sequence[Any]:
-        """See :func:`rankless.world.global_norm.measured`."""
+        """Compute the statistics of norm ``index`` over the values (B, C, …) of all micro-batches."""
         self._agree(index)
         self.calls[index] += 1
         norm = self.norms[index]
-        # A norm that is called several times averages the statistics of its calls.
+        # Average the statistics of all calls if a norm is called several times.
         momentum = float(norm.momentum or 0) / self.calls[index]
         check = partial(self.check, index)
-        return measured(norm, momentum, self.exchange.total, check, wide)
+        return batch_statistics(norm, momentum, self.exchange.total, check, wide)
 
     def _end_forward(self, ended: Sequence[None]) -> Sequence[None]:
         self._agree(_END)
@@ -234,7 +234,7 @@ class SideBySide:
 
     def _random_state(self) -> dict[str, Tensor]:
         """Return the states of the generators that this rank's replicas share, by device type."""
-        # If ranks are threads, every forward pass has a separate CPU generator.
+        # If ranks are threads, every forward pass has its own CPU generator.
         states = {} if self.exchange.transport.in_process else {"cpu": torch.get_rng_state()}
         is_cuda = self.device.type == "cuda"
         return {**states, "cuda": torch.cuda.get_rng_state(self.device)} if is_cuda else states
@@ -246,7 +246,7 @@ class SideBySide:
             else:
                 torch.cuda.set_rng_state(state, self.device)
 
-    def _let_go_on(self, number: int) -> None:
+    def _pass_turn(self, number: int) -> None:
         self.turns[number].put(None)
 
     def _wait_for_turn(self, number: int) -> None:
@@ -267,7 +267,7 @@ class _Meeting:
 
 
 def _sharing_copy(module: nn.Module) -> nn.Module:
-    """Copy a module so that the copy shares parameters' and buffers' memory, but not gradients."""
+    """Return a copy of a module that shares the memory of parameters and buffers, but not the gradients."""
     memo: dict[int, Any] = {
         id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()
     }

@@ -1,7 +1,6 @@
 """Ranks that are threads of one process and exchange tensors in memory.
 
-:mod:`rankless.world.exchange` works the same on this transport and on a process group, with the same order of
-additions.
+:mod:`rankless.world.exchange` uses the same order of additions on this transport as on a process group.
 """
 
 from __future__ import annotations
@@ -18,21 +17,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankless.world.peer_waits import PeerWaits
 from rankless.world.process_group import TIMEOUT, LostPeerError, World
-from rankless.world.transport import Work
+from rankless.world.transport import PeerWaits, Work
 
 
 @dataclass
 class _Round:
-    """A collective operation: the tensors that ranks have posted, and the ranks that have read them."""
+    """A collective operation, with the tensors that ranks have posted and the ranks that have read them."""
 
     posted: dict[int, Any] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)
 
 
 class Meeting:
-    """A place where the threads of one process exchange tensors; each thread is a rank."""
+    """A place where the threads of one process, each of which is a rank, exchange tensors."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -42,7 +40,7 @@ class Meeting:
         self._gone: set[int] = set()
 
     def leave(self, rank: int) -> None:
-        """Mark a rank as gone; ranks that wait for it then raise an error."""
+        """Mark a rank as lost, so that ranks that wait for it raise an error."""
         with self._changed:
             self._gone.add(rank)
             self._changed.notify_all()
@@ -54,7 +52,7 @@ class Meeting:
             self._changed.notify_all()
 
     def take(self, number: int, rank: int, take: Callable[[dict[int, Any]], None]) -> None:
-        """Call ``take`` with the inputs of all ranks; return once every rank has taken its inputs."""
+        """Call ``take`` with the inputs of all ranks, and return once every rank has taken its inputs."""
         with self._changed:
             round_ = self._rounds[number]
         everyone = set(range(self.size))
@@ -75,7 +73,7 @@ class Meeting:
             self._changed.notify_all()
 
     def receive(self, source: int, target: int) -> Tensor:
-        """Wait for the oldest unread bytes (N,) from ``source`` for ``target``, and return them."""
+        """Wait for the oldest unread bytes (N,) from ``source`` to ``target``, and return them."""
         with self._changed:
             mail = self._mail[source, target]
         self._wait(lambda: set() if mail else {source})
@@ -86,11 +84,11 @@ class Meeting:
         with self._changed:
             self._changed.wait_for(lambda: not missing() or missing() & self._gone)
             if lost := missing() & self._gone:
-                raise LostPeerError(f"rank {min(lost)} has ended")
+                raise LostPeerError(f"rank {min(lost)} has exited")
 
 
 class _Exchanged:
-    """A started operation; see :class:`rankless.world.transport.Work`."""
+    """An operation that has been started; see :class:`rankless.world.transport.Work`."""
 
     def __init__(
         self, meeting: Meeting, number: int, rank: int, take: Callable[[dict[int, Any]], None]
@@ -115,15 +113,15 @@ class ThreadTransport:
         self._begun = 0  # number of operations so far, the same on all ranks
 
     def send(self, packed: Tensor, rank: int) -> None:
-        """See :meth:`Transport.send`; ``packed`` is uint8 (N,)."""
+        """Send bytes, uint8 (N,), which must not change afterwards."""
         self._meeting.send(self._rank, rank, packed)
 
     def receive(self, rank: int) -> Tensor:
-        """See :meth:`Transport.receive`; uint8 (N,)."""
+        """Wait for bytes from ``rank`` and return them, uint8 (N,)."""
         return self._meeting.receive(rank, self._rank)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
-        """See :meth:`Transport.broadcast`; ``tensor`` has any shape."""
+        """Copy the tensor of rank ``source``, of any shape, into the tensor of every rank."""
 
         def take(posted: dict[int, Tensor]) -> None:
             if self._rank != source:
@@ -134,7 +132,7 @@ class ThreadTransport:
     def all_to_all(
         self, received: Tensor, sent: Tensor, to_receive: Sequence[int], to_send: Sequence[int]
     ) -> Work:
-        """See :meth:`Transport.all_to_all`; ``received`` is (R,), ``sent`` (S,)."""
+        """Start exchanging the pieces of ``sent`` (S,) into ``received`` (R,)."""
 
         def take(posted: dict[int, Sequence[Tensor]]) -> None:
             for rank, piece in enumerate(received.split(list(to_receive))):
@@ -143,7 +141,7 @@ class ThreadTransport:
         return self._begin(sent.split(list(to_send)), take)
 
     def all_gather(self, gathered: Tensor, mine: Tensor) -> Work:
-        """See :meth:`Transport.all_gather`; ``gathered`` is (ranks * N,), ``mine`` (N,)."""
+        """Start gathering every rank's ``mine`` (N,) into ``gathered`` (ranks * N,)."""
 
         def take(posted: dict[int, Tensor]) -> None:
             for rank, piece in enumerate(gathered.split(mine.numel())):
@@ -159,10 +157,10 @@ class ThreadTransport:
 
 @contextmanager
 def join_threads(meeting: Meeting, devices: Sequence[torch.device]) -> Iterator[list[World]]:
-    """Create ranks in this process, each to be run by a separate thread."""
+    """Create one rank per device in this process, each to be run by a separate thread."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
     try:
-        # A separate group for each DDP wrapper, so that no two threads use the same group.
+        # Each DDP wrapper has its own group, so that no two threads use the same group.
         groups = [cast(dist.ProcessGroup, dist.new_group([0])) for _ in devices]
         yield [
             World(

@@ -6,7 +6,9 @@ Every rank has one transport. This module contains the transport for processes, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol, cast
 
@@ -15,27 +17,51 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankless.world.compat import all_gather_single
-from rankless.world.peer_waits import PeerWaits
+
+
+class PeerWaits:
+    """A counter of the time that a rank waits for other ranks.
+
+    Waits of NCCL are not included, because they block the GPU instead of the host.
+
+    Attributes:
+        seconds: total duration of all finished waits.
+        depth: number of nested waits in progress, or 0 if the rank is not waiting.
+    """
+
+    def __init__(self) -> None:
+        self.seconds, self.depth = 0.0, 0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the duration of the block as a wait for other ranks."""
+        self.depth += 1
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.depth -= 1
+            self.seconds += time.perf_counter() - began
 
 
 class Work(Protocol):
     """A collective operation that has been started."""
 
     def wait(self) -> object:
-        """Wait until the result can be read and the sent tensors may be changed."""
+        """Wait until the result is ready and the sent tensors may be changed."""
 
     def is_completed(self) -> bool:
-        """Check whether :meth:`wait` would return at once."""
+        """Check whether :meth:`wait` would return immediately."""
 
 
 class Transport(Protocol):
-    """The transport of one rank; all ranks must start collective operations in the same order.
+    """The transport of one rank. All ranks must start collective operations in the same order.
 
     Attributes:
-        waits: counts the time that this rank waits for others.
+        waits: counter of the time that this rank waits for others.
         in_process: whether the ranks are threads of one process.
         on_one_machine: whether the ranks are processes on one machine, which can share memory.
-        group: the process group for ``DistributedDataParallel``; None means the default group.
+        group: the process group for ``DistributedDataParallel``, or None for the default group.
     """
 
     waits: PeerWaits
@@ -63,11 +89,11 @@ class Transport(Protocol):
     def all_to_all(
         self, received: Tensor, sent: Tensor, to_receive: Sequence[int], to_send: Sequence[int]
     ) -> Work:
-        """Start sending a piece of ``sent`` to every rank and receiving a piece from each.
+        """Start sending one piece of ``sent`` to every rank and receiving one piece from every rank.
 
         Args:
-            received: receives the pieces in rank order, (R,).
-            sent: the pieces in rank order, (S,).
+            received: tensor for the received pieces in rank order, (R,).
+            sent: the pieces to send in rank order, (S,).
             to_receive, to_send: lengths of the pieces.
         """
 
@@ -79,7 +105,7 @@ class GroupTransport:
     """The transport over the default process group of ``torch.distributed``.
 
     Attributes:
-        beside: a second group of the same ranks for gathers; None uses the default group.
+        beside: a second group of the same ranks for gathers, or None to use the default group.
     """
 
     def __init__(self) -> None:
@@ -89,13 +115,13 @@ class GroupTransport:
 
     @property
     def gathers_apart(self) -> bool:
-        """Whether gathers use a separate group; see :attr:`Transport.gathers_apart`."""
+        """Whether gathers use a separate group, so that their order relative to other operations is free."""
         return self.beside is not None
 
     def gather_apart(self, timeout: timedelta) -> None:
-        """Use separate connections for gathers over gloo; all ranks must call it.
+        """Use separate connections for gathers over gloo. All ranks must call this.
 
-        With NCCL, all ranks need the same order of kernels, so a second group would have no benefit.
+        With NCCL, all ranks need the same order of kernels, so a second group would not help.
         """
         if dist.get_backend() == "gloo" and dist.get_world_size() > 1:
             self.beside = cast(dist.ProcessGroup, dist.new_group(timeout=timeout))
@@ -106,12 +132,12 @@ class GroupTransport:
         return str(dist.get_backend_config())
 
     def send(self, packed: Tensor, rank: int) -> None:
-        """See :meth:`Transport.send`; ``packed`` is uint8 (N,)."""
+        """Send bytes, uint8 (N,), on the CPU."""
         dist.send(torch.tensor(packed.numel()), rank)
         dist.send(packed, rank)
 
     def receive(self, rank: int) -> Tensor:
-        """See :meth:`Transport.receive`; uint8 (N,)."""
+        """Wait for bytes from ``rank`` and return them, uint8 (N,)."""
         length = torch.tensor(0)
         dist.recv(length, rank)
         packed = torch.empty(int(length), dtype=torch.uint8)
@@ -119,20 +145,20 @@ class GroupTransport:
         return packed
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
-        """See :meth:`Transport.broadcast`; ``tensor`` has any shape."""
+        """Copy the tensor of rank ``source``, of any shape, into the tensor of every rank."""
         dist.broadcast(tensor, source)
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, to_receive: Sequence[int], to_send: Sequence[int]
     ) -> Work:
-        """See :meth:`Transport.all_to_all`; ``received`` is (R,), ``sent`` (S,)."""
+        """Start exchanging the pieces of ``sent`` (S,) into ``received`` (R,)."""
         work = dist.all_to_all_single(
             received, sent, output_split_sizes=[*to_receive], input_split_sizes=[*to_send], async_op=True
         )
         return cast(Work, work)
 
     def all_gather(self, gathered: Tensor, mine: Tensor) -> Work:
-        """See :meth:`Transport.all_gather`; ``gathered`` is (ranks * N,), ``mine`` (N,)."""
+        """Start gathering every rank's ``mine`` (N,) into ``gathered`` (ranks * N,)."""
         return cast(Work, all_gather_single(gathered, mine, group=self.beside, async_op=True))
 
 

@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 def own_micro_batches(micro_batches: int, rank: int, size: int) -> range:
-    """Return the contiguous range of micro-batches of ``rank``; 3 ranks divide 8 as 3 + 3 + 2."""
+    """Return the contiguous range of micro-batches of ``rank``, so that 3 ranks divide 8 as 3 + 3 + 2."""
     each, more = divmod(micro_batches, size)
     start = rank * each + min(rank, more)
     return range(start, start + each + (rank < more))
@@ -32,11 +32,11 @@ class Fold(Generic[Value]):
 
     Args:
         leaves: number of leaves of the tree, M.
-        add: ``add(left, right)`` returns their sum and may reuse the memory of either.
+        add: a function of the left and the right value that returns their sum and may overwrite either.
         values: initial values of nodes or leaves, from left to right.
 
     Attributes:
-        stack: the partial sums with their nodes, from left to right. There are at most log2 M + 1 if the
+        stack: the nodes with their partial sums, from left to right. There are at most log2 M + 1 if the
             first leaf's index is a multiple of the number of leaves.
     """
 
@@ -66,7 +66,7 @@ class Fold(Generic[Value]):
 
 
 def owned_nodes(micro_batches: int, rank: int, size: int) -> list[Node]:
-    """Return the largest complete nodes over the micro-batches of ``rank``, from left to right."""
+    """Return the largest nodes that cover only micro-batches of ``rank``, from left to right."""
     own = own_micro_batches(micro_batches, rank, size)
     fold: Fold[None] = Fold(micro_batches, lambda left, right: None, ((leaf, None) for leaf in own))
     return [node for node, _ in fold.stack]

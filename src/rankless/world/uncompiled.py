@@ -2,7 +2,7 @@
 
 The originals import ``torch._dynamo`` or ``torch._inductor``, although nothing is compiled. In every rank and
 at every restart, this import takes longer than the rest of PyTorch: 4 s of CPU time for ``torch._dynamo`` of
-PyTorch 2.14 on a busy x86 machine. This module does not modify PyTorch; it contains copies and subclasses.
+PyTorch 2.14 on a busy x86 machine. This module contains copies and subclasses and does not modify PyTorch.
 ``tests/world/test_uncompiled.py`` fails if a PyTorch release imports the compiler elsewhere.
 """
 
@@ -28,7 +28,7 @@ _DETERMINISTIC = "TORCHINDUCTOR_DETERMINISTIC"  # read when torch._inductor is i
 
 
 def set_deterministic(on: bool) -> None:
-    """Call ``torch.use_deterministic_algorithms``; the setting also applies to a compiler imported later."""
+    """Call ``torch.use_deterministic_algorithms``, also for a compiler that is imported later."""
     if _GENERATOR in sys.modules:
         torch.use_deterministic_algorithms(on)
     else:
@@ -40,7 +40,7 @@ def set_deterministic(on: bool) -> None:
 
 
 def _plain(function: Any) -> Any:
-    """Return the original of a method that PyTorch wrapped to exclude it from compilation."""
+    """Return the original of a method that PyTorch has wrapped to exclude it from compilation."""
     return inspect.unwrap(function)
 
 
@@ -69,9 +69,9 @@ class PlainAdamW(AdamW):
 
 
 class PlainDispatchMode(TorchDispatchMode):
-    """``TorchDispatchMode`` for uncompiled code; several threads may enter it at the same time.
+    """``TorchDispatchMode`` for uncompiled code, which several threads may enter at the same time.
 
-    The base class wraps its method for the compiler and keeps global flags for it.
+    The base class wraps a method for the compiler and keeps global flags for it.
     """
 
     def __init__(self) -> None:
@@ -88,8 +88,8 @@ class PlainDispatchMode(TorchDispatchMode):
         _python_dispatch._pop_mode()
 
 
-class _Answer(SimpleNamespace):
-    """A stand-in for the compiler's module; accessing a missing attribute loads the real module."""
+class _CompilerStandIn(SimpleNamespace):
+    """A stand-in for the compiler's module that imports the real module for any missing attribute."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(_COMPILER), name)
@@ -98,7 +98,7 @@ class _Answer(SimpleNamespace):
 class _Torch:
     """The ``torch`` module, with a stand-in for the compiler until the compiler is imported."""
 
-    _answer = _Answer(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
+    _answer = _CompilerStandIn(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
 
     def __getattr__(self, name: str) -> Any:
         if name == "_dynamo" and _COMPILER not in sys.modules:
@@ -106,8 +106,8 @@ class _Torch:
         return getattr(torch, name)
 
 
-def _importing_nothing(function: Any) -> Any:
-    """Copy a function and replace its ``torch`` with :class:`_Torch`."""
+def _without_compiler(function: Any) -> Any:
+    """Return a copy of a function that uses :class:`_Torch` as ``torch``."""
     names = {**function.__globals__, "torch": _Torch()}
     copy = FunctionType(
         function.__code__, names, function.__name__, function.__defaults__, function.__closure__
@@ -119,7 +119,7 @@ def _importing_nothing(function: Any) -> Any:
 class PlainDataParallel(DistributedDataParallel):
     """``DistributedDataParallel`` for modules that are not compiled."""
 
-    __init__ = _importing_nothing(DistributedDataParallel.__init__)
+    __init__ = _without_compiler(DistributedDataParallel.__init__)
 
     if inspect.isgeneratorfunction(_plain(DistributedDataParallel._inside_ddp_forward)):
         _inside_ddp_forward = contextmanager(_plain(DistributedDataParallel._inside_ddp_forward))

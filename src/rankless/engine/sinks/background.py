@@ -11,17 +11,19 @@ from rankless.engine.sinks.sink import RunStart, Sink
 from rankless.structures import Scores
 
 CLOSING = 30.0
-"""Seconds to wait for unsent calls at the end of a run."""
+"""Maximum seconds to wait for unsent data at the end of a run."""
 _MOST = 100_000  # calls in the queue
 
 
 class BackgroundSink(Sink):
-    """A sink that passes all calls to another sink in order; errors of that sink are raised at the next call.
+    """A sink that forwards all calls to another sink in order, in a separate thread.
+
+    The next call raises an error of the other sink.
 
     Args:
-        sink: the other sink, created in the training thread so that it imports its library there. Processes
-            are forked from that thread; an import in progress in another thread would never finish in them.
-        closing: seconds that :meth:`close` waits.
+        sink: the other sink. It must be created in the training thread, so that it imports its library there:
+            an import in another thread would never finish in processes that are forked in the meantime.
+        closing: maximum seconds that :meth:`close` waits.
     """
 
     def __init__(self, sink: Sink, closing: float = CLOSING) -> None:
@@ -45,7 +47,7 @@ class BackgroundSink(Sink):
         try:
             self._calls.put_nowait(call)
         except queue.Full:
-            raise TimeoutError("it receives numbers more slowly than the run produces them") from None
+            raise TimeoutError("it accepts data more slowly than the run produces it") from None
 
     def start(self, run: RunStart) -> None:
         """See :class:`Sink`."""
@@ -64,11 +66,13 @@ class BackgroundSink(Sink):
         self._put(lambda: self._sink.event(name, step, text))
 
     def close(self) -> None:
-        """Wait for a limited time until everything is sent."""
+        """Wait until all data is sent, but only for a limited time."""
         self._put(self._sink.close)
         self._put(None)
         self._thread.join(self._closing)
         if self._error is not None:
             raise self._error
         if self._thread.is_alive():
-            raise TimeoutError(f"some data was not sent within {self._closing:g} s of the end and is lost")
+            raise TimeoutError(
+                f"data that was not sent within {self._closing:g} s of the end of the run is lost"
+            )

@@ -1,4 +1,4 @@
-"""The sinks that come with Rankless, keyed by their names for ``--sink``."""
+"""The sinks that come with Rankless, by their names for ``--sink``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _Known(NamedTuple):
-    """A sink's module and class, the library and extra it needs, and whether it uses a server."""
+    """The module and class of a sink, the library (and extra) it needs, and whether it uses a server."""
 
     page: str
     name: str
@@ -31,16 +31,14 @@ BUILT_IN = {
 
 
 def built_in(name: str) -> Callable[[], Sink]:
-    """Return a function that creates the sink with this name in :data:`BUILT_IN`."""
+    """Return a function that creates the sink ``name`` of :data:`BUILT_IN`."""
     known = BUILT_IN[name]
     if known.library and importlib.util.find_spec(known.library) is None:
         needed(known.library, known.library, f"--sink {name}")
     page = importlib.import_module(f"rankless.engine.sinks.{known.page}")
     make: Callable[[], Sink] = getattr(page, known.name)
-    return (lambda: _background(make())) if known.is_remote else make
+    if not known.is_remote:
+        return make
+    from rankless.engine.sinks.background import BackgroundSink  # it imports this module
 
-
-def _background(sink: Sink) -> Sink:
-    from rankless.engine.sinks.background import BackgroundSink
-
-    return BackgroundSink(sink)
+    return lambda: BackgroundSink(make())

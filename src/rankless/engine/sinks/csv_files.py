@@ -1,4 +1,4 @@
-"""A run as two tables for spreadsheets and pandas: ``steps.csv`` and ``scores.csv`` in the run directory."""
+"""A sink for spreadsheets and pandas, which writes ``steps.csv`` and ``scores.csv``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rankless.structures import Scores
 
 
 class CsvSink(Sink):
-    """A sink that writes a row per step and per evaluation; the first row sets the columns."""
+    """A sink that writes one row per step and one per evaluation. The first row determines the columns."""
 
     def start(self, run: RunStart) -> None:
-        """Keep the rows of the steps already done and remove later ones, which will be written again."""
+        """Keep the rows of completed steps and remove later ones, which will be written again."""
         self._steps = _Table(run.run / "steps.csv", run.first)
         self._scores = _Table(run.run / "scores.csv", run.first - run.unscored)
 
@@ -36,7 +36,7 @@ def _plain(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 class _Table:
-    """A CSV file with a header; opening it removes the rows after ``step``."""
+    """A CSV file with a header. Opening it removes the rows after ``step``."""
 
     def __init__(self, path: Path, step: int) -> None:
         self.columns: list[str] = []

@@ -1,4 +1,4 @@
-"""``epochs.csv`` in the run directory: a row per epoch, with losses, scores, learning rate and seconds."""
+"""``epochs.csv``, a table with one row per epoch: losses, scores, learning rate and seconds."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rankless.structures import Scores
 
 
 class EpochTable(Sink):
-    """A sink that rewrites the table when an epoch is complete.
+    """A sink that rewrites ``epochs.csv`` after each epoch.
 
-    The table is computed from the journal's entries, including those of earlier starts, so a run resumed on
-    another machine has all rows.
+    The table is computed from all entries of the journal, including those of earlier starts, so that a run
+    resumed on another machine has all rows.
     """
 
     def start(self, run: RunStart) -> None:
-        """Compute the rows of the steps already done."""
+        """Compute the rows of the completed steps."""
         self._path = run.run / "epochs.csv"
         self._name: str = run.recipe.get("checkpoint", {}).get("name", "")
         self._rows: dict[int, dict[str, Any]] = {}
@@ -36,14 +36,14 @@ class EpochTable(Sink):
                 self._take(entry)
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Count a step; the first step of an epoch completes the previous epoch's row."""
+        """Add a step. The first step of an epoch completes the row of the previous epoch."""
         is_first = self._epoch(entry) not in self._rows
         if is_first and self._rows:
             self._write()
         self._take(entry)
 
     def scores(self, step: int, scores: Scores, is_best: bool) -> None:
-        """Add the scores to the row of their epoch."""
+        """Add the scores to the row of the epoch."""
         self._take({"evaluation": step, "scores": scores})
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class EpochTable(Sink):
         return math.ceil(round(float(entry["epoch"]), 5))
 
     def _write(self) -> None:
-        if not self._rows:  # refused before its first step
+        if not self._rows:  # the run ended before its first step
             return
         columns = dict.fromkeys(("epoch", "step", "train_loss", "val_loss", "lr", "seconds"))
         columns |= dict.fromkeys(name for row in self._rows.values() for name in row)
@@ -86,7 +86,7 @@ class EpochTable(Sink):
             self._link()
 
     def _link(self) -> None:
-        """Link the weights of each checkpoint that ended an epoch; unlink those of removed checkpoints."""
+        """Link the weights of each epoch's checkpoint, and remove the links to removed checkpoints."""
         run = RunDirectory(self._path.parent)
         names: dict[str, int] = {}
         for row in self._rows.values():

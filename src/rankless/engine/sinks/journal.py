@@ -1,4 +1,4 @@
-"""The journal as a sink, which writes every step, evaluation and event as a line of ``journal.jsonl``."""
+"""Sinks that write every step, evaluation and event as a line of ``journal.jsonl``."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rankless.structures import Scores
 
 
 class JournalCopy(Sink):
-    """A copy of the journal, which receives its lines only from rank 0, at every save.
+    """A copy of the journal, which receives lines from rank 0 at every save.
 
     Args:
-        journal: the open journal, cut to the step from which the run continues; None if it cannot be written.
+        journal: the open journal, or None if it cannot be written.
 
     Attributes:
-        problem: why the newest lines could not be written; None if they were written.
+        problem: why the newest lines could not be written, or None if they were written.
     """
 
     def __init__(self, journal: Journal | None) -> None:
@@ -29,7 +29,7 @@ class JournalCopy(Sink):
         self.problem: str | None = None
 
     def append(self, lines: bytes) -> None:
-        """Write lines; lines that a full disk refuses are written again with the next ones."""
+        """Write lines. If the disk is full, they are written with the next lines."""
         if self.journal is None:  # already reported at the start
             return
         try:
@@ -40,7 +40,7 @@ class JournalCopy(Sink):
             self.problem = None
 
     def take(self) -> bytes:
-        """Return the lines since the last call, to send them to the journal's copies; a copy has none."""
+        """Return the lines since the last call, to send them to copies. A copy has none."""
         return b""
 
     def close(self) -> None:
@@ -53,13 +53,13 @@ class JournalSink(JournalCopy):
     """The journal of rank 0.
 
     Args:
-        journal: as for a copy; None is allowed only if there are copies.
+        journal: the open journal, or None if it cannot be written but has copies.
         run: the run directory.
         copies: whether other machines keep copies, in which case a full disk does not end the run.
 
     Attributes:
-        numbers: digest of the numbers so far.
-        links: the links of the chain so far.
+        numbers: running digest of the numbers.
+        links: the digests of the chain's lines.
     """
 
     def __init__(self, journal: Journal | None, run: RunDirectory, *, copies: bool = False) -> None:
@@ -90,7 +90,7 @@ class JournalSink(JournalCopy):
         self._write(event=name, at=step, text=text, timing=_now())
 
     def checkpoint(self, entry: Mapping[str, Any]) -> None:
-        """Write a line of the chain unless it is already there."""
+        """Write a line of the chain unless the journal already contains it."""
         if entry["link"] not in self.links:
             self._write(**entry)
 

@@ -1,4 +1,4 @@
-"""A run in MLflow, on the server at ``MLFLOW_TRACKING_URI``, or else in ``mlruns`` beside the run."""
+"""A sink for MLflow, which logs to ``MLFLOW_TRACKING_URI``, by default to ``mlruns`` next to the run."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rankless.engine.sinks.sink import RunStart, Sink
 from rankless.structures import Scores
 
 _RECORD = "mlflow-run"
-"""File in the run directory with the id of MLflow's run, which a resumed training continues."""
+"""File in the run directory with the id of the MLflow run, which a resumed run continues."""
 _EVERY = 5.0  # seconds between two batches of numbers
 _MOST_NUMBERS, _MOST_KEYS = 1000, 100  # per batch, the limits of servers
 _DEFAULTS = {
     "GIT_PYTHON_REFRESH": "quiet",
     "MLFLOW_ALLOW_FILE_STORE": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    # The loss of a server is noticed before the wait at the end of the run is over.
+    # With these limits, a lost server is noticed before the wait at the end of the run is over.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
 }
 
 
 class MlflowSink(Sink):
-    """A sink that logs the recipe as parameters and all numbers as metrics; it sends steps in batches."""
+    """A sink that logs the recipe as parameters and all numbers as metrics, with steps sent in batches."""
 
     def __init__(self) -> None:
         self._finished = False
@@ -39,7 +39,7 @@ class MlflowSink(Sink):
         self._metric, self._param, self._make_client = Metric, Param, MlflowClient
 
     def start(self, run: RunStart) -> None:
-        """Begin or continue MLflow's run; repeated steps are logged again with the same values."""
+        """Start or continue the MLflow run. Repeated steps are logged again with the same values."""
         where = os.environ.get("MLFLOW_TRACKING_URI") or (run.run.resolve().parent / "mlruns").as_uri()
         self._client = self._make_client(where)
         self._waiting: list[Any] = []
@@ -72,12 +72,12 @@ class MlflowSink(Sink):
         self._send()
 
     def event(self, name: str, step: int, text: str) -> None:
-        """Note the ``end`` event, so that MLflow's run ends as finished."""
+        """Remember the ``end`` event, so that :meth:`close` marks the MLflow run as finished."""
         if name == "end":
             self._finished = True
 
     def close(self) -> None:
-        """Log the remaining numbers and how the run ended."""
+        """Log the remaining numbers and the final status of the run."""
         self._send()
         self._client.set_terminated(self._run, "FINISHED" if self._finished else "KILLED")
 

@@ -1,4 +1,4 @@
-"""A run in a notebook: curves below the cell that trains, redrawn as training proceeds."""
+"""A sink for notebooks, which draws curves below the cell that trains."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rankless.report.collected import Collected
 from rankless.structures import Scores
 
 _SHARE = 0.05
-"""Largest fraction of the time that may be spent on drawing between evaluations."""
+"""Maximum fraction of the time spent on drawing between evaluations."""
 _WAIT = 1.0  # minimum seconds between two drawings
-_WIDTH = 960  # width of the image on the page in pixels
+_WIDTH = 960  # displayed width of the image in pixels
 
 
 class NotebookSink(Sink):
-    """A sink that shows loss, scores and remaining time as an image, drawn from the run's journal."""
+    """A sink that shows the losses, scores and remaining time as an image, drawn from the run's journal."""
 
     def start(self, run: RunStart) -> None:
-        """Find the journal; the image appears after the first step."""
+        """Prepare to read the journal. The image appears after the first step."""
         self._run, self._first, self._steps = Collected(run.run), run.first, run.steps
         self._epochs, self._seconds = int(run.recipe["epochs"]), 0.0
         self._progress, self._next, self._shown = "", 0.0, None

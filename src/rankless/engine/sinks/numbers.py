@@ -1,4 +1,4 @@
-"""The metrics of a run, named for dashboards: ``train/loss``, ``val/AP``, ``time/seconds``."""
+"""The metrics of a run, named for dashboards as in ``train/loss``, ``val/AP`` and ``time/seconds``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def of_step(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def of_scores(scores: Mapping[str, Any]) -> dict[str, float]:
-    """Return an evaluation's numbers without missing ones; those of a class are named ``val/NAME/AP``."""
+    """Return an evaluation's scores except missing ones. Scores of a class are named ``val/CLASS/AP``."""
     found = {f"val/{name}": value for name, value in _numbers(scores)}
     for rows in scores.values():
         if isinstance(rows, Mapping):
@@ -28,7 +28,7 @@ def of_scores(scores: Mapping[str, Any]) -> dict[str, float]:
 
 
 def flat(recipe: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the keys of a recipe as written on the command line, with their values as text."""
+    """Yield the dotted keys of a recipe, as on the command line, with their values as text."""
     for name, value in recipe.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""Replay a run from its journal, as training itself would show it in the terminal."""
+"""Replay a run from its journal, as training shows it in the terminal."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ _STARTS = ("start", "resume")
 class Replay:
     """A context manager that shows the lines of a journal, including those of past steps.
 
-    ``device`` is the type of the ranks' devices, ``cpu`` or ``cuda``. ``in_threads`` says whether the ranks
-    are threads of one process.
+    Args:
+        run: the run directory.
+        recipe: the recipe as plain values.
+        device: type of the ranks' devices, ``cpu`` or ``cuda``.
+        in_threads: whether the ranks are threads of one process.
 
     Attributes:
-        last: the last event that began or ended the run; None before the first one.
-        step: number of steps done.
+        last: the last event that started or ended the run, or None before the first one.
+        step: number of completed steps.
     """
 
     def __init__(
@@ -45,8 +48,7 @@ class Replay:
             self._terminal.close()
 
     def take(self, line: str) -> None:
-        """Show one line; damaged lines are ignored."""
-        # A journal may be damaged, or lack values because an earlier version wrote it.
+        """Show one line. Damaged lines, and lines of earlier versions that lack values, are ignored."""
         with suppress(ValueError, LookupError, TypeError, AttributeError):
             self._take(json.loads(line))
 
@@ -75,7 +77,7 @@ class Replay:
             self.last = name
 
     def _begin(self, steps: int | None) -> None:
-        """Show the start of the run, now that its number of steps is known."""
+        """Show the start of the run, once its number of steps is known."""
         if self._start is None:
             return
         entry, self._start = self._start, None

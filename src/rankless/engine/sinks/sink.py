@@ -1,4 +1,4 @@
-"""Observers of a run: the journal, the terminal and users' own sinks share one protocol."""
+"""The protocol of sinks, which observe a run: the journal, the terminal and the user's own."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ class RunStart:
     Attributes:
         run: the run directory.
         recipe: the complete recipe as plain values, with the keys of a recipe file.
-        first: number of steps already done; 0 for a new run, more for a resumed one.
+        first: number of completed steps. It is 0 for a new run.
         steps: number of steps in the run.
         world_size: number of ranks.
-        reason: why the run ended last time; None for a new run.
-        unscored: whether the run begins with the evaluation after ``first`` steps, possibly for the second
-            time.
+        reason: why the run ended last time, or None for a new run.
+        unscored: whether the run starts with the evaluation after ``first`` steps, which may repeat it.
     """
 
     run: Path
@@ -46,14 +45,15 @@ class RunStart:
 
 
 class Sink(Protocol):
-    """An observer of a run; inherit from it and override the methods you need.
+    """An observer of a run. Inherit from it and override the methods you need.
 
-    A sink runs in the process of rank 0. It is created without arguments at every start, including a restart
-    after a rank died. Its arguments are copies, which it may change. Training waits while a sink works.
+    A sink runs in the process of rank 0. It is created without arguments at every start, including restarts
+    after the death of a rank. Its methods receive copies, which they may change. Training waits for them to
+    return.
     """
 
     def start(self, run: RunStart) -> None:
-        """Prepare for the run. This is called once, before the first step."""
+        """Prepare for the run. Called once, before the first step."""
 
     def step(self, entry: Mapping[str, Any]) -> None:
         """Receive the journal's entry of a step: ``step``, ``epoch``, ``lr``, ``loss``, ``parts`` …"""
@@ -65,15 +65,15 @@ class Sink(Protocol):
         """Receive an event after ``step`` steps, such as a warning."""
 
     def close(self) -> None:
-        """Finish. This is called once when the run ends for any reason, unless the process is killed."""
+        """Finish. Called once when the run ends for any reason, unless the process is killed."""
 
 
 def check_sink(name: str) -> None:
-    """Raise a UserError unless a name is in :data:`BUILT_IN` or looks like a class; import nothing."""
+    """Raise a ``UserError`` unless ``name`` is in :data:`BUILT_IN` or looks like a class. Import nothing."""
     if name not in BUILT_IN and ":" not in name:
         raise UserError(
-            f"sink is '{name}': expected {one_of(BUILT_IN)}, or 'package.module:Class' or 'file.py:Class' of "
-            f"your own{nearest(name, BUILT_IN)}"
+            f"sink is '{name}': expected {one_of(BUILT_IN)}, or 'package.module:Class' or 'file.py:Class' "
+            f"for your own sink{nearest(name, BUILT_IN)}"
         )
 
 
@@ -95,24 +95,23 @@ def sink_class(name: str) -> Callable[[], Sink]:
     missing = [method for method in _METHODS if not callable(getattr(made, method, None))]
     if missing or not callable(made):
         raise UserError(
-            f"sink is '{name}': missing {', '.join(missing) or 'a class'}; expected a class with the methods "
-            f"{', '.join(_METHODS)}; inherit from rankless.Sink"
+            f"sink is '{name}', which lacks {', '.join(missing) or 'a constructor'}; expected a class with "
+            f"the methods {', '.join(_METHODS)}; inherit from rankless.Sink"
         )
     return made  # type: ignore[no-any-return]
 
 
 class Sinks:
-    """All sinks of a run, in order; ranks other than the first have none.
+    """All sinks of a run, in order. Only rank 0 has any.
 
     Args:
-        built_in: sinks of the run; their errors end it.
-        users: functions that create the user's sinks, by name. The first error of such a sink is reported and
-            the sink is dropped, so it cannot affect training.
-        progress: shows the progress of something other than steps, given a title, the amount done and the
-            total.
+        built_in: sinks whose errors end the run.
+        users: functions that create the user's sinks, by name. The first error of such a sink is reported,
+            and the sink is dropped, so that it cannot affect training.
+        progress: shows the progress of work other than steps, given a title, the amount done and the total.
 
     Attributes:
-        lock: held while the run's own sinks are written.
+        lock: held during calls to the built-in sinks.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class Sinks:
         self._deferred: list[tuple[str, int, str]] = []
 
     def start(self, run: RunStart) -> None:
-        """Make the users' sinks and start all sinks; see :class:`Sink`."""
+        """Create the user's sinks and start all sinks."""
         self._step = run.first
         for sink in self._built_in:
             sink.start(run)
@@ -140,7 +139,7 @@ class Sinks:
     def _begin(self, name: str, run: RunStart) -> None:
         sink = self._makers[name]()
         sink.start(copy.deepcopy(run))
-        self._users[name] = sink  # it receives nothing before this
+        self._users[name] = sink  # only from here on, it receives calls
 
     def step(self, entry: Mapping[str, Any]) -> None:
         """See :class:`Sink`."""
@@ -158,7 +157,7 @@ class Sinks:
     def urgent_event(self, name: str, step: int, text: str) -> None:
         """Record an event from another thread, because the training thread may be stuck.
 
-        Users' sinks need not be thread-safe, so they receive it with the next call.
+        The user's sinks need not be thread-safe, so they receive the event with the next call.
         """
         with self.lock:
             for sink in self._built_in:
@@ -184,20 +183,18 @@ class Sinks:
 
     def _each_of_users(self, call: Callable[[Sink], object]) -> None:
         for name, sink in list(self._users.items()):
-            if name in self._users:  # unless the event about another sink's error has just made it fail
+            if name in self._users:  # it may have failed on the event about another sink's error
                 self._guard(name, lambda sink=sink: call(sink))  # type: ignore[misc]
 
     def _guard(self, name: str, call: Callable[[], object]) -> None:
         try:
             call()
         except (Exception, SystemExit) as error:
-            with suppress(OSError):  # into the rank's log, whose disk may be full
+            with suppress(OSError):  # the disk with the rank's log may be full
                 traceback.print_exc()
             self._users.pop(name, None)
             if isinstance(error, OSError):
                 why = printable(reason(error), 300)
             else:
                 why = printable(traceback.format_exception_only(error)[-1].strip(), 300)
-            self.event(
-                "sink", self._step, f"the sink {name} failed ({why}) and is dropped; training continues"
-            )
+            self.event("sink", self._step, f"the sink {name} failed ({why}); training continues without it")

@@ -1,4 +1,4 @@
-"""A run in TensorBoard: event files in the folder ``tensorboard`` of the run directory."""
+"""A sink for TensorBoard, which writes event files to ``tensorboard`` in the run directory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rankless.structures import Scores
 
 
 class TensorBoardSink(Sink):
-    """A sink that writes scalars, the recipe, the network's graph and the run's events."""
+    """A sink that writes scalars, the recipe, the network's graph and events."""
 
     def start(self, run: RunStart) -> None:
-        """Open a new file; TensorBoard drops steps of earlier files that will be repeated."""
+        """Open a new file. TensorBoard drops the steps of earlier files that will be repeated."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(run.run / "tensorboard", purge_step=run.first + 1 if run.first else None)
         rows = [f"| {key} | {value.replace('|', ' ')} |" for key, value in flat(run.recipe)]
-        self._add_text("recipe", "\n".join(["| key | value |", "|---|---|", *rows]), run.first)
+        self._writer.add_text("recipe", "\n".join(["| key | value |", "|---|---|", *rows]), run.first)
         if not run.first:
             self._add_graph(run.recipe)
 
@@ -37,14 +37,14 @@ class TensorBoardSink(Sink):
 
     def event(self, name: str, step: int, text: str) -> None:
         """Write the event as text."""
-        self._add_text(f"events/{name}", text, step)
+        self._writer.add_text(f"events/{name}", text, step)
 
     def close(self) -> None:
         """Close the file."""
         self._writer.close()
 
     def _add_graph(self, recipe: Mapping[str, Any]) -> None:
-        """Trace the recipe's network with one black image and add its graph, or the reason for a failure."""
+        """Trace the recipe's network with a black image, and add the graph or the reason for a failure."""
         import torch
 
         from rankless.recipe.load import from_json
@@ -57,13 +57,10 @@ class TensorBoardSink(Sink):
                 image = torch.zeros(1, 3, *task.size)
                 traced = torch.jit.trace(task.model().eval(), image, check_trace=False, strict=False)
                 self._writer.add_graph(traced, image)
-            except Exception as error:  # the user's own network, or one that PyTorch cannot trace
+            except Exception as error:  # PyTorch cannot trace every network, or it is the user's own
                 said = str(error).strip().partition("\n")[0]
-                self._add_text("graph", f"not drawn: the network cannot be traced ({said})", 0)
+                self._writer.add_text("graph", f"not available: the network cannot be traced ({said})", 0)
 
     def _add(self, numbers: Mapping[str, float], step: int) -> None:
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, step)
-
-    def _add_text(self, name: str, text: str, step: int) -> None:
-        self._writer.add_text(name, text, step)

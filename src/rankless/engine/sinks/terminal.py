@@ -1,7 +1,7 @@
-"""A run in the terminal: a table with a row per epoch and evaluation, and a live bar below it.
+"""A sink for the terminal, which prints a table with a row per epoch and evaluation above a progress bar.
 
-In a file or a pipe, an occasional line replaces the bar; in a notebook, curves do. Nothing here imports
-PyTorch, so a process that only follows a run does not need it.
+An occasional line replaces the bar in a file or a pipe, and curves replace it in a notebook. This module does
+not import PyTorch, so that commands that only follow a run start fast.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from rankless.structures import Scores
 
 _HEADER_EVERY = 40
-"""Number of rows between two headers, because the first header leaves the screen in a long run."""
+"""Number of rows between two headers, because the first header scrolls off the screen in a long run."""
 _SCORES = 3
-"""Largest number of scores with a column; the journal, the report and the end of the run show all of them."""
+"""Maximum number of scores with a column. The journal, the report and the end of the run show all scores."""
 _GAP = "  "
 _VALIDATION = "val loss"
 
 
 class Rows:
-    """The rows of the table, each of which sums up the steps until an epoch or an evaluation ends.
+    """The rows of the table, each of which summarizes the steps up to the end of an epoch or an evaluation.
 
     Args:
         epochs: number of epochs in the run.
         steps: number of steps in the run.
         images: number of images per step.
-        best: the score by which the best weights are chosen, as in ``evaluate.best``.
-        width: columns of the terminal; a row is narrower.
-        scores: the names of the expected scores, which have a column from the start.
+        best: the score that selects the best weights, as in ``evaluate.best``.
+        width: width of the terminal in characters. A row is narrower.
+        scores: names of the expected scores, which have a column from the start.
 
     Attributes:
-        pace: the pace of the steps in the current row.
+        pace: the speed of the steps in the current row.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Rows:
         self._clear()
 
     def _clear(self) -> None:
-        """Begin a new row."""
+        """Start a new row."""
         self.pace = Pace(begins=self.pace.begins)
         self._loss = self._lr = 0.0
         self._parts: dict[str, float] = {}
@@ -73,17 +73,17 @@ class Rows:
         self._whole: int | None = None  # the epoch that the last step finished
 
     def step(self, entry: Mapping[str, Any]) -> list[str]:
-        """Add the journal's entry of a step; return the lines of an epoch that ended without evaluation."""
+        """Add a step, and return the lines of an epoch that ended without an evaluation before it."""
         lines = self.end()
         before, self._epoch = self._epoch, float(entry["epoch"])
-        # The first step after a resume has no previous one: it may be in the middle of an epoch.
-        if math.floor(self._epoch) > math.floor(before) and (before or self._is_first_epoch(entry)):
+        # The first step after a resume has no previous step and may be in the middle of an epoch.
+        if math.floor(self._epoch) > math.floor(before) and (before or int(entry["step"]) == 1):
             self._whole = math.floor(self._epoch)
         self._steps += 1
         self._loss += float(entry["loss"])
         for name, value in entry["parts"].items():
             if name.partition("/")[2] in entry["parts"]:
-                continue  # a part of one head: only in the journal
+                continue  # parts of single heads are only in the journal
             self._parts[name] = self._parts.get(name, 0.0) + float(value)
         self.pace.add(entry["timing"]["seconds"], entry["timing"]["waited"])
         self._lr = float(entry["lr"])
@@ -98,10 +98,6 @@ class Rows:
     def parts(self) -> dict[str, float]:
         """Mean of each part of the loss over the steps in the current row."""
         return {name: total / self._steps for name, total in self._parts.items()}
-
-    def _is_first_epoch(self, entry: Mapping[str, Any]) -> bool:
-        """Check whether the first step completed the first epoch, or several epochs of a few images."""
-        return int(entry["step"]) == 1
 
     def scores(self, step: int, scores: Mapping[str, Any], is_best: bool) -> list[str]:
         """Return the lines of an evaluation after ``step`` steps."""
@@ -121,11 +117,11 @@ class Rows:
     def _columns(self, scores: Collection[str]) -> list[str]:
         """Return the columns for scores with these names."""
         plain = [name for name in scores if name != "loss"]
-        first = sorted(plain, key=lambda name: name != self.best)[:_SCORES]  # stable: the task's order
+        first = sorted(plain, key=lambda name: name != self.best)[:_SCORES]  # otherwise in the task's order
         return [*([_VALIDATION] if "loss" in scores else []), *(name for name in plain if name in first)]
 
     def end(self) -> list[str]:
-        """Return the lines of an epoch that has ended without an evaluation, if there is one."""
+        """Return the lines of an epoch that ended without an evaluation, if any."""
         return self._row({}, False) if self._whole is not None else []
 
     def _row(self, scores: dict[str, str], is_best: bool) -> list[str]:
@@ -148,7 +144,7 @@ class Rows:
         return [*lines, self._line(cells, values)]
 
     def _label(self) -> str:
-        """Return the epoch as ``3/10``, or as ``2.57`` in the middle of one."""
+        """Return the epoch as ``3/10`` at its end, or as ``2.57`` in the middle."""
         epoch = min(self._whole if self._whole is not None else self._epoch, self.epochs)
         whole = abs(epoch - round(epoch)) < 1e-6
         return f"{round(epoch)}/{self.epochs}" if whole else f"{epoch:.2f}"
@@ -174,8 +170,8 @@ def _score(value: float | None) -> str:
 
 
 _SMOOTHING = 0.9  # per step
-_PATIENCE = 3.0  # seconds without a bar before a first step, after which the delay is explained
-_MOST_NOTES = 6  # lines about the data; the journal has all of them
+_PATIENCE = 3.0  # seconds to wait for the first step before explaining the delay, if there is no bar
+_MOST_NOTES = 6  # maximum lines of a note about the data
 _AS_IT_IS = ("pretrained",)
 _WARNINGS = ("warning", "not saved", "sink", "late", "slow", "silent error")
 _WAITING = "waiting for the first step"
@@ -183,15 +179,15 @@ _TITLED = {"note": "note", "copy": "note", **dict.fromkeys(_WARNINGS, "warning")
 
 
 class Terminal(Sink):
-    """A sink that shows a run on the standard output.
+    """A sink that shows a run on standard output.
 
     Args:
         images: number of images per step.
-        device: the type of the ranks' devices, ``cpu`` or ``cuda``.
-        workers: number of loader processes per rank; None if unknown.
+        device: type of the ranks' devices, ``cpu`` or ``cuda``.
+        workers: number of loader processes per rank, or None if unknown.
         in_threads: whether the ranks are threads of this process.
-        scores: the names of the scores that evaluations will have, as far as known.
-        has_bar: whether to show the progress between two rows.
+        scores: names of the scores that evaluations will have, as far as they are known.
+        has_bar: whether to show the progress between rows.
     """
 
     def __init__(
@@ -211,19 +207,19 @@ class Terminal(Sink):
         self.rows = Rows(1, 1, images)
         self.steps = self.epochs = 0
         self.seconds: float | None = None  # per step, smoothed, to estimate the remaining time
-        self._busy: list[float] = []  # the ranks' fractions of time spent computing, as last gathered
+        self._busy: list[float] = []  # last known fraction of time that each rank spent computing
         self._patience = threading.Timer(_PATIENCE, self._explain)
 
     def start(self, run: RunStart) -> None:
-        """Print where and on which devices the run trains, and show the bar."""
+        """Print the run directory and the devices, and show the bar."""
         self.steps, self.epochs = run.steps, int(run.recipe["epochs"])
         best = str(run.recipe.get("evaluate", {}).get("best", "auto"))
         self.rows = Rows(self.epochs, run.steps, self.images, best, self.console.width, self.to_come)
         one, many = ("process", "processes") if self.device == "cpu" else ("GPU", "GPUs")
         if self.in_threads:
-            one, many = ("thread", "threads") if self.device == "cpu" else ("GPU", "GPUs, a thread each")
+            one, many = ("thread", "threads") if self.device == "cpu" else ("GPU", "GPUs (one thread each)")
         on = counted(run.world_size, one, many)
-        if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # not again after a rank has died
+        if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # only once, not after each restart
             workers = " (auto)" if run.recipe.get("workers") == "auto" else ""
             workers = "" if self.workers is None else f", workers: {self.workers}{workers}"
             self._print(f"training in {run.run} on {on}, {run.recipe['precision']}{workers}")
@@ -237,7 +233,7 @@ class Terminal(Sink):
             self._patience.start()
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Show the means of the current row, and the row of an epoch that ended with the previous step."""
+        """Show the means over the current row, and print the row of an epoch that has ended."""
         self._patience.cancel()
         self._print_all(self.rows.step(entry))
         done, took = int(entry["step"]), entry["timing"]["seconds"]
@@ -258,7 +254,7 @@ class Terminal(Sink):
             usual.append("busy " + "–".join(dict.fromkeys(f"{one:.0%}" for one in (min(busy), max(busy)))))
         self.bar.update(
             done,
-            # The last step may reach into an epoch beyond the last one.
+            # The last step may extend past the last epoch.
             f"epoch {min(entry['epoch'], self.epochs):.2f}/{self.epochs}  step {done:,}/{self.steps:,}",
             (self.steps - done) * self.seconds,
             filled([*loss, *parts, *usual], self.console.width)
@@ -278,7 +274,7 @@ class Terminal(Sink):
         if name == "note":
             first, *rest = text.split("\n")
             left = len(rest) - _MOST_NOTES
-            more = [f"  … and {left} more, in journal.jsonl"] if left > 0 else []
+            more = [f"  … and {left} more in journal.jsonl"] if left > 0 else []
             self._print_all([f"note: {first}", *rest[:_MOST_NOTES], *more])
         elif name in _AS_IT_IS:
             self._print(text)
@@ -291,14 +287,14 @@ class Terminal(Sink):
             self.bar.within(title, done, total)
 
     def close(self) -> None:
-        """End the bar in its current state."""
+        """Stop the bar in its current state."""
         self._patience.cancel()
         if self.bar:
             self.bar.__exit__()
 
     def _explain(self) -> None:
         """Explain the delay before the first step if there is no bar to show activity."""
-        self._print(f"{_WAITING}: the images are being loaded and PyTorch prepares its kernels")
+        self._print(f"{_WAITING} (loading images and preparing PyTorch's kernels)")
 
     def _print_all(self, lines: Sequence[str]) -> None:
         for line in lines:
@@ -320,14 +316,13 @@ class Terminal(Sink):
 
 
 class _Output:
-    """The standard output.
+    """Standard output, which may be closed (with the terminal or by ``| head``) without ending the run.
 
-    If it is closed (the terminal was closed, or ``| head`` has ended), the run continues without output.
     This is not an ``io.TextIOBase``, whose destructor would flush.
     """
 
     def __init__(self) -> None:
-        self.out = sys.stdout  # now, because the live bar replaces it
+        self.out = sys.stdout  # the live bar replaces sys.stdout later
 
     @property
     def encoding(self) -> str:
@@ -351,7 +346,7 @@ class _Output:
 
 
 def _memory_gib() -> float:
-    """Return this rank's memory in GiB: allocated on its GPU, or else resident."""
+    """Return this rank's memory in GiB, either the peak allocated on its GPU or the resident memory."""
     torch = sys.modules.get("torch")
     if torch is None:  # this process only follows a run
         return 0.0

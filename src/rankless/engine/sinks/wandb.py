@@ -1,4 +1,4 @@
-"""A run for Weights & Biases, recorded offline; ``wandb sync RUN/wandb/offline-*`` sends it later."""
+"""A sink for Weights & Biases, which records offline. ``wandb sync RUN/wandb/offline-*`` uploads a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEFAULTS = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
 
 
 class WandbSink(Sink):
-    """A sink that writes the recipe and all numbers; it respects ``WANDB_MODE``, ``WANDB_PROJECT`` etc."""
+    """A sink that logs the recipe and all numbers. ``WANDB_MODE``, ``WANDB_PROJECT`` etc. apply."""
 
     def __init__(self) -> None:
         for name, value in _DEFAULTS.items():
@@ -26,7 +26,7 @@ class WandbSink(Sink):
         self._library = wandb
 
     def start(self, run: RunStart) -> None:
-        """Begin a part of the run; all parts of one run share an id."""
+        """Start a part of the run. All parts of a run share an id."""
         wandb = self._library
         folder = run.run / "wandb"
         folder.mkdir(exist_ok=True)
