@@ -190,7 +190,11 @@ def test_the_module_runs():
             ["train", "--resume", "--run", "gone"],
             "gone: nothing to resume: there is no recipe.yaml",
         ),
-        (["train", "digts"], "no recipe 'digts'"),
+        (["train", "digts"], "'digts': neither a recipe nor a folder of this name exists; expected a data"),
+        (
+            ["train", "fine-tune", "model.pretrained=hf://a/b/x.bin", "data.root=digits"],
+            "model.pretrained: hf://a/b/x.bin: expected a .safetensors file",
+        ),
         (["train", "ssdlite320"], "see: rankless recipes, and for model.name: rankless models"),
         (["train", "digits", "other"], "command line: 'other': expected key=value"),
         (
@@ -204,6 +208,9 @@ def test_the_module_runs():
             "--confidence is '25': expected a number from 0 to 1",
         ),
         (["predict", "x.onnx", "digits:val:0", "--confidence", "nan"], "--confidence is 'nan'"),
+        (["predict", "x.onnx", "digits:val:0", "--format", "cvatt"], "--format has 'cvatt'"),
+        (["predict", "x.onnx", "digits:val:0", "--save", "jsn"], "--save has 'jsn'"),
+        (["predict", "x.onnx", "x", "--save", "json", "--format", "csv"], "are the same option; give only one"),
         (["digest", "gone"], "gone: no such file"),
         (["verify", "--worlds", "1,x"], "--worlds has 'x'"),
         (["verify", "--steps", "1.5"], "--steps has '1.5'"),
@@ -232,6 +239,13 @@ def test_every_error_of_a_recipe_has_its_line(calls, capsys):
         "my.yaml:2: key 'optim.lrr': no such key; did you mean 'optim.lr'?",
         "command line: key 'lr': no such key; did you mean 'optim.lr'?",
     ]
+
+
+def test_missing_data_of_a_recipe_file_is_reported_with_its_other_errors(calls, capsys):
+    Path("my.yaml").write_text("model: {name: yolov9}\ndata: {root: gone/data}\n")
+    name, data = problems(capsys, "train", "my.yaml")
+    assert "'model.name' is 'yolov9': no such model" in name
+    assert data.startswith("data.root is 'gone/data': no such file or folder")
 
 
 def test_options_of_other_programs_lead_to_keys_all_at_once(calls, capsys):

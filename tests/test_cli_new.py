@@ -106,7 +106,8 @@ def test_a_folder_without_data_is_no_recipe(flowers, capsys):
 def test_a_misspelt_folder_and_a_run_directory_are_no_recipes(flowers, capsys):
     for word in ("flwoers", "flwoers/"):
         (line,) = problems(capsys, "train", word)
-        assert line.endswith("a folder with data is also accepted; did you mean 'flowers'?")
+        assert "neither a recipe nor a folder of this name exists" in line
+        assert line.endswith("; did you mean 'flowers'?")
     Path("runs/s").mkdir(parents=True)
     Path("runs/s/recipe.yaml").write_text("epochs: 2\n")
     (line,) = problems(capsys, "train", "runs/s")
@@ -137,6 +138,14 @@ def test_a_wrong_key_is_reported_before_the_data_is_read(shapes, capsys):
         recipe_for("few", ["evaluate.iou=0.5"])
     with pytest.raises(UserError, match="few: no such file"):
         recipe_for("few", ["loss.smoothing=0.2"])
+
+
+def test_a_used_run_directory_and_wrong_weights_are_reported_before_the_data_is_read(flowers, capsys):
+    Path("runs").mkdir()
+    Path("runs/notes.txt").touch()
+    lines = problems(capsys, "train", "flowers", "model.pretrained=hf://a/b/x.bin", "--run", "runs")
+    assert "model.pretrained: hf://a/b/x.bin: expected a .safetensors file" in lines[0]
+    assert "runs: is not a run directory, but contains 'notes.txt'" in lines[1]
 
 
 def test_the_values_are_those_after_the_overrides(flowers, capsys):

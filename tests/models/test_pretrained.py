@@ -222,10 +222,10 @@ def test_another_network_is_reported_by_its_keys(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
         start_from(Net(3, seed=2), str(tmp_path / "w.safetensors"), NAMES, Model(name="yolov4-tiny"))
     assert refused.value.problems == (
-        f"model.pretrained is '{tmp_path}/w.safetensors', which holds another network (13 missing, 1 "
+        f"model.pretrained is '{tmp_path}/w.safetensors', which contains another network (13 missing, 1 "
         "unexpected, 0 with another shape): model.name is 'yolov4-tiny', 'yolov4-tiny-3l' in the file; "
-        "model.width is 1.0, 0.5 in the file; leave these keys out to use the network in the file, leave "
-        "model.pretrained out to start untrained, or give weights that fit",
+        "model.width is 1.0, 0.5 in the file; to use the network in the file, remove these keys from the "
+        "recipe, or use the recipe fine-tune; to start untrained, remove model.pretrained",
     )
     with pytest.raises(UserError, match=r"model\.name is 'resnet18', 'yolov4") as refused:
         start_from(Net(3, seed=2), str(tmp_path / "w.safetensors"), NAMES, ResnetModel(name="resnet18"))

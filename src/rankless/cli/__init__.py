@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _faults(words: Sequence[str]) -> Sequence[str]:
-    """Return the unknown options, and the values that ``--save`` does not accept."""
+    """Return errors about unknown options, and about values that ``predict --save`` does not accept."""
 
     def parse() -> None:
         try:
@@ -111,9 +111,10 @@ def _faults(words: Sequence[str]) -> Sequence[str]:
             if not isinstance(error, MissingArgumentError) or error.keyword:
                 raise in_our_words(error) from None  # a foreign word may stand for a missing argument
 
-    saved = [value for option, value in pairwise(words) if option == "--save"]
+    options = ("--save", "--format") if words[0] == "predict" else ()
+    saved = [(value, option) for option, value in pairwise(words) if option in options]
     try:
-        check_all(parse, *(partial(predicting.check_kinds, value) for value in saved))
+        check_all(parse, *(partial(predicting.check_kinds, *one) for one in saved))
     except UserError as error:
         return error.problems
     return ()

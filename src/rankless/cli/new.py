@@ -64,7 +64,9 @@ def new(
             f"--pretrained is '{pretrained}': expected a run, a weights file, or a name such as "
             "published/yolov4-tiny; give one, or leave the option out to train from scratch"
         )
-    outputs = Outputs([file], verb=None, force=force)  # before the data is read
+    if pretrained:  # before the data is read
+        _check_weights(pretrained)
+    outputs = Outputs([file], verb=None, force=force)
     from rankless.curation.data_set import known_format, spare
     from rankless.curation.facts import facts_of
     from rankless.curation.new_recipe import settings, text
@@ -74,7 +76,7 @@ def new(
     with ExitStack() as undo:
         facts = facts_of(root, divided, format, classes=chosen_classes(classes), undo=undo)
         if pretrained:
-            _check_weights(pretrained, root, facts)
+            _check_task(pretrained, root, facts)
         written = text(facts, str(file), pretrained or "")
         with outputs.writing(file) as part:
             part.write_text(written, encoding="utf-8", errors="surrogateescape")
@@ -113,7 +115,7 @@ def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = N
     _say_facts(facts)
     pretrained = _pretrained_of(overrides)
     if pretrained:
-        _check_weights(pretrained, folder, facts)
+        _check_task(pretrained, folder, facts)
     written = text(facts, f"{name}.yaml", pretrained)
     recipe = load.parsed(written, f"the recipe for {folder}", overrides, check_name=problem)
     _say_values(recipe, [each.key for each in settings(facts, pretrained)], overrides)
@@ -146,22 +148,26 @@ def _pretrained_of(overrides: Sequence[str]) -> str:
     return values[-1].strip("'\"") if values else ""
 
 
-def _check_weights(pretrained: str, root: str, facts: Facts) -> None:
-    """Raise a UserError if the weights do not exist, or if their task does not match the data."""
-    from rankless.data.datasets.open_split import of_another_task
+def _check_weights(pretrained: str) -> None:
+    """Raise a UserError if the weights do not exist."""
     from rankless.recipe import load
-    from rankless.recipe.recorded import with_network
 
     check_recipe(load.default([f"model.pretrained={json.dumps(pretrained)}"]), begins=True)
+
+
+def _check_task(pretrained: str, root: str, facts: Facts) -> None:
+    """Raise a UserError if the weights are those of another task than the data's."""
+    from rankless.data.datasets.open_split import of_another_task
+    from rankless.recipe.recorded import with_network
+
     task = with_network({"model": {"pretrained": pretrained}}).get("task", facts.task)
     if problem := of_another_task(pretrained, task, root, boxed=facts.boxed):
         raise UserError(problem)
 
 
 def folders_like(name: str) -> str:
-    """Return the end of a message about a missing recipe, which suggests a folder with a similar name."""
-    folders = [folder.name for folder in Path().iterdir() if folder.is_dir()]
-    return f"; a folder with data is also accepted{nearest(name.rstrip('/'), folders)}"
+    """Return the end of a message about a missing recipe: a folder with a similar name, if there is one."""
+    return nearest(name.rstrip("/"), [folder.name for folder in Path().iterdir() if folder.is_dir()])
 
 
 def _say_values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> None:
@@ -198,6 +204,8 @@ def check_changes(folder: str, overrides: Sequence[str]) -> None:
             errors.append(error)
     if len(errors) == len(tasks):
         raise errors[0]
+    if pretrained := _pretrained_of(overrides):
+        _check_weights(pretrained)
 
 
 def name_of(root: str) -> str:

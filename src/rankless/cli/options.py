@@ -308,13 +308,14 @@ def loaded(name: str | None, overrides: Sequence[str], *, check_model: bool = Tr
     try:
         return _loaded(name, overrides, check_model=check_model)
     except UserError as error:
+        from rankless.recipe.load import data_root
+
         roots = [word.removeprefix("data.root=") for word in overrides if word.startswith("data.root=")]
-        there = [root for root in roots[-1:] if root != "digits" and not root.startswith("torchvision/")]
-        gone = [
-            f"data.root is '{root}': {one.removeprefix(f'{root}: ')}"
-            for root in there
-            for one in missing_data(root)
-        ]
+        if not roots and name and Path(name).is_file():
+            roots = [data_root(Path(name))]
+        root = roots[-1] if roots else ""
+        by_name = root in ("", "digits") or root.startswith("torchvision/")
+        gone = [] if by_name else _problems_of_data(root)
         raise UserError(dict.fromkeys((*error.problems, *gone, *_unknown_best(name, overrides)))) from None
 
 
@@ -423,6 +424,7 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
         begins: whether the run is new; a resumed run does not need ``model.pretrained``.
     """
     from rankless.data.datasets.torchvision_sets import located
+    from rankless.files import hub
     from rankless.recipe.familiar import PUBLISHED, is_by_name
     from rankless.recipe.schema import BUILT_IN_TASKS
     from rankless.recipe.transformers_config import folder_of
@@ -432,14 +434,17 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
     problems = [*without.values()]
     if recipe.task in BUILT_IN_TASKS and recipe.data.root != "digits" and "data.root" not in without:
         try:
-            root = located(recipe.data).root
-            problems += [
-                f"data.root is '{root}': {one.removeprefix(f'{root}: ')}" for one in missing_data(root)
-            ]
+            problems += _problems_of_data(located(recipe.data).root)
         except UserError as error:
             problems += error.problems
     pretrained = recipe.model.pretrained
     is_named = is_by_name(pretrained) or "model.pretrained" in without
+    if begins and pretrained.startswith(hub.PREFIX):
+        try:
+            if (address := hub.parse(pretrained)).file:
+                hub.refuse_pickles(address)
+        except UserError as error:
+            problems += [f"model.pretrained: {one}" for one in error.problems]
     if begins and not is_named and folder_of(pretrained) is None:
         given = _problems_of_weights(Path(pretrained), trained_weights_of)
         problems += [
@@ -449,6 +454,11 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
         ]
     if problems:
         raise UserError(problems)
+
+
+def _problems_of_data(root: str) -> list[str]:
+    """Return an error if nothing exists at ``data.root``."""
+    return [f"data.root is '{root}': {one.removeprefix(f'{root}: ')}" for one in missing_data(root)]
 
 
 def _problems_of_weights(target: Path, find: Callable[..., Path]) -> Iterator[str]:

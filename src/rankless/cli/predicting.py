@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 _LOW = 0.05  # if the highest score is below this, the model has hardly learned
 _SHOWN = 20  # maximum number of unreadable or classified images to list
 _KEYS = {"--iou": "evaluate.iou", "--max": "evaluate.detections", "--tta": "evaluate.tta"}
+_OTHER_NAMES = {
+    "--format": "--save",
+    **{option: rf"command line: (?:key )?'{re.escape(key)}'" for option, key in _KEYS.items()},
+}
+"""Patterns of the names that errors use for some options."""
 
 
 @app.command(
@@ -67,14 +72,14 @@ def predict(
         Parameter(help="The new folder for the results. Default: predictions, or predictions-2, -3 …"),
     ] = None,
     save: Annotated[
-        str,
+        str | None,
         Parameter(
-            name=("--save", "--format"),
             help="Results to write: annotated, json, jsonl, coco, yolo, voc, label-studio, cvat, csv, "
-            "counts, crops, heatmaps.",
+            "counts, crops, heatmaps. Default: annotated,json.",
             metavar="KINDS",
         ),
-    ] = "annotated,json",
+    ] = None,
+    format: Annotated[str | None, Parameter(help="The same as --save.", metavar="KINDS")] = None,
     confidence: Annotated[
         str | None,
         Parameter(help="The lowest score to keep, 0 to 1. Default: 0.25 for detections.", metavar="SCORE"),
@@ -120,13 +125,16 @@ def predict(
     """Predict on images and videos, and draw the results."""
     overrides = [word for word in sources if is_override(word)]
     sources = tuple(word for word in sources if word not in overrides)
-    given = {"--iou": iou, "--max": most, "--tta": tta}
+    if save is not None and format is not None:
+        raise UserError("--save and --format are the same option; give only one of them")
+    given = {"--iou": iou, "--max": most, "--tta": tta, "--format": format}
+    kinds = format if format is not None else "annotated,json" if save is None else save
     _fix_instruction_set(target)  # before the checks, which import NumPy
     ours, least, images, _, sources, _ = check_all(
         lambda: _as_overrides(given, overrides),
         lambda: None if confidence is None else fraction("--confidence", confidence),
         lambda: None if batch is None else whole_number("--batch", batch),
-        lambda: check_kinds(save),
+        lambda: check_kinds(kinds, "--save" if format is None else "--format"),
         lambda: _named(sources),
         lambda: check_target(target),
     )
@@ -144,7 +152,7 @@ def predict(
             device=device,
             batch=images,
             overrides=overrides,
-            save=_words(save),
+            save=_words(kinds),
             force=force,
             resume=resume,
             task=task,
@@ -158,11 +166,12 @@ def predict(
     return report.exit_code
 
 
-def check_kinds(save: str) -> None:
-    """Check the kinds of results given by ``--save``."""
+def check_kinds(kinds: str, option: str) -> None:
+    """Check the kinds of results given by ``option``: ``--save`` or ``--format``."""
     from rankless.inference.formats import kinds_named
 
-    kinds_named(_words(save))
+    with _named_as_given({option: kinds}):
+        kinds_named(_words(kinds))
 
 
 def _words(text: str) -> list[str]:
@@ -171,7 +180,7 @@ def _words(text: str) -> list[str]:
 
 def _as_overrides(options: dict[str, str | None], overrides: Sequence[str]) -> list[str]:
     """Check the options that stand for recipe keys; return them as ``key=value`` overrides."""
-    given = {option: value for option, value in options.items() if value is not None}
+    given = {option: value for option, value in options.items() if value is not None and option in _KEYS}
     keys = {word.partition("=")[0] for word in overrides}
     if twice := [option for option in given if _KEYS[option] in keys]:
         raise UserError(
@@ -187,16 +196,15 @@ def _as_overrides(options: dict[str, str | None], overrides: Sequence[str]) -> l
 
 @contextmanager
 def _named_as_given(options: dict[str, str | None]) -> Iterator[None]:
-    """Replace recipe keys with their options in errors raised within the block."""
+    """In errors raised within the block, name the options that the user gave."""
     try:
         yield
     except UserError as error:
         if type(error) is not UserError:
             raise
         problems = list(error.problems)
-        for option in (one for one, value in options.items() if value is not None):
-            pattern = rf"^command line: (key )?'{re.escape(_KEYS[option])}'"
-            problems = [re.sub(pattern, option, problem) for problem in problems]
+        for option in (one for one, value in options.items() if value is not None and one in _OTHER_NAMES):
+            problems = [re.sub(f"^{_OTHER_NAMES[option]}", option, problem) for problem in problems]
         raise UserError(problems) from error
 
 

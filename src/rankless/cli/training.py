@@ -40,7 +40,7 @@ from rankless.cli.options import (
     recipe_of,
     whole_number,
 )
-from rankless.errors import UserError, check_all
+from rankless.errors import UserError, check_all, shell_word
 from rankless.launch import environments
 from rankless.printing import print_json, say
 
@@ -109,7 +109,9 @@ class TrainOptions:
         found = recipe_and_overrides(self.words)
         if self.resume and self.run is None:
             run = next((word for word in self.words if Path(word).is_dir()), "runs/digits")
-            raise UserError(f"--resume needs a run directory: add --run, as in --resume --run {run}")
+            raise UserError(
+                f"--resume needs a run directory: add --run, as in --resume --run {shell_word(run)}"
+            )
         return found
 
     def refuse(self, device: str, inline: str, download: str, parallel: str) -> None:
@@ -133,7 +135,8 @@ def here(given: TrainOptions) -> int:
     from rankless.engine.sinks.sink import check_sink
     from rankless.files.numbered import given_or_numbered
     from rankless.launch.job import check_parallel
-    from rankless.launch.run_lock import refuse_nothing
+    from rankless.launch.run_lock import refuse_nothing, refuse_used
+    from rankless.recipe.load import missing
     from rankless.runs.directory import RunDirectory
 
     name, overrides = given.recipe()
@@ -155,9 +158,12 @@ def here(given: TrainOptions) -> int:
         except UserError as error:
             if name is None or os.path.lexists(name):
                 raise
-            gone = (f"no recipe '{name}'", f"{name}: no such file")
+            gone = missing(name)
             raise UserError(
-                f"{one}{folders_like(name)}" if one.startswith(gone) else one for one in error.problems
+                f"{missing(name, or_data=True)}{one.removeprefix(gone)}{folders_like(name)}"
+                if one.startswith(gone)
+                else one
+                for one in error.problems
             ) from None
 
     _, devices, (chosen, name), *_ = check_all(
@@ -165,6 +171,7 @@ def here(given: TrainOptions) -> int:
         lambda: devices_here(given.devices),
         read,
         lambda: check_parallel(given.parallel),
+        lambda: None if resume or run is None else refuse_used(RunDirectory(run)),
         *(partial(check_sink, sink) for sink in given.sinks),
     )
     with ExitStack() as undo:

@@ -30,27 +30,28 @@ def settings(images: int, *, known: bool = False) -> Iterator[Setting]:
     least = max(math.ceil(_STEPS * batch / images), EPOCHS)
     epochs = max(round(30 * math.sqrt(200 / images)), least)
     steps = -(-epochs * images // batch)
-    yield Setting("model.freeze", "10%", "New heads would first pull the backbone in random directions.")
-    why = "More steps: AP 0.25 of 205 images, 0.19 with 16." if batch == 8 else "An epoch has enough steps."
+    yield Setting("model.freeze", "10%", "Untrained heads would pull the backbone in random directions.")
+    why = "More steps than with 16, which gave AP 0.19 instead of 0.25 on 205 images."
+    why = why if batch == 8 else "An epoch has enough steps."
     yield Setting("batch.images", batch, why)
     yield Setting("batch.micro", batch // 2, "Up to 2 devices share a step, a micro-batch each.")
-    why = "the least" if epochs == least else "four times the images would have half the epochs"
+    why = "the minimum" if epochs == least else "with four times as many images, half the epochs are enough"
     yield Setting("epochs", epochs, f"{steps:,} steps; {why}.")
     if known:
-        why = "Keeps the statistics of many images; with those of ten, AP was 0.080 instead of 0.107."
+        why = "Keeps the statistics of the original training; those of ten images gave AP 0.080, not 0.107."
         yield Setting("batch_norm", "frozen", why)
-    yield Setting("optim.name", "adamw", "SGD at the rate of training from scratch destroys what was known.")
+    yield Setting("optim.name", "adamw", "SGD at its usual rate destroys what the weights know.")
     if known:
-        rate, why = 0.0002, "Keeps what the weights know of these classes; 0.002 lost most of it on the way."
+        rate, why = 0.0002, "Keeps what the weights know about these classes; 0.002 lost most of it."
     else:
-        rate, why = 0.002, "Teaches new classes in few steps: AP 0.25 of 205 images, 0.19 with 0.001."
+        rate, why = 0.002, "Teaches new classes in few steps; 0.001 gave AP 0.19 instead of 0.25 on 205 images."
     yield Setting("optim.lr", rate, why)
-    yield Setting("optim.weight_decay", 0.02, "As from scratch.")
-    yield Setting("schedule.name", "cosine", "Falls slowly over the whole run.")
-    yield Setting("schedule.warmup", "5%", "AdamW's averages form before the rate is high.")
-    yield Setting("schedule.final", 0.01, "Nearly nothing, so that the weights settle.")
+    yield Setting("optim.weight_decay", 0.02, "The same as for training from scratch.")
+    yield Setting("schedule.name", "cosine", "The rate falls slowly over the whole run.")
+    yield Setting("schedule.warmup", "5%", "Gives AdamW's averages time to settle before the rate is high.")
+    yield Setting("schedule.final", 0.01, "Nearly zero, so that the weights settle.")
     decay = 0.99 if steps < _LONG else 0.998
-    why = f"Scores and predicts with an average of about the last {round(1 / (1 - decay))} steps."
+    why = f"Scoring and prediction use an average of about the last {round(1 / (1 - decay))} steps."
     yield Setting("ema.decay", decay, why)
 
 

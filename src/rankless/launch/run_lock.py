@@ -80,6 +80,12 @@ def refuse_nothing(run: RunDirectory) -> None:
         )
 
 
+def refuse_used(run: RunDirectory) -> None:
+    """Raise a UserError if a new run cannot use the directory, because it contains a run or other files."""
+    _refuse_a_strangers(run)
+    _refuse_another(run, resume=False)
+
+
 def _refuse_a_strangers(run: RunDirectory) -> None:
     """Raise a UserError if the directory contains files that do not belong to a run."""
     there = list[str]()

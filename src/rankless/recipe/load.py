@@ -92,6 +92,16 @@ def is_cut(path: Path) -> bool:
     return not text.endswith("\n") or next(reversed(wanted)) not in lines
 
 
+def data_root(path: Path) -> str:
+    """Return ``data.root`` of a recipe file that may have errors; empty without it, or for a custom task."""
+    try:
+        tree, _, _ = yaml12.read_in_part(*_text(path))
+    except UserError:
+        return ""
+    root, task = at(tree, ("data", "root"), ""), at(tree, ("task",), Recipe.task)
+    return root if isinstance(root, str) and task in BUILT_IN_TASKS else ""
+
+
 def is_recipe(path: Path) -> bool:
     """Check whether a YAML file has sections of a recipe and does not describe a data set."""
     try:
@@ -286,19 +296,14 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
         return shipped_text(name), f"{name}.yaml"
     is_path = isinstance(source, Path) or bool(re.search(r"[/\\]|\.ya?ml$", name))
     if not is_path and not path.exists():
-        raise UserError(
-            f"no recipe '{name}': expected a file or a shipped recipe: {', '.join(shipped())}"
-            f"{_instead_of(name, check_name)}"
-        )
+        raise UserError(f"{missing(name)}{', '.join(shipped())}{_instead_of(name, check_name)}")
     try:
         return reading.read_text(path, reading.YAML), name
     except FileNotFoundError:
         beside = [str(file) for pattern in ("*.yaml", "*.yml") for file in path.parent.glob(pattern)]
         near = nearest(name, beside) or (f"; {other}" if (other := other_yolo(path.stem)) else "")
         near = near or nearest(path.stem, shipped())
-        raise UserError(
-            f"{name}: no such file; expected a file or a shipped recipe: {', '.join(shipped())}{near}"
-        ) from None
+        raise UserError(f"{missing(name)}{', '.join(shipped())}{near}") from None
     except IsADirectoryError:
         if (path / "recipe.yaml").is_file():
             expected = (
@@ -315,6 +320,16 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
         raise UserError(f"{name}: not UTF-8 text (byte {error.start}): expected a YAML file") from None
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
+
+
+def missing(name: str, *, or_data: bool = False) -> str:
+    """Return the start of the error about a missing recipe or, with ``or_data``, a recipe or data folder."""
+    if or_data:
+        return (
+            f"'{name}': neither a recipe nor a folder of this name exists; expected a data folder, a recipe "
+            "file or a shipped recipe: "
+        )
+    return f"no recipe '{name}': expected a recipe file or a shipped recipe: "
 
 
 def _instead_of(name: str, check_name: NameCheck | None) -> str:

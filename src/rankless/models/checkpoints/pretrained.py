@@ -205,8 +205,9 @@ def _refuse_another_network(pretrained: str, ours: ModelKeys, misfits: Misfits, 
         if getattr(theirs, "cfg", "") and not getattr(ours, "cfg", ""):
             differ = f"model.name is {_short(ours.name)}, but the network in the file is that of a cfg file"
         raise UserError(
-            f"{what}, which holds another network ({misfits.counts}): {differ}; leave these keys out to use "
-            "the network in the file, leave model.pretrained out to start untrained, or give weights that fit"
+            f"{what}, which contains another network ({misfits.counts}): {differ}; to use the network in the "
+            "file, remove these keys from the recipe, or use the recipe fine-tune; to start untrained, remove "
+            "model.pretrained"
         )
 
 
