@@ -127,7 +127,7 @@ def test_a_wrong_key_is_reported_before_the_data_is_read(shapes, capsys):
         (
             "flowers",
             ["epoch=2", "--devices", "x"],
-            ("--devices has 'x'", "'epoch': no such key; did you mean 'epochs'"),
+            ("--devices is 'x'", "'epoch': no such key; did you mean 'epochs'"),
         ),
         ("flowers", ["loss.smoothing=2"], ("'loss.smoothing' is 2",)),
         ("shapes", ["model.width=2x"], ("'model.width' is '2x'",)),

@@ -1,6 +1,6 @@
 """The command line of Rankless. A command imports its heavy modules only when it runs.
 
-A recipe and its ``key=value`` changes determine the result; options determine where and how the command runs.
+A recipe and its ``key=value`` overrides determine the result. Options determine where and how a command runs.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _FOR_RANK_0 = 5.0
 _FIRST_STEPS = """\
 Rankless trains image detectors and classifiers on one device or on many: the same weights, bit for bit.
 
-Begin with:
+Start with:
   rankless doctor              Check whether this machine can train.
   rankless train digits        Train a detector on built-in data, in minutes.
   rankless data check DATA     Check your own data set for mistakes.
-  rankless train DATA          Train on it; rankless new DATA writes the recipe to a file instead.
+  rankless train DATA          Train on it, with a recipe chosen for the data.
   rankless predict RUN IMAGES  Detect objects in images and draw them.
   rankless report RUN          Write a page of scores, curves and images.
 
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.filename is None and not _can_be_flushed(sys.stdout):
             discard_output(sys.stdout)
             return _report(
-                OutputError(f"the output could not be written ({error.strerror}); send it elsewhere")
+                OutputError(f"the output cannot be written ({error.strerror}); redirect it elsewhere")
             )
         if problem := of_the_system(error):
             return _report(problem)

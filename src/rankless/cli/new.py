@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     sort_key=1.5,
     usage="Usage: rankless new ROOT [OPTIONS]",
     help_epilogue="""\
-Data without a validation split is split into a new folder next to the recipe, with links to the images.
+Data without a validation split is split into the new folder NAME-split next to the recipe NAME.yaml,
+with links to the images.
 
 Examples:
   rankless new mydata
@@ -39,21 +40,23 @@ def new(
     *,
     out: Annotated[
         Path | None,
-        Parameter(help="The recipe file to write. Default: the folder's name with .yaml.", metavar="FILE"),
+        Parameter(
+            help="The recipe file to write. Default: the data folder's name with .yaml.", metavar="FILE"
+        ),
     ] = None,
     format: Format = "auto",
     classes: Classes = "auto",
     pretrained: Annotated[
         str | None,
         Parameter(
-            help="Fine-tune these weights, with their network: a run, a file or a published name.",
+            help="Weights to fine-tune with their network: a run, a file, hf://OWNER/NAME or published/NAME.",
             metavar="WEIGHTS",
             show_default=False,
         ),
     ] = None,
     force: Force = False,
 ) -> int:
-    """Write a recipe for a data set and this machine, with the reason for each value."""
+    """Write a recipe for a data set and this machine, with a reason for each value."""
     from rankless.files.outputs import Outputs
 
     file = out or Path(f"{name_of(root)}.yaml")
@@ -62,7 +65,7 @@ def new(
     if pretrained in ("", "published"):
         raise UserError(
             f"--pretrained is '{pretrained}': expected a run, a weights file, or a name such as "
-            "published/yolov4-tiny; give one, or leave the option out to train from scratch"
+            "published/yolov4-tiny; to train from scratch, remove --pretrained"
         )
     if pretrained:  # before the data is read
         _check_weights(pretrained)

@@ -65,8 +65,8 @@ PredictingTarget = Annotated[Path, Parameter(name="TARGET", help="A run director
 Task = Annotated[
     str | None,
     Parameter(
-        help="Your own task, package.module:Class or file.py:Class. Its code is run; the code of a task that "
-        "is named only in the run or file is not.",
+        help="A custom task, package.module:Class or file.py:Class, whose code is run. A task that only the "
+        "run or file names is refused.",
         metavar="TASK",
     ),
 ]
@@ -76,7 +76,7 @@ RecipeWords = Annotated[
     str,
     Parameter(
         name="RECIPE KEY=VALUE",
-        help="A shipped recipe or a YAML file, and changes to it. Default: digits.",
+        help="A shipped recipe or a YAML file, followed by changes. Default: digits.",
     ),
 ]
 
@@ -115,21 +115,23 @@ Root = Annotated[
     str,
     Parameter(
         name="ROOT",
-        help="The data set: a folder, or a file such as data.yaml.",
+        help="A data folder, or a file such as data.yaml.",
         validator=_refuse_recipe,
     ),
 ]
-Force = Annotated[bool, Parameter(help="Also replace files that this command did not write."), flag]
+Force = Annotated[
+    bool, Parameter(help="Replace existing files, even if this command did not write them."), flag
+]
 Link = Annotated[
     bool,
-    Parameter(help="Link images instead of copying them. A change in one data set then changes both."),
+    Parameter(help="Link images instead of copying them. Changing an image then changes both data sets."),
     flag,
 ]
-Format = Annotated[str, Parameter(help="Format of the data. auto detects it.", metavar="NAME")]
+Format = Annotated[str, Parameter(help="Data format. auto detects it.", metavar="NAME")]
 Classes = Annotated[
     str,
     Parameter(
-        help="Use only these classes, in this order: names as in cat,dog, or a file with one name per line.",
+        help="Use only these classes, in this order: cat,dog or a file with one name per line.",
         metavar="NAMES",
     ),
 ]
@@ -140,7 +142,7 @@ Splits = Annotated[
     ),
 ]
 
-Offline = Annotated[bool, Parameter(help="Use only weights in the cache, as HF_HUB_OFFLINE=1 does."), flag]
+Offline = Annotated[bool, Parameter(help="Use only cached weights, as with HF_HUB_OFFLINE=1."), flag]
 
 
 def go_offline(offline: bool) -> None:
@@ -154,29 +156,27 @@ def go_offline(offline: bool) -> None:
 Hosts = Annotated[
     str | None,
     Parameter(
-        help="Machines to use over SSH: a,b:4,c:4:/data (host, devices, path of the data there), or a file "
-        "with one per line.",
+        help="Machines to use over SSH: HOST[:DEVICES[:DATA]], separated by commas, or a file with one per "
+        "line. DATA is the data's path there.",
         metavar="HOSTS",
     ),
 ]
-Sync = Annotated[bool, Parameter(help="Copy this machine's Rankless to the hosts and run it."), flag]
-Ssh = Annotated[str, Parameter(help="The SSH command, with its options.", metavar="COMMAND")]
+Sync = Annotated[bool, Parameter(help="Run a copy of this machine's Rankless on the hosts."), flag]
+Ssh = Annotated[str, Parameter(help="SSH command, including its options.", metavar="COMMAND")]
 Python = Annotated[
     str | None,
-    Parameter(help="Path of Python on the other hosts. Default: the same path as here.", metavar="PATH"),
+    Parameter(help="Path of Python on other hosts. Default: the same as here.", metavar="PATH"),
 ]
 
 Devices = Annotated[
     str,
     Parameter(
-        help="Number of GPUs, or of processes if there is no GPU; auto uses all. A list such as "
-        "0,2 selects GPUs by number; '2,' (with the comma) selects only GPU 2.",
+        help="Number of GPUs, or of processes without a GPU. auto uses all. A list such as 0,2 selects GPUs "
+        "by number. '2,' selects only GPU 2.",
         metavar="N",
     ),
 ]
-Device = Annotated[
-    str, Parameter(help="Compute on cpu or on cuda; auto uses GPUs if there are any.", metavar="KIND")
-]
+Device = Annotated[str, Parameter(help="cpu or cuda. auto prefers GPUs.", metavar="KIND")]
 
 
 def compute_on(device: str) -> None:
@@ -189,14 +189,16 @@ def compute_on(device: str) -> None:
         os.environ["RANKLESS_CPU"] = "1"
     elif device == "cuda":
         if os.environ.get("RANKLESS_CPU"):
-            raise UserError("--device is cuda, but RANKLESS_CPU is set; unset it, or leave --device out")
+            raise UserError(
+                "--device is cuda, but RANKLESS_CPU is set; unset RANKLESS_CPU, or remove --device"
+            )
         import torch
 
         if not torch.cuda.device_count():  # does not initialize CUDA, which forked ranks could not use
             raise UserError("--device is cuda, but PyTorch finds no GPU here; see: rankless doctor")
     elif device != "auto":
         raise UserError(
-            f"--device has '{device}': expected cpu, cuda or auto; --devices selects GPUs, as in "
+            f"--device is '{device}': expected cpu, cuda or auto; --devices selects GPUs, as in "
             "--devices 0,2 or --devices 1,"
         )
 
@@ -220,16 +222,26 @@ def devices_here(devices: str) -> int | tuple[int, ...] | None:
     words = [word.strip() for word in devices.removesuffix(",").split(",")]
     if not all(word.isdecimal() and len(word) < 5 for word in words):
         raise UserError(
-            f"--devices has '{devices}': expected a number, auto, or the numbers of GPUs, as in 0,2"
+            f"--devices is '{devices}': expected a number, auto, or the numbers of GPUs, as in 0,2"
         )
     return tuple(map(int, words))
 
 
 def whole_number(option: str, text: str, more: str = "") -> int:
-    number = int(text) if text.strip().isdecimal() and len(text) < 10 else 0
-    if number < 1:
-        raise UserError(f"{option} has '{text}': expected a whole number of at least 1{more}")
+    if not (number := _count(text)):
+        raise UserError(f"{option} is '{text}': expected a whole number of at least 1{more}")
     return number
+
+
+def whole_numbers(option: str, text: str) -> tuple[int, ...]:
+    numbers = tuple(map(_count, text.split(",")))
+    if not all(numbers):
+        raise UserError(f"{option} is '{text}': expected whole numbers of at least 1, as in 1,2,4")
+    return numbers
+
+
+def _count(text: str) -> int:
+    return int(text) if text.strip().isdecimal() and len(text) < 10 else 0
 
 
 def fraction(option: str, text: str) -> float:
@@ -268,6 +280,14 @@ def class_pairs(given: str) -> list[list[str]]:
     return pairs
 
 
+def refuse_without(needed: str, options: Mapping[str, object]) -> None:
+    """Raise a UserError for each of ``options`` that was given, because the option ``needed`` was not."""
+    if given := [option for option, value in options.items() if value]:
+        raise UserError(
+            f"{option}: has no effect without {needed}; add {needed}, or remove {option}" for option in given
+        )
+
+
 def refuse_stray(words: Sequence[str], example: str) -> None:
     """Raise a UserError for words that are not ``key=value``; the message contains ``example``."""
     if stray := [word for word in words if "=" not in word]:
@@ -287,7 +307,7 @@ def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """
     name = next((word for word in words if "=" not in word), None)
     if name == "":
-        raise UserError("the recipe is an empty string; give its name or its file, or leave out the argument")
+        raise UserError("the recipe is an empty string; expected a name or a file, or remove the argument")
     overrides = list(words)
     if name is not None:
         overrides.remove(name)

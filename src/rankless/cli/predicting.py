@@ -62,14 +62,14 @@ def predict(
         str,
         Parameter(
             name="SOURCE KEY=VALUE",
-            help="Images, videos, folders, patterns, webcam:0, rtsp://…, or built-in scenes as in "
-            "digits:val:0-7; @FILE or @- reads a list of them. Also changes to the recipe of the weights.",
+            help="Images, videos, folders, patterns, webcam:0, rtsp://…, built-in scenes such as "
+            "digits:val:0-7, or @FILE or @- for a list of them. Also changes to the weights' recipe.",
         ),
     ],
     task: Task = None,
     out: Annotated[
         Path | None,
-        Parameter(help="The new folder for the results. Default: predictions, or predictions-2, -3 …"),
+        Parameter(help="New folder for the results. Default: predictions, or predictions-2, -3 …"),
     ] = None,
     save: Annotated[
         str | None,
@@ -79,19 +79,19 @@ def predict(
             metavar="KINDS",
         ),
     ] = None,
-    format: Annotated[str | None, Parameter(help="The same as --save.", metavar="KINDS")] = None,
+    format: Annotated[str | None, Parameter(help="Same as --save.", metavar="KINDS")] = None,
     confidence: Annotated[
         str | None,
-        Parameter(help="The lowest score to keep, 0 to 1. Default: 0.25 for detections.", metavar="SCORE"),
+        Parameter(help="Minimum score to report, 0 to 1. Default: 0.25 for detections.", metavar="SCORE"),
     ] = None,
     classes: Annotated[
         str | None,
-        Parameter(help="Find only these classes: names or numbers, as in cat,dog.", metavar="NAMES"),
+        Parameter(help="Report only these classes: names or numbers, as in cat,dog.", metavar="NAMES"),
     ] = None,
     iou: Annotated[
         str | None,
         Parameter(
-            help="NMS threshold: of two boxes that overlap more than this, drop the lower-scoring one.",
+            help="NMS threshold: if two boxes overlap by more than this, drop the lower-scoring one.",
             metavar="IOU",
         ),
     ] = None,
@@ -101,23 +101,24 @@ def predict(
     tta: Annotated[
         str | None,
         Parameter(
-            help="Test-time augmentation: none, flip (also the flipped image) or full (also three sizes).",
+            help="Test-time augmentation: none, flip (adds the flipped image) or full (adds other sizes).",
             metavar="KIND",
         ),
     ] = None,
     device: Annotated[
         str | None,
         Parameter(
-            help="Devices: cpu, cuda:1, or cuda:0,cuda:1. Default: all GPUs, or the CPU.", metavar="NAMES"
+            help="Devices to use: cpu, cuda:1 or cuda:0,cuda:1. Default: all GPUs, or the CPU.",
+            metavar="NAMES",
         ),
     ] = None,
     batch: Annotated[
-        str | None, Parameter(help="Batch size. Default: 16 on a GPU; 1 to 4 on a CPU.", metavar="N")
+        str | None, Parameter(help="Batch size. Default: 16 on a GPU, 1 or 4 on a CPU.", metavar="N")
     ] = None,
     resume: Annotated[bool, Parameter(help="Continue the interrupted prediction in --out."), flag] = False,
     force: Annotated[
         bool,
-        Parameter(help="Write into an --out folder that is not empty, and replace earlier results."),
+        Parameter(help="Allow a nonempty --out folder, and replace earlier results in it."),
         flag,
     ] = False,
     as_json: Json = False,
@@ -126,7 +127,7 @@ def predict(
     overrides = [word for word in sources if is_override(word)]
     sources = tuple(word for word in sources if word not in overrides)
     if save is not None and format is not None:
-        raise UserError("--save and --format are the same option; give only one of them")
+        raise UserError("--save and --format are the same option; remove one of them")
     given = {"--iou": iou, "--max": most, "--tta": tta, "--format": format}
     kinds = format if format is not None else "annotated,json" if save is None else save
     _fix_instruction_set(target)  # before the checks, which import NumPy
@@ -183,9 +184,7 @@ def _as_overrides(options: dict[str, str | None], overrides: Sequence[str]) -> l
     given = {option: value for option, value in options.items() if value is not None and option in _KEYS}
     keys = {word.partition("=")[0] for word in overrides}
     if twice := [option for option in given if _KEYS[option] in keys]:
-        raise UserError(
-            f"{option} and {_KEYS[option]} are the same; give only one of them" for option in twice
-        )
+        raise UserError(f"{option} and {_KEYS[option]} are the same; remove one of them" for option in twice)
     ours = [f"{_KEYS[option]}={value}" for option, value in given.items()]
     from rankless.recipe import load
 

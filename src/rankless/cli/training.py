@@ -38,7 +38,9 @@ from rankless.cli.options import (
     loaded,
     recipe_and_overrides,
     recipe_of,
+    refuse_without,
     whole_number,
+    whole_numbers,
 )
 from rankless.errors import UserError, check_all, shell_word
 from rankless.launch import environments
@@ -60,7 +62,7 @@ class TrainOptions:
         Path | None,
         Parameter(
             name=("--run", "--out"),
-            help="The run directory. Default: runs/RECIPE, RECIPE-2 …",
+            help="The run directory. Default: runs/RECIPE, or RECIPE-2, -3 …",
         ),
     ] = None
     devices: Devices = "auto"
@@ -70,9 +72,8 @@ class TrainOptions:
         tuple[str, ...],
         Parameter(
             name="--sink",
-            help="Also log the metrics to csv, tensorboard, mlflow or wandb, or to your own sink, "
-            "package.module:Class or file.py:Class, whose code is run. Repeatable. Not remembered: "
-            "give it again with --resume.",
+            help="Also log metrics to csv, tensorboard, mlflow, wandb or a custom sink (package.module:Class "
+            "or file.py:Class, whose code is run). Repeatable. Repeat it with --resume.",
             negative="",
             metavar="SINK",
             show_default=False,
@@ -85,21 +86,21 @@ class TrainOptions:
     ] = False
     parallel: Annotated[
         str,
-        Parameter(help="Run the ranks as processes or as threads.", metavar="KIND"),
+        Parameter(help="Run ranks as processes or threads.", metavar="KIND"),
     ] = "processes"
     download: Annotated[
         bool,
-        Parameter(help="With data.root=torchvision/NAME: download the data first."),
+        Parameter(help="Download the data of data.root=torchvision/NAME first."),
         flag,
     ] = False
     offline: Offline = False
     hosts: Hosts = None
     min_hosts: Annotated[
-        str, Parameter(help="Minimum number of hosts to continue with when others are lost.", metavar="N")
+        str, Parameter(help="Minimum number of hosts with which to continue if others are lost.", metavar="N")
     ] = "1"
     sync: Sync = False
     detach: Annotated[
-        bool, Parameter(help="Hand the training over to the first host; see rankless attach RUN."), flag
+        bool, Parameter(help="Let the first host coordinate the run. See rankless attach."), flag
     ] = False
     ssh: Ssh = "ssh"
     python: Python = None
@@ -217,10 +218,10 @@ def here(given: TrainOptions) -> int:
 def on_hosts(given: TrainOptions, hosts: str) -> int:
     """Train on several machines; with ``--detach``, the first one coordinates the run."""
     given.refuse(
-        device="applies only to this machine; leave it out with --hosts; each host uses its GPUs, if any",
-        inline="trains in this process, but --hosts starts other processes; leave out one",
-        download="downloads files to this machine only; leave it out with --hosts",
-        parallel="runs ranks as threads of one process, but --hosts starts processes; leave out one",
+        device="applies only to this machine; remove --device; each host uses its GPUs, if any",
+        inline="trains in this process, but --hosts starts other processes; remove one of the two",
+        download="downloads files to this machine only; remove --download",
+        parallel="runs ranks as threads of one process, but --hosts starts processes; remove one of the two",
     )
     from rankless.launch.job import Wanted
 
@@ -251,13 +252,13 @@ def as_a_rank(given: TrainOptions, environment: Environment) -> int:
     def ask() -> Wanted:
         if given.hosts is not None:
             raise UserError(
-                "--hosts: starts the ranks itself, but a launcher has started this one; use only one of them"
+                "--hosts: starts the ranks itself, but a launcher has started this one; remove --hosts"
             )
         given.refuse(
-            device="a launcher has started this rank; set RANKLESS_CPU=1 for all of them to use the CPU",
-            inline="a launcher has started this rank; leave it out",
+            device="a launcher has started this rank; to use the CPU, set RANKLESS_CPU=1 for all ranks",
+            inline="a launcher has started this rank; remove --inline",
             download="several ranks would download at once; download first, without the launcher",
-            parallel="a launcher has started this rank; leave it out",
+            parallel="a launcher has started this rank; remove --parallel",
         )
         asked = _asked(given, is_first=environment.rank == 0)
         return replace(asked, run=given.run, resume=given.resume, sinks=given.sinks)
@@ -318,8 +319,8 @@ def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]
         raise UserError(f"--min-hosts is {least}: expected 1 to {len(parsed)}, the number of --hosts")
     if devices != "auto" and all(host.devices for host in parsed):
         raise UserError(
-            f"--devices is {devices}, but every host in --hosts already gives its number of devices; leave "
-            "one of the two out"
+            f"--devices is {devices}, but --hosts already gives the number of devices of every host; remove "
+            "--devices"
         )
     return least, parsed
 
@@ -343,34 +344,31 @@ def train(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A shipped recipe, a YAML file, or a data folder, and changes: "
-            "optim.lr=0.02. Default: with --resume, the run's recipe; with model.pretrained, fine-tune; "
-            "with other data, default values; otherwise digits.",
+            help="A shipped recipe, a YAML file or a data folder, followed by changes such as optim.lr=0.02. "
+            "Default: with --resume, the run's recipe; with model.pretrained, fine-tune; with data.root, "
+            "default values; otherwise digits.",
         ),
     ],
     options: Annotated[TrainOptions, Parameter(name="*")] = TrainOptions(),
 ) -> int:
-    """Train a recipe; the weights are the same on any number of devices and machines."""
+    """Train a model. The weights are the same on any number of devices and machines."""
     given = replace(options, words=recipe)
     if given.offline and given.hosts is not None:
-        raise UserError(
-            "--offline: applies only to this machine; set HF_HUB_OFFLINE=1 on the --hosts instead"
-        )
+        raise UserError("--offline: applies only to this machine; set HF_HUB_OFFLINE=1 on the hosts instead")
     go_offline(given.offline)
     if environment := environments.detect():
         return as_a_rank(given, environment)
     if given.hosts is not None:
         return on_hosts(given, given.hosts)
-    of_hosts = {
-        "--detach": given.detach,
-        "--sync": given.sync,
-        "--python": given.python,
-        "--min-hosts": given.min_hosts != "1",
-    }
-    if alone := [option for option, is_given in of_hosts.items() if is_given]:
-        raise UserError(
-            f"{option}: has no effect without --hosts; add --hosts, or leave out {option}" for option in alone
-        )
+    refuse_without(
+        "--hosts",
+        {
+            "--detach": given.detach,
+            "--sync": given.sync,
+            "--python": given.python,
+            "--min-hosts": given.min_hosts != "1",
+        },
+    )
     return here(given)
 
 
@@ -384,12 +382,12 @@ Examples:
 """,
 )
 def attach(
-    run: Annotated[Path, Parameter(name="RUN", help="The run directory of a detached run.")],
+    run: Annotated[Path, Parameter(name="RUN", help="The directory of a detached run.")],
     /,
     *,
-    stop: Annotated[bool, Parameter(help="Make the training save and stop."), flag] = False,
+    stop: Annotated[bool, Parameter(help="Save the run and stop it."), flag] = False,
 ) -> int:
-    """Show the output of a detached run; Ctrl-C leaves it running."""
+    """Show the output of a detached run. Ctrl-C leaves it running."""
     from rankless.launch.hosts.detach import attach as follow
 
     return follow(run, stop=stop)
@@ -408,9 +406,9 @@ Examples:
 def verify(
     *recipe: RecipeWords,
     device: Device = "auto",
-    worlds: Annotated[str, Parameter(help="The numbers of processes to compare.", metavar="N,N")] = "1,2",
+    worlds: Annotated[str, Parameter(help="Numbers of processes to compare.", metavar="N,N")] = "1,2",
     steps: Annotated[
-        str, Parameter(help="Number of steps to train with each number of processes.", metavar="N")
+        str, Parameter(help="Number of training steps for each number of processes.", metavar="N")
     ] = "20",
     hosts: Hosts = None,
     sync: Sync = False,
@@ -418,15 +416,15 @@ def verify(
     python: Python = None,
     as_json: Json = False,
 ) -> int:
-    """Prove that the weights are bit-identical for any number of processes or hosts."""
+    """Check that the weights are bit-identical for any number of processes or hosts."""
     environments.refuse("verify", "run it once, without the launcher")
     if hosts is not None and device != "auto":
-        raise UserError("--device: applies only to this machine; leave it out with --hosts")
-    _, step_count, (chosen, _), *sizes = check_all(
+        raise UserError("--device: applies only to this machine; remove --device")
+    _, step_count, (chosen, _), sizes = check_all(
         lambda: compute_on(device),
         lambda: whole_number("--steps", steps),
         lambda: recipe_of(recipe),
-        *(partial(whole_number, "--worlds", size, ", as in 1,2,3") for size in worlds.split(",")),
+        lambda: whole_numbers("--worlds", worlds),
     )
     from rankless.launch import fork_server
     from rankless.launch.verify import verify as compare

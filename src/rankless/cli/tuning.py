@@ -40,30 +40,30 @@ def tune(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A shipped recipe or a YAML file, and changes to all trials, such as epochs=5.",
+            help="A shipped recipe or a YAML file, followed by changes for all trials, such as epochs=5.",
         ),
     ],
     trials: Annotated[str, Parameter(help="Total number of trials.", metavar="N")] = "20",
     search: Annotated[
         tuple[str, ...],
         Parameter(
-            help="A key to search: KEY=LOW..HIGH or 'KEY=A|B|C'. Repeatable. Default: learning rate, "
-            "weight decay, strength of the augmentation and weights of the loss.",
+            help="Range of a key, KEY=LOW..HIGH or 'KEY=A|B|C'. Repeatable. Default: ranges of the learning "
+            "rate, the weight decay, the augmentation strength and the loss weights.",
             negative="",
             metavar="RANGE",
             show_default=False,
         ),
     ] = (),
     out: Annotated[
-        Path | None, Parameter(help="The folder of the search. Default: runs/tune-RECIPE, -2, -3 …")
+        Path | None, Parameter(help="Folder of the search. Default: runs/tune-RECIPE, or -2, -3 …")
     ] = None,
     keep_all: Annotated[
-        bool, Parameter(help="Keep the weights of all trials instead of only the best."), flag
+        bool, Parameter(help="Keep the weights of all trials, not only those of the best one."), flag
     ] = False,
     resume: Annotated[bool, Parameter(help="Continue the search in --out."), flag] = False,
     devices: Devices = "auto",
 ) -> int:
-    """Search for better values of a recipe's keys, such as the learning rate. Each trial is a run."""
+    """Tune a recipe's hyperparameters, such as the learning rate. Each trial is a run."""
     environments.refuse("tune", "run it once, without the launcher; --devices sets the number of devices")
     count, many = check_all(lambda: devices_here(devices), lambda: whole_number("--trials", trials))
     from rankless.launch import fork_server
@@ -117,8 +117,8 @@ def _resumed(
         raise UserError("--resume needs the folder of the search: add --out, as in --out runs/tune-digits")
     if recipe or search:
         raise UserError(
-            "--resume continues with the recorded recipe and ranges; leave out the recipe, "
-            "key=value and --search, or begin another search"
+            "--resume uses the recorded recipe and ranges; remove the recipe, key=value and --search, or "
+            "start another search"
         )
     record = opened(out)
     record.search = replace(record.search, keeps_all=record.search.keeps_all or keeps_all)

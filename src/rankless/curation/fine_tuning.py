@@ -44,7 +44,10 @@ def settings(images: int, *, known: bool = False) -> Iterator[Setting]:
     if known:
         rate, why = 0.0002, "Keeps what the weights know about these classes; 0.002 lost most of it."
     else:
-        rate, why = 0.002, "Teaches new classes in few steps; 0.001 gave AP 0.19 instead of 0.25 on 205 images."
+        rate, why = (
+            0.002,
+            "Teaches new classes in few steps; 0.001 gave AP 0.19 instead of 0.25 on 205 images.",
+        )
     yield Setting("optim.lr", rate, why)
     yield Setting("optim.weight_decay", 0.02, "The same as for training from scratch.")
     yield Setting("schedule.name", "cosine", "The rate falls slowly over the whole run.")

@@ -77,7 +77,9 @@ def _on_weights(facts: Facts, pretrained: str) -> Iterator[Setting]:
             raise UserError(f"model.pretrained is '{pretrained}': {wrong}")
         yield Setting("model.name", network, "The network that the weights are for.")
     yield Setting(
-        "model.pretrained", pretrained, "Training starts from these weights, with their network and input size."
+        "model.pretrained",
+        pretrained,
+        "Training starts from these weights, with their network and input size.",
     )
     yield first  # model.freeze
     yield from _data(facts)
@@ -88,14 +90,20 @@ def _on_weights(facts: Facts, pretrained: str) -> Iterator[Setting]:
 def _detector(facts: Facts) -> Iterator[Setting]:
     size, why = _input_of_detector(facts)
     yield Setting("task", "detect", _TASKS["detect"])
-    reason = "Needs no anchors and learns from few images: AP 0.63 from 205 images of blood cells (blood-cells)."
+    reason = (
+        "Needs no anchors and learns from few images: AP 0.63 from 205 images of blood cells (blood-cells)."
+    )
     if facts.train_images >= _MANY:
         reason += f" {facts.train_images:,} images may justify the larger yolov4-anchor-free."
     yield Setting("model.name", "yolov4-tiny-anchor-free", reason)
     if not facts.gpus:
         reason = "Saves time on a CPU; on blood cells, it scored as high as the full width."
         yield Setting("model.width", 0.75, reason)
-    yield Setting("model.dfl", 16, "Predicts the distance to each side as a distribution, which added 0.006 AP on blood cells.")
+    yield Setting(
+        "model.dfl",
+        16,
+        "Predicts the distance to each side as a distribution, which added 0.006 AP on blood cells.",
+    )
     yield Setting("model.image_size", size[0] if size[0] == size[1] else [*size], why)
     yield from _data(facts)
     yield from _flip(facts)
@@ -105,7 +113,9 @@ def _detector(facts: Facts) -> Iterator[Setting]:
     yield Setting("data.augment.scale", 0.4, "Objects may be nearer or farther than in the training images.")
     yield Setting("data.augment.translate", 0.15, "Objects may be anywhere in the image.")
     yield Setting(
-        "data.augment.mosaic", 0.5, "Half of the inputs combine four images, for more variety from few images."
+        "data.augment.mosaic",
+        0.5,
+        "Half of the inputs combine four images, for more variety from few images.",
     )
     yield Setting("data.augment.close_mosaic", "15%", "The end of the run trains on single images.")
     images = 8 if facts.devices <= 2 else 16
@@ -117,7 +127,9 @@ def _detector(facts: Facts) -> Iterator[Setting]:
     yield from _batch(facts, images, size[0] * size[1], reason)
     steps, setting = _epochs(facts, images)
     yield setting
-    yield Setting("optim.name", "muon", "On blood cells, it scored higher after 40 epochs than AdamW after 64.")
+    yield Setting(
+        "optim.name", "muon", "On blood cells, it scored higher after 40 epochs than AdamW after 64."
+    )
     yield Setting("optim.lr", 0.006, "The best value of those tried on blood cells.")
     yield Setting("optim.momentum", 0.95, "As published for Muon.")
     yield Setting("optim.weight_decay", 0.02, "As in blood-cells.")
@@ -159,7 +171,9 @@ def _classifier(facts: Facts) -> Iterator[Setting]:
     yield Setting("data.augment.saturation", 0.4, "Lighting and cameras differ.")
     yield Setting("data.augment.value", 0.4, "As above.")
     images = 64 if facts.train_images >= 256 else 16
-    reason = "As in resnet18." if images == 64 else "Small, because few images would give few steps per epoch."
+    reason = (
+        "As in resnet18." if images == 64 else "Small, because few images would give few steps per epoch."
+    )
     yield from _batch(facts, images, side * side, reason)
     yield _epochs(facts, images)[1]
     yield Setting("loss.smoothing", 0.1, "Keeps the network from overconfidence in labels that may be wrong.")
@@ -246,7 +260,9 @@ def _schedule(warmup: str, why: str, final: float) -> Iterator[Setting]:
 
 def _end(decay: float) -> Iterator[Setting]:
     span = round(1 / (1 - decay))
-    yield Setting("ema.decay", decay, f"Scoring and prediction use an average of about the last {span} steps.")
+    yield Setting(
+        "ema.decay", decay, f"Scoring and prediction use an average of about the last {span} steps."
+    )
     yield Setting("evaluate.every", "10%", "Ten evaluations; the best weights are kept.")
 
 

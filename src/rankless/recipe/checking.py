@@ -253,5 +253,5 @@ def _without_effect(
                     yield (
                         path,
                         f"'{'.'.join(path)}' is {shown(value)}, but '{only.key}' is {shown(actual)}: it has "
-                        f"an effect only with {needed}; leave '{'.'.join(path)}' out",
+                        f"an effect only with {needed}; remove '{'.'.join(path)}'",
                     )

@@ -218,8 +218,8 @@ def _named_twice(tree: Mapping[str, Any], source: Source) -> Iterator[Problem]:
     is_late = where.name == COMMAND_LINE
     is_written = where.line is not None and beside.name != COMMAND_LINE
     if is_late or (is_written and name != ModelKeys.name):
-        text = f"'model.name' is {shown(name)}, but 'model.cfg' describes the network in its place"
-        yield Problem(where, f"{text}; leave one of them out (model.cfg='' removes a file's)")
+        text = f"'model.name' is {shown(name)}, but 'model.cfg' describes the network instead"
+        yield Problem(where, f"{text}; remove one of them (model.cfg='' removes that of a file)")
 
 
 def _overridden(overrides: Overrides) -> tuple[dict[str, Any], dict[KeyPath, Location], list[Problem]]:
@@ -239,7 +239,7 @@ def _overridden(overrides: Overrides) -> tuple[dict[str, Any], dict[KeyPath, Loc
             problems += [Problem(where, sentence) for sentence in error.problems]
             continue
         if counted(value) > MOST_KEYS:
-            problems.append(Problem(where, f"'{key}': more than {MOST_KEYS:,} keys; leave some out"))
+            problems.append(Problem(where, f"'{key}': more than {MOST_KEYS:,} keys; remove some of them"))
             continue
         path = (*key.split("."),)
         for name in reversed(path):

@@ -66,7 +66,7 @@ def wrong_value(key: Key, value: Any) -> str:
     if dotted == "model.anchors" and (pairs := _flat_pairs(value)):
         return f"'model.anchors' has a list for each head: expected one list, smallest first: {pairs}"
     if value is None:
-        return f"{what}; leave the key out for the default, {shown(key.default)}"
+        return f"{what}; remove the key to use the default, {shown(key.default)}"
     if dotted == "model.pretrained":
         return f"{what}: a run or a weights file; {PUBLISHED}"
     if isinstance(value, str):

@@ -27,7 +27,7 @@ def refuse_unused_in_scoring(overrides: Sequence[str], task: str) -> None:
     unused = [key for key in keys if not _is_scored((*key.split("."),), task)]
     if unused:
         raise UserError(
-            f"command line: key '{key}': evaluation does not use it; leave {key} out" for key in unused
+            f"command line: key '{key}': evaluation does not use it; remove {key}" for key in unused
         )
 
 
@@ -37,11 +37,11 @@ def refuse_unused_in_prediction(overrides: Sequence[str], task: str) -> None:
     unused = [key for key in _keys(overrides) if key not in used]
     if unused:
         hints = {
-            "evaluate.confidence": "give --confidence",
-            "evaluate.multi_label": "each box is shown with its best class; leave evaluate.multi_label out",
+            "evaluate.confidence": "use --confidence",
+            "evaluate.multi_label": "each box has only its best class; remove evaluate.multi_label",
         }
         if task == "classify":
-            no_boxes = "a classifier has no boxes and answers with its five best classes; leave it out"
+            no_boxes = "a classifier predicts the five best classes and no boxes; remove it"
             hints |= dict.fromkeys(("evaluate.iou", "evaluate.detections"), no_boxes)
         raise UserError(
             f"command line: key '{key}': prediction does not use it; "

@@ -206,8 +206,8 @@ def _refuse_another_network(pretrained: str, ours: ModelKeys, misfits: Misfits, 
             differ = f"model.name is {_short(ours.name)}, but the network in the file is that of a cfg file"
         raise UserError(
             f"{what}, which contains another network ({misfits.counts}): {differ}; to use the network in the "
-            "file, remove these keys from the recipe, or use the recipe fine-tune; to start untrained, remove "
-            "model.pretrained"
+            "file, remove these keys from the recipe, or use the recipe fine-tune; to start untrained, "
+            "remove model.pretrained"
         )
 
 
