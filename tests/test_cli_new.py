@@ -11,7 +11,7 @@ from PIL import Image
 
 from rankless import cli
 from rankless.cli.new import recipe_for, say_fine_tuning
-from rankless.cli.options import loaded
+from rankless.cli.options import load_recipe
 from rankless.errors import UserError
 from rankless.models.checkpoints.weights import save
 from rankless.recipe import load
@@ -177,11 +177,11 @@ def test_weights_bring_their_network_and_the_values_for_fine_tuning(flowers, wei
     assert cli.main(["new", "flowers", "--pretrained", "c.safetensors"]) == 0
     assert load.load("flowers.yaml", ["optim.weight_decay=0.5"]) == folder
     # The recipe fine-tune has the same ones, for the images of its data, and keeps those that are given.
-    shipped, _ = loaded("fine-tune", [*words, "data.root=flowers"])
+    shipped, _ = load_recipe("fine-tune", [*words, "data.root=flowers"])
     for section in ("model", "batch", "epochs", "optim", "schedule", "ema"):
         assert getattr(shipped, section) == getattr(folder, section)
     assert shipped.epochs > load.load("fine-tune").epochs
-    assert loaded("fine-tune", [*words, "data.root=flowers", "epochs=2"])[0].epochs == 2
+    assert load_recipe("fine-tune", [*words, "data.root=flowers", "epochs=2"])[0].epochs == 2
 
 
 def test_weights_that_do_not_suit_the_data_are_refused(flowers, weights, capsys):
@@ -219,10 +219,10 @@ def test_fine_tuning_names_its_values_and_the_tasks_that_differ(shapes, weights,
     ):
         assert reason in problems(capsys, "train", f"model.pretrained={name}", f"data.root={root}")[0]
     words = ["model.pretrained=c.safetensors", "data.root=flowers", "optim.lr=0.5"]
-    say_fine_tuning(loaded("fine-tune", words)[0], words, is_here=True)
+    say_fine_tuning(load_recipe("fine-tune", words)[0], words, is_here=True)
     assert "fine-tune, with values for 20 training images:\n  model.freeze=10%" in capsys.readouterr().out
     words[1] = "data.root=elsewhere"
-    say_fine_tuning(loaded("fine-tune", words)[0], words, is_here=False)
+    say_fine_tuning(load_recipe("fine-tune", words)[0], words, is_here=False)
     assert "for 200 training images, because the data is not here" in capsys.readouterr().out
     recipe_for("shapes", ["model.pretrained=published"])
     said = capsys.readouterr().out

@@ -30,7 +30,7 @@ from rankless.cli import (  # noqa: F401  # each adds its commands to app
     tuning,
     viewing,
 )
-from rankless.cli.cli_errors import in_our_words
+from rankless.cli.cli_errors import as_user_error
 from rankless.cli.foreign import refuse_foreign
 from rankless.cli.options import app
 from rankless.errors import OutputError, UserError, check_all, of_the_system
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _report(error)
     except CycloptsError as error:
-        return _report(in_our_words(error) if environments.speaks() else UserError([]))
+        return _report(as_user_error(error) if environments.speaks() else UserError([]))
     except KeyboardInterrupt:
         goes_on = "; to continue a training run: rankless train --resume --run RUN"
         print(f"interrupted{goes_on if 'train' in words[:1] else ''}", file=sys.stderr)
@@ -109,7 +109,7 @@ def _faults(words: Sequence[str]) -> Sequence[str]:
             app.parse_args(words, exit_on_error=False, print_error=False)
         except CycloptsError as error:
             if not isinstance(error, MissingArgumentError) or error.keyword:
-                raise in_our_words(error) from None  # a foreign word may stand for a missing argument
+                raise as_user_error(error) from None  # a foreign word may stand for a missing argument
 
     options = ("--save", "--format") if words[0] == "predict" else ()
     saved = [(value, option) for option, value in pairwise(words) if option in options]

@@ -20,7 +20,7 @@ from rankless.errors import UserError, nearest, one_of, printable
 _EXPECTED = {int: "a whole number", float: "a number", bool: "no value, because the option is a switch"}
 
 
-def in_our_words(error: CycloptsError) -> UserError:
+def as_user_error(error: CycloptsError) -> UserError:
     """Convert a parser error to a UserError of the form ``where: problem; remedy``."""
     see = f"see: {' '.join(('rankless', *(error.command_chain or ())))} --help"
     if isinstance(error, UnusedCliTokensError):

@@ -315,18 +315,20 @@ def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def recipe_of(words: Sequence[str]) -> tuple[Recipe, str]:
-    """Return the recipe and the run's name given by a command's words; see :func:`loaded`."""
-    return loaded(*recipe_and_overrides(words))
+    """Return the recipe and the run's name given by a command's words; see :func:`load_recipe`."""
+    return load_recipe(*recipe_and_overrides(words))
 
 
-def loaded(name: str | None, overrides: Sequence[str], *, check_model: bool = True) -> tuple[Recipe, str]:
+def load_recipe(
+    name: str | None, overrides: Sequence[str], *, check_model: bool = True
+) -> tuple[Recipe, str]:
     """Return a recipe and the name of its run; errors also mention a data set that does not exist.
 
     Args:
-        name, overrides, check_model: see :func:`_loaded`.
+        name, overrides, check_model: see :func:`_load_recipe`.
     """
     try:
-        return _loaded(name, overrides, check_model=check_model)
+        return _load_recipe(name, overrides, check_model=check_model)
     except UserError as error:
         from rankless.recipe.load import data_root
 
@@ -353,7 +355,7 @@ def _unknown_best(name: str | None, overrides: Sequence[str]) -> Iterator[str]:
         yield from unknown_best(given["evaluate.best"], (*NAMES, *score_names(6)))
 
 
-def _loaded(name: str | None, overrides: Sequence[str], *, check_model: bool) -> tuple[Recipe, str]:
+def _load_recipe(name: str | None, overrides: Sequence[str], *, check_model: bool) -> tuple[Recipe, str]:
     """Return a recipe and the name of its run.
 
     Without a name, the recipe is ``fine-tune`` for pretrained weights without a model name, the defaults for

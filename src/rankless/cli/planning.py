@@ -91,20 +91,20 @@ def plan(
     as_json: Json = False,
 ) -> int:
     """Predict step time, epoch time and efficiency on 1 to 4,096 devices."""
-    asked = _asked(devices, bandwidth, latency, step_ms, check)
+    options = _plan_options(devices, bandwidth, latency, step_ms, check)
     if out is None:
         refuse_without("--out", {"--force": force})
     chosen, name = recipe_of(recipe)
     from rankless.launch import fork_server
 
-    if asked.check:
+    if options.check:
         fork_server.start(chosen.task)
     from rankless.files.outputs import drawing
     from rankless.launch.planning import plan as planning
     from rankless.launch.planning import report
 
     outputs = None if out is None else drawing(out, "plan", force=force)  # before anything is measured
-    found = planning.plan(chosen, asked, lambda line: say(line, file=sys.stderr))
+    found = planning.plan(chosen, options, lambda line: say(line, file=sys.stderr))
     print_result({"recipe": name, **found.as_json()}, report.lines(found), as_json=as_json)
     if out is not None and outputs is not None:
         from rankless.launch.planning import plot
@@ -138,7 +138,7 @@ def fit(
     return 0
 
 
-def _asked(
+def _plan_options(
     devices: str | None, bandwidth: str | None, latency: str | None, step_ms: str | None, check: str | None
 ) -> units.PlanOptions:
     """Parse the options of a plan; report all invalid options together."""

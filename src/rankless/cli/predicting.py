@@ -136,14 +136,14 @@ def predict(
         lambda: None if confidence is None else fraction("--confidence", confidence),
         lambda: None if batch is None else whole_number("--batch", batch),
         lambda: check_kinds(kinds, "--save" if format is None else "--format"),
-        lambda: _named(sources),
+        lambda: _expand_lists(sources),
         lambda: check_target(target),
     )
     overrides += ours
     hold_freed_memory()
     from rankless.inference.predict import predict as find
 
-    with _named_as_given(given):
+    with _name_given_options(given):
         report = find(
             target,
             sources,
@@ -171,7 +171,7 @@ def check_kinds(kinds: str, option: str) -> None:
     """Check the kinds of results given by ``option``: ``--save`` or ``--format``."""
     from rankless.inference.formats import kinds_named
 
-    with _named_as_given({option: kinds}):
+    with _name_given_options({option: kinds}):
         kinds_named(_words(kinds))
 
 
@@ -188,13 +188,13 @@ def _as_overrides(options: dict[str, str | None], overrides: Sequence[str]) -> l
     ours = [f"{_KEYS[option]}={value}" for option, value in given.items()]
     from rankless.recipe import load
 
-    with _named_as_given(options):
+    with _name_given_options(options):
         load.default(ours)
     return ours
 
 
 @contextmanager
-def _named_as_given(options: dict[str, str | None]) -> Iterator[None]:
+def _name_given_options(options: dict[str, str | None]) -> Iterator[None]:
     """In errors raised within the block, name the options that the user gave."""
     try:
         yield
@@ -207,7 +207,7 @@ def _named_as_given(options: dict[str, str | None]) -> Iterator[None]:
         raise UserError(problems) from error
 
 
-def _named(sources: Sequence[str]) -> tuple[str, ...]:
+def _expand_lists(sources: Sequence[str]) -> tuple[str, ...]:
     """Return the sources, with each ``@FILE`` replaced by the file's lines; ``@-`` is the standard input.
 
     Raise a UserError that names all lists and sources that do not exist.
@@ -233,13 +233,13 @@ def _named(sources: Sequence[str]) -> tuple[str, ...]:
         if not (lines := [line for line in text.splitlines() if line.strip()]):
             problems.append(f"'{source}': the list is empty; expected a path on each line")
         every += lines
-    problems += [f"'{one}': no such file or folder{_of_cameras(one)}" for one in every if _is_missing(one)]
+    problems += [f"'{one}': no such file or folder{_camera_hint(one)}" for one in every if _is_missing(one)]
     if problems:
         raise UserError(problems)
     return tuple(every)
 
 
-def _of_cameras(source: str) -> str:
+def _camera_hint(source: str) -> str:
     if not source.isdigit() and not source.startswith("/dev/video"):
         return ""
     there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
@@ -278,13 +278,13 @@ def _print(report: PredictionReport, confidence: float) -> None:
         say(f"… and {len(report.images) - _SHOWN:,} more")
     for note in report.notes:
         say(f"note: {note}")
-    answered, frames, found = False, 0, Counter[str]()
+    has_results, frames, found = False, 0, Counter[str]()
     for image in report.images:
-        answered |= _is_answered(image)
+        has_results |= _has_results(image)
         found.update(each["name"] for each in image.detections)
         frames += image.frame is not None
     say(_summary(report, found, frames))
-    if report.images and not answered:
+    if report.images and not has_results:
         say(_lower_confidence(report.best, confidence))
 
 
@@ -314,7 +314,7 @@ def _summary(report: PredictionReport, found: Counter[str], frames: int) -> str:
     return f"{'; '.join(parts)}; in {report.precision}; results in {report.out}"
 
 
-def _is_answered(image: ImageReport) -> bool:
+def _has_results(image: ImageReport) -> bool:
     return bool(image.detections or image.classes) or image.prediction is not None
 
 

@@ -35,7 +35,7 @@ from rankless.cli.options import (
     devices_here,
     flag,
     go_offline,
-    loaded,
+    load_recipe,
     recipe_and_overrides,
     recipe_of,
     refuse_without,
@@ -131,7 +131,7 @@ class TrainOptions:
             raise UserError(problems)
 
 
-def here(given: TrainOptions) -> int:
+def train_here(given: TrainOptions) -> int:
     """Train on this machine."""
     from rankless.engine.sinks.sink import check_sink
     from rankless.files.numbered import given_or_numbered
@@ -155,7 +155,7 @@ def here(given: TrainOptions) -> int:
             check_changes(name, overrides)
             return None, name
         try:
-            return loaded(name, overrides)
+            return load_recipe(name, overrides)
         except UserError as error:
             if name is None or os.path.lexists(name):
                 raise
@@ -215,7 +215,7 @@ def here(given: TrainOptions) -> int:
                     undo.pop_all()
 
 
-def on_hosts(given: TrainOptions, hosts: str) -> int:
+def train_over_ssh(given: TrainOptions, hosts: str) -> int:
     """Train on several machines; with ``--detach``, the first one coordinates the run."""
     given.refuse(
         device="applies only to this machine; remove --device; each host uses its GPUs, if any",
@@ -230,7 +230,7 @@ def on_hosts(given: TrainOptions, hosts: str) -> int:
     count, resume = device_count(given.devices), given.resume
     wanted = Wanted(None, "run", count, given.run, resume, given.sinks, overrides, least)
     if not (resume and name is None):  # otherwise the host with the run has the recipe
-        recipe, called = loaded(name, overrides)
+        recipe, called = load_recipe(name, overrides)
         if called == "fine-tune":
             say_fine_tuning(recipe, overrides, is_here=False)
         wanted = replace(wanted, recipe=recipe, name=Path(called).stem)
@@ -245,11 +245,11 @@ def on_hosts(given: TrainOptions, hosts: str) -> int:
     return leave(wanted, run, parsed, way, given.ssh)
 
 
-def as_a_rank(given: TrainOptions, environment: Environment) -> int:
+def train_as_rank(given: TrainOptions, environment: Environment) -> int:
     """Train in this process as a rank started by another launcher."""
     from rankless.launch import member
 
-    def ask() -> Wanted:
+    def read() -> Wanted:
         if given.hosts is not None:
             raise UserError(
                 "--hosts: starts the ranks itself, but a launcher has started this one; remove --hosts"
@@ -260,13 +260,13 @@ def as_a_rank(given: TrainOptions, environment: Environment) -> int:
             download="several ranks would download at once; download first, without the launcher",
             parallel="a launcher has started this rank; remove --parallel",
         )
-        asked = _asked(given, is_first=environment.rank == 0)
+        asked = _wanted(given, is_first=environment.rank == 0)
         return replace(asked, run=given.run, resume=given.resume, sinks=given.sinks)
 
-    return member.train(environment, ask)
+    return member.train(environment, read)
 
 
-def _asked(given: TrainOptions, *, is_first: bool) -> Wanted:
+def _wanted(given: TrainOptions, *, is_first: bool) -> Wanted:
     """Read the recipe for a rank of another launcher, and select its CPU instruction set."""
     from rankless.launch.job import Wanted
     from rankless.runs.directory import RunDirectory
@@ -275,7 +275,7 @@ def _asked(given: TrainOptions, *, is_first: bool) -> Wanted:
     name, overrides = given.recipe()
     fix_instruction_set(name, overrides, run if given.resume else None)
     if not given.resume or run is None or name is not None:
-        chosen, name = loaded(name, overrides)
+        chosen, name = load_recipe(name, overrides)
         if name == "fine-tune" and is_first:
             say_fine_tuning(chosen, overrides, is_here=False)
         return Wanted(chosen, Path(name).stem, count)
@@ -307,7 +307,7 @@ def fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | 
         if run is not None and name is None:
             fix(load.load(RunDirectory(run).recipe).cpu_isa)
         else:
-            fix(loaded(name, overrides, check_model=False)[0].cpu_isa)
+            fix(load_recipe(name, overrides, check_model=False)[0].cpu_isa)
 
 
 def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]]:
@@ -357,9 +357,9 @@ def train(
         raise UserError("--offline: applies only to this machine; set HF_HUB_OFFLINE=1 on the hosts instead")
     go_offline(given.offline)
     if environment := environments.detect():
-        return as_a_rank(given, environment)
+        return train_as_rank(given, environment)
     if given.hosts is not None:
-        return on_hosts(given, given.hosts)
+        return train_over_ssh(given, given.hosts)
     refuse_without(
         "--hosts",
         {
@@ -369,7 +369,7 @@ def train(
             "--min-hosts": given.min_hosts != "1",
         },
     )
-    return here(given)
+    return train_here(given)
 
 
 @app.command(

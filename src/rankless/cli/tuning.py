@@ -13,7 +13,7 @@ from rankless.cli.options import (
     check_recipe,
     devices_here,
     flag,
-    loaded,
+    load_recipe,
     recipe_and_overrides,
     whole_number,
 )
@@ -71,9 +71,9 @@ def tune(
     from rankless.launch.tuning.tune import TrialOutput, go_on
 
     if resume:
-        record = _resumed(recipe, search, out, keeps_all=keep_all)
+        record = _resume(recipe, search, out, keeps_all=keep_all)
     else:
-        record = _begun(recipe, search, out, keeps_all=keep_all)
+        record = _begin(recipe, search, out, keeps_all=keep_all)
     say(f"trials in {record.folder}; to follow one: rankless watch {record.run(len(record.trials) + 1)}")
     with TrialOutput(record) as output:
         fork_server.start()  # forked ranks inherit the redirected output
@@ -95,20 +95,18 @@ def tune(
     return code
 
 
-def _begun(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None, *, keeps_all: bool) -> Record:
+def _begin(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None, *, keeps_all: bool) -> Record:
     from rankless.files.numbered import given_or_numbered
     from rankless.launch.tuning.tune import begin
 
     name, words = recipe_and_overrides(recipe)
-    chosen, called = loaded(name, words)
+    chosen, called = load_recipe(name, words)
     check_recipe(chosen, begins=True)
     with given_or_numbered(out, Path("runs", f"tune-{Path(called).stem}"), "--out") as folder:
         return begin(folder, chosen, name or "", words, search, keeps_all=keeps_all)
 
 
-def _resumed(
-    recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None, *, keeps_all: bool
-) -> Record:
+def _resume(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None, *, keeps_all: bool) -> Record:
     from dataclasses import replace
 
     from rankless.launch.tuning.record import opened

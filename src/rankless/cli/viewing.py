@@ -102,14 +102,14 @@ def watch(
     if not web:
         refuse_without("--web", {"--port": port})
     if web:
-        return _on_a_page(run, None if port is None else whole_number("--port", port))
+        return _serve_report(run, None if port is None else whole_number("--port", port))
     from rankless.launch.hosts.names import ssh_words
     from rankless.launch.watching import watch as follow
 
     return follow(run, ssh_words(ssh), python)
 
 
-def _on_a_page(target: str, port: int | None) -> int:
+def _serve_report(target: str, port: int | None) -> int:
     """Serve a run's report to a browser until Ctrl-C."""
     from rankless.launch.watching import wait_for
     from rankless.report.live import HOST, served
@@ -246,10 +246,10 @@ def _collected(runs: tuple[Path, ...]) -> list[Collected]:
     from rankless.report.collected import Collected
 
     collected = [Collected(path) for path in dict.fromkeys(runs)]
-    return _named_apart(check_all(*(one.refresh for one in collected)))
+    return _with_unique_names(check_all(*(one.refresh for one in collected)))
 
 
-def _named_apart(runs: list[Collected]) -> list[Collected]:
+def _with_unique_names(runs: list[Collected]) -> list[Collected]:
     """Rename runs that have the same name, using their paths as names."""
     names = [one.name for one in runs]
     for one in runs:

@@ -14,7 +14,7 @@ from rankless.recipe.fields import BUILT_IN_TASKS
 from rankless.recipe.fields import given as given_by
 from rankless.recipe.keys import KINDS, SHORTHANDS, KeyPath, Kinds, at, leaves, sections
 from rankless.recipe.loss_kinds import AutoLoss, loss_kind
-from rankless.recipe.mistakes import no_section, shown, unknown, wrong_value
+from rankless.recipe.mistakes import not_a_section, shown, unknown_key, wrong_value
 from rankless.recipe.model_kinds import ModelKeys, losses_of
 from rankless.recipe.recorded import with_network
 
@@ -112,11 +112,11 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
         names = (one.name for one in fields(recipe))
         given = {**dict(zip(names, given.args, strict=False)), **(given.kwargs or {})}
     if not isinstance(given, Mapping):
-        raise UserError(f"{source.of(())}: {no_section(recipe, (), given)}")
-    if counted(given) > MOST_KEYS:  # each unknown key is compared with all known ones
+        raise UserError(f"{source.of(())}: {not_a_section(recipe, (), given)}")
+    if count_keys(given) > MOST_KEYS:  # each unknown key is compared with all known ones
         what = f"this recipe has more than {MOST_KEYS:,} keys"
         raise UserError(f"{source.of(())}: {what}: expected some of the {len(leaves(recipe))} known keys")
-    tree, bad = _completed(with_network(_all_in_full(given)))
+    tree, bad = _completed(with_network(_expand_all(given)))
     kinds = Kinds.of(tree.get("task", recipe.task), tree["model"], tree["loss"])  # type: ignore[attr-defined]
     made, clashes = None, list[_Clash]()
     try:
@@ -156,9 +156,9 @@ def _in_sentences(
         if one["type"] == "unexpected_keyword_argument":
             name = str(at(tree, ("model", "name"), ModelKeys.name))
             given_as = source.written(path, is_section=path in sections(recipe))
-            bad |= {one: unknown(recipe, one, kinds, name) for one in given_as}
+            bad |= {one: unknown_key(recipe, one, kinds, name) for one in given_as}
         elif key is None:
-            bad[path] = no_section(recipe, path, at(tree, path))
+            bad[path] = not_a_section(recipe, path, at(tree, path))
         elif one["type"] == "expected":
             bad[key] = f"'{'.'.join(key)}' is {shown(at(tree, key))}: {one['msg']}"
         else:
@@ -179,7 +179,7 @@ def _unknown_name(
         yield Problem(source.of(("task",) if name is None else path), sentence)
 
 
-def in_full(section: Any, path: KeyPath) -> Any:
+def expand(section: Any, path: KeyPath) -> Any:
     """Expand a section given as a single value: ``heavy`` becomes ``{"preset": "heavy"}``."""
     key = SHORTHANDS.get(path)
     if not key or section is None or isinstance(section, Mapping | list) or is_dataclass(section):
@@ -187,7 +187,7 @@ def in_full(section: Any, path: KeyPath) -> Any:
     return {key: int(section) if key == "dilation" and isinstance(section, bool) else section}
 
 
-def counted(tree: Any) -> int:
+def count_keys(tree: Any) -> int:
     """Count a tree's keys, but stop just above ``MOST_KEYS``: YAML anchors can make a tree endless."""
     count, waiting = 0, [tree]
     while waiting and count <= MOST_KEYS:
@@ -197,11 +197,11 @@ def counted(tree: Any) -> int:
     return count
 
 
-def _all_in_full(tree: Any, path: KeyPath = ()) -> Any:
-    tree = in_full(tree, path)
+def _expand_all(tree: Any, path: KeyPath = ()) -> Any:
+    tree = expand(tree, path)
     if not isinstance(tree, Mapping):
         return tree
-    return {_text(name): _all_in_full(value, (*path, _text(name))) for name, value in tree.items()}
+    return {_text(name): _expand_all(value, (*path, _text(name))) for name, value in tree.items()}
 
 
 def _text(name: Any) -> str:
@@ -240,7 +240,7 @@ def _without_effect(
         for only in key.conditions if is_given else ():
             other = (*only.key.split("."),)
             if only.key == "task" and kinds.task in BUILT_IN_TASKS and kinds.task not in only.values:
-                yield path, unknown(recipe, path, kinds, "")
+                yield path, unknown_key(recipe, path, kinds, "")
             elif (
                 only.key != "task"
                 and value not in (key.default, "auto")

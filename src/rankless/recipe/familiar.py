@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from rankless.errors import printable
+from rankless.errors import printable, shell_word
 
 PYTORCH = (".pt", ".pth")
 """File extensions that PyTorch uses."""
@@ -88,7 +88,7 @@ def without_key(word: str) -> str:
     """Suggest what to write instead of a word without ``=``, which may name a file or a folder."""
     if not Path(word).exists():
         return "expected key=value, as in optim.lr=0.02"
-    return f"expected key=value; did you mean {key_of_file(word, 'data.root')}={word}?"
+    return f"expected key=value; did you mean {key_of_file(word, 'data.root')}={shell_word(word)}?"
 
 
 def imported(name: str) -> tuple[str, str]:
@@ -96,16 +96,13 @@ def imported(name: str) -> tuple[str, str]:
     if not name.endswith(PYTORCH):
         return name, ""
     ours = f"{Path(name).stem}.safetensors"
-    line = f"rankless import {name} --model NAME --out {ours}"
-    return (
-        ours,
-        f"{name}: expected weights of a network that 'rankless models' lists, after an import: {line}",
-    )
+    line = f"rankless import {shell_word(name)} --model NAME --out {shell_word(ours)}"
+    return ours, f"{name}: PyTorch files must be imported first, with: {line}"
 
 
 PUBLISHED = (
-    "published weights are model.pretrained=published or published/NAME (rankless weights list); other files "
-    "are imported first (rankless import FILE --model NAME --out NEW.safetensors)"
+    "for published weights, use model.pretrained=published or published/NAME (rankless weights list); import "
+    "other files first (rankless import FILE --model NAME --out NEW.safetensors)"
 )
 
 
@@ -122,7 +119,10 @@ def line_of_file(name: str, values: Mapping[str, str]) -> str:
     ours, note = imported(name)
     data = values.get("data.root") or values.get("data") or "FOLDER"
     note = f"{note}, then " if note else ""
-    return printable(f"{note}run: rankless train {key_of_file(ours, '')}={ours} data.root={data}", 500)
+    return printable(
+        f"{note}run: rankless train {key_of_file(ours, '')}={shell_word(ours)} data.root={shell_word(data)}",
+        500,
+    )
 
 
 _OTHER_YOLO = re.compile(
@@ -139,8 +139,8 @@ def other_yolo(name: str) -> str:
         return "that family is not available; for a classifier: rankless train resnet18 data.root=FOLDER"
     recipe = "yolov4" if match["size"].lower() in tuple("mlxbce") else "yolov4-tiny"
     return (
-        "that family is not available; the nearest are yolov4-tiny (6 million parameters) and yolov4 "
-        f"(64 million), which read the same data.yaml, as in: rankless train {recipe} data.root=data.yaml"
+        "that family is not available; the most similar models are yolov4-tiny (6 million parameters) and "
+        f"yolov4 (64 million), which read the same data.yaml: rankless train {recipe} data.root=data.yaml"
     )
 
 

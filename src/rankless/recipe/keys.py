@@ -103,7 +103,7 @@ def leaves(recipe: type, kinds: Kinds | None = None) -> dict[KeyPath, Key]:
     """Map the path of every key with a value to its :class:`Key`, in the recipe's order.
 
     With ``kinds``, return only the keys of recipes of these kinds; by default, the keys of all kinds, as
-    declared by the first kind that has each.
+    declared by the first kind that has the key.
     """
     found: dict[KeyPath, Key] = {}
     for path, one in _walk(recipe, (), kinds, ()):

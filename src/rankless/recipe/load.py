@@ -19,14 +19,14 @@ from rankless.arguments import Overrides, several
 from rankless.errors import UserError, nearest, shell_word
 from rankless.files import reading, yaml12
 from rankless.printing import warn
-from rankless.recipe.checking import MOST_KEYS, Location, NameCheck, Problem, Source, counted, in_full
+from rankless.recipe.checking import MOST_KEYS, Location, NameCheck, Problem, Source, count_keys, expand
 from rankless.recipe.familiar import key_of_file, line_of_file, other_yolo, without_key
 from rankless.recipe.fields import given
 from rankless.recipe.installed import shipped, shipped_text
 from rankless.recipe.keys import KeyPath, Kinds, at, leaves, sections
 from rankless.recipe.mistakes import shown
 from rankless.recipe.model_kinds import ModelKeys, losses_of
-from rankless.recipe.recorded import upgraded, with_network
+from rankless.recipe.recorded import upgrade, with_network
 from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
 
 COMMAND_LINE = "command line"
@@ -128,14 +128,13 @@ def from_json(text: str, name: str = "recipe in JSON") -> Recipe:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: this is not JSON: {error}") from None
-    return _RECIPE.validate_python(upgraded(tree), context=Source(name))
+    return _RECIPE.validate_python(upgrade(tree), context=Source(name))
 
 
 def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
     """List the dotted keys with different values, in the recipe's order, with the old and new values."""
-    before, after = dict(_flat(old)), dict(_flat(new))
-    keys = [key for key in dict.fromkeys((*before, *after)) if before.get(key) != after.get(key)]
-    return [(key, before.get(key), after.get(key)) for key in keys]
+    every = ((".".join(path), at(old, path), at(new, path)) for path in leaves(Recipe))
+    return [(key, before, after) for key, before, after in every if before != after]
 
 
 def free_keys() -> list[str]:
@@ -167,7 +166,7 @@ def _parse(
         [Problem(Location(name, line), sentence) for line, sentence in unread],
         check_name,
     )
-    return _built({} if tree is None else upgraded(tree), source, overrides, is_shipped=is_shipped)
+    return _built({} if tree is None else upgrade(tree), source, overrides, is_shipped=is_shipped)
 
 
 def _describes_data(tree: Any, name: str) -> bool:
@@ -181,7 +180,7 @@ def _describes_data(tree: Any, name: str) -> bool:
 def _built(tree: Any, source: Source, overrides: Overrides, *, is_shipped: bool = False) -> Recipe:
     """Return the recipe for a tree of keys and values, with overrides applied."""
     ours, places, problems = _overridden(overrides)
-    if not isinstance(tree, Mapping) or counted(tree) > MOST_KEYS:
+    if not isinstance(tree, Mapping) or count_keys(tree) > MOST_KEYS:
         return _RECIPE.validate_python(tree, context=source)  # raises the error
     whole = _over(tree, ours, presets_win=True)
     source = dataclasses.replace(
@@ -238,7 +237,7 @@ def _overridden(overrides: Overrides) -> tuple[dict[str, Any], dict[KeyPath, Loc
         except UserError as error:
             problems += [Problem(where, sentence) for sentence in error.problems]
             continue
-        if counted(value) > MOST_KEYS:
+        if count_keys(value) > MOST_KEYS:
             problems.append(Problem(where, f"'{key}': more than {MOST_KEYS:,} keys; remove some of them"))
             continue
         path = (*key.split("."),)
@@ -254,7 +253,7 @@ def _over(old: Any, new: Any, path: KeyPath = (), *, presets_win: bool = False) 
 
     With ``presets_win``, a preset in ``new`` drops all old values of its section.
     """
-    old, new = in_full(old, path), in_full(new, path)
+    old, new = expand(old, path), expand(new, path)
     if not isinstance(new, Mapping) or old is None:
         return new
     if not isinstance(old, Mapping):  # a value instead of a section, which is reported as an error
@@ -270,7 +269,7 @@ def _over(old: Any, new: Any, path: KeyPath = (), *, presets_win: bool = False) 
 
 def _paths(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
     """Yield the path of every value in a tree."""
-    tree = in_full(tree, path)
+    tree = expand(tree, path)
     if not isinstance(tree, Mapping) or not tree:
         yield path
         return
@@ -283,7 +282,7 @@ def _without(tree: Any, path: KeyPath) -> Any:
     name, *inner = path
     tree = dict(tree)
     if inner:
-        tree[name] = _without(in_full(tree[name], path[:1]), (*inner,))
+        tree[name] = _without(expand(tree[name], path[:1]), (*inner,))
     else:
         del tree[name]
     return tree
@@ -369,12 +368,3 @@ def _given(section: Any) -> dict[str, Any]:
         name: _given(value) if dataclasses.is_dataclass(value) else value
         for name, value in given(section).items()
     }
-
-
-def _flat(recipe: Any, before: str = "") -> Iterator[tuple[str, Any]]:
-    for field in dataclasses.fields(recipe):
-        value = getattr(recipe, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from _flat(value, f"{before}{field.name}.")
-        else:
-            yield f"{before}{field.name}", value

@@ -25,7 +25,7 @@ _FAR = 10_000
 """A maximum of at least this is only a guard, and messages mention it only if a value exceeds it."""
 
 
-def unknown(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
+def unknown_key(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
     """Return the message about a key that does not exist, or does not exist in recipes of these kinds."""
     dotted = ".".join(path)
     if path not in leaves(recipe) and path not in sections(recipe):
@@ -45,7 +45,7 @@ def unknown(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
     return f"key '{dotted}': {who}; '{model}' is {MODELS[kinds.model].label}"
 
 
-def no_section(recipe: type, path: KeyPath, value: Any) -> str:
+def not_a_section(recipe: type, path: KeyPath, value: Any) -> str:
     """Return the message about a plain value in place of a section."""
     dotted, keys = ".".join(path), sections(recipe)[path]
     what = f"'{dotted}' is" if path else "this recipe is"
