@@ -283,7 +283,9 @@ def test_a_source_that_is_not_there(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="no recipe 'a/b'"):
         load("a/b")
     for name in ("yolov8n", "yolo11m", "yolov5s.yaml", "YOLOX_tiny"):
-        with pytest.raises(UserError, match=r"the most similar models are .*: rankless train (\S+) data.root=") as error:
+        with pytest.raises(
+            UserError, match=r"the most similar models are .*: rankless train (\S+) data.root="
+        ) as error:
             load(name, check_name=problem)
         assert "model.name=" not in str(error.value)
         assert load(str(error.value).rpartition("rankless train ")[2].split()[0]).task == "detect"

@@ -1,4 +1,4 @@
-"""Convert errors of the argument parser to Rankless's errors."""
+"""Convert errors from the argument parser to UserErrors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Complete commands, options, recipes, keys, models and runs in bash, zsh and fish.
 
-On every Tab, the shell's script calls ``rankless __complete``, which uses cyclopts' engine;
-:mod:`rankless.cli.candidates` adds recipes, keys, models and runs.
+On every Tab, the shell's script calls ``rankless __complete``, which uses cyclopts' engine.
+:mod:`rankless.cli.candidates` provides recipes, keys, models and runs.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ def show(
 
 
 def _recipe_for(root: str, words: tuple[str, ...]) -> Callable[[str], Recipe]:
-    """Return a function that loads the recipe in ``words`` or, by default, the default recipe of a task."""
+    """Return a function that loads the recipe in ``words`` or, without one, the default recipe of a task."""
     name, overrides = recipe_and_overrides(words)
     refuse_stray(overrides, "data.augment.mosaic=1")
 

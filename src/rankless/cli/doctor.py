@@ -72,7 +72,7 @@ def doctor(
 
 
 def _recipe(words: tuple[str, ...]) -> tuple[Recipe | None, list[Check]]:
-    """Return the recipe, or None without a readable one, and the checks of reading it."""
+    """Return the recipe, or None if there is none or it has errors, and checks that report this."""
     from rankless.launch.doctor.check import error, ok
 
     if not words:

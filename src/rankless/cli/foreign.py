@@ -1,4 +1,4 @@
-"""Other programs' command lines and options, and their Rankless equivalents."""
+"""Rankless equivalents of other programs' command lines and options."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def _meaning(command: str, word: str) -> str:
 
 
 def _our_option(command: str, word: str) -> str:
-    """Translate another program's option, such as ``--conf``; return any other word unchanged."""
+    """Return the equivalent of another program's option such as ``--conf``; other words are unchanged."""
     name, equals, value = word.partition("=")
     known = COMMANDS[command].get(name.lstrip("-").replace("-", "_"), "")
     ours = name.startswith("--") and known.startswith("--")
@@ -212,7 +212,7 @@ def _our_option(command: str, word: str) -> str:
 
 
 def _line_of(command: str, words: Sequence[str], values: Mapping[str, str]) -> str:
-    """Translate another program's command line that needs trained weights."""
+    """Return ``run:`` and the equivalent of another program's command that needs trained weights."""
     values, known = dict(values), COMMANDS[command]
     firsts = list(takewhile(lambda word: not word.startswith("-"), words))
     model = [values.pop(name) for name in ("model", "weights") if name in values]

@@ -212,12 +212,12 @@ def _print_errors(found: ModelErrors, count: int) -> None:
 
 
 def _first(there: int, count: int) -> str:
-    """Return a note that only the first ``count`` items are listed, or an empty string if all are."""
+    """Return a note if only the first ``count`` of ``there`` items are listed, or an empty string."""
     return f"; {count:,} of {there:,}" if there > count else ""
 
 
 def check_chains(runs: Sequence[Path], *, as_json: bool) -> int:
-    """Check the chains of runs, print them, and return the exit code."""
+    """Check and print the hash chains of runs, and return the exit code."""
     from rankless.launch.audit import examined
     from rankless.runs.directory import RunDirectory
 

@@ -90,7 +90,7 @@ def new(
 
 
 def holds_data(word: str | None) -> bool:
-    """Check whether a word given in place of a recipe is a folder with a data set."""
+    """Check whether a word given instead of a recipe is a folder with a data set."""
     if word is None or not Path(word).is_dir() or (Path(word) / "recipe.yaml").exists():
         return False
     from rankless.data.formats.registry import recognize
@@ -105,7 +105,7 @@ def holds_data(word: str | None) -> bool:
 def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = None) -> Recipe:
     """Return the recipe that ``rankless new`` would write, with overrides, and print its values.
 
-    With ``model.pretrained`` among the overrides, it fine-tunes these weights. For ``undo``, see
+    If the overrides include ``model.pretrained``, the recipe fine-tunes these weights. For ``undo``, see
     :func:`rankless.curation.facts.facts_of`.
     """
     from rankless.curation.facts import facts_of
@@ -129,7 +129,7 @@ def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = N
 
 
 def say_fine_tuning(recipe: Recipe, overrides: Sequence[str], *, is_here: bool) -> None:
-    """Print the values of ``fine-tune`` that the number of training images decides, and the overrides.
+    """Print the values of ``fine-tune`` that depend on the number of training images, and the overrides.
 
     Raise a UserError if the data cannot be read, unless ``is_here`` is False: other machines may have it.
     """
@@ -146,7 +146,7 @@ def say_fine_tuning(recipe: Recipe, overrides: Sequence[str], *, is_here: bool) 
 
 
 def _pretrained_of(overrides: Sequence[str]) -> str:
-    """Return the value of ``model.pretrained`` in overrides; empty if there is none."""
+    """Return the value of ``model.pretrained`` in the overrides, or an empty string."""
     values = [word.partition("=")[2] for word in overrides if word.startswith("model.pretrained=")]
     return values[-1].strip("'\"") if values else ""
 
@@ -159,7 +159,7 @@ def _check_weights(pretrained: str) -> None:
 
 
 def _check_task(pretrained: str, root: str, facts: Facts) -> None:
-    """Raise a UserError if the weights are those of another task than the data's."""
+    """Raise a UserError if the weights and the data are for different tasks."""
     from rankless.data.datasets.open_split import of_another_task
     from rankless.recipe.recorded import with_network
 
@@ -169,7 +169,7 @@ def _check_task(pretrained: str, root: str, facts: Facts) -> None:
 
 
 def folders_like(name: str) -> str:
-    """Return the end of a message about a missing recipe: a folder with a similar name, if there is one."""
+    """Return a hint about a folder with a name similar to a missing recipe, or an empty string."""
     return nearest(name.rstrip("/"), [folder.name for folder in Path().iterdir() if folder.is_dir()])
 
 
@@ -184,7 +184,7 @@ def _values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> It
     from rankless.recipe.keys import at
 
     tree = json.loads(load.to_json(recipe))
-    if recipe.model.pretrained == "published":  # those of a network that may be the default one
+    if recipe.model.pretrained == "published":  # the network may be the default one
         keys = list(dict.fromkeys(("model.name", *keys)))
     for key in keys:
         if (value := at(tree, (*key.split("."),))) is not None:
@@ -193,7 +193,7 @@ def _values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> It
 
 
 def check_changes(folder: str, overrides: Sequence[str]) -> None:
-    """Raise a UserError for overrides that fit neither task, before the data is read and possibly split."""
+    """Raise a UserError if the overrides are valid for no built-in task, or the weights do not exist."""
     from rankless.data.formats.registry import recognize
     from rankless.recipe.load import default
 

@@ -1,4 +1,4 @@
-"""Parameters that several commands share, and functions that read their values."""
+"""Parameters that several commands share, and functions that parse their values."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _refuse_recipe(_: Any, root: str) -> None:
 
 
 def _data_of(recipe: str) -> str:
-    """Describe the data set of a recipe file, and give the command that checks this data set."""
+    """Return a description of a recipe's data set, with the command that checks it."""
     from rankless.data.datasets.torchvision_sets import located
     from rankless.recipe import load
 
@@ -216,7 +216,7 @@ def device_count(devices: str) -> int | None:
 
 
 def devices_here(devices: str) -> int | tuple[int, ...] | None:
-    """Return the number of devices, or a tuple of GPU numbers, given by ``--devices``; None for ``auto``."""
+    """Return the number of devices or the GPU numbers given by ``--devices``, or None for ``auto``."""
     if "," not in devices:
         return device_count(devices)
     words = [word.strip() for word in devices.removesuffix(",").split(",")]
@@ -281,7 +281,7 @@ def class_pairs(given: str) -> list[list[str]]:
 
 
 def refuse_without(needed: str, options: Mapping[str, object]) -> None:
-    """Raise a UserError for each of ``options`` that was given, because the option ``needed`` was not."""
+    """Raise a UserError that lists the given ``options``, which have no effect without ``needed``."""
     if given := [option for option, value in options.items() if value]:
         raise UserError(
             f"{option}: has no effect without {needed}; add {needed}, or remove {option}" for option in given
@@ -289,7 +289,7 @@ def refuse_without(needed: str, options: Mapping[str, object]) -> None:
 
 
 def refuse_stray(words: Sequence[str], example: str) -> None:
-    """Raise a UserError for words that are not ``key=value``; the message contains ``example``."""
+    """Raise a UserError for words without ``=``. The message shows ``example``."""
     if stray := [word for word in words if "=" not in word]:
         raise UserError(f"'{word}': expected key=value, as in {example}" for word in stray)
 
@@ -301,10 +301,7 @@ def is_override(word: str) -> bool:
 
 
 def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Split words into the recipe's name (the first word without ``=``, if any) and the overrides.
-
-    The overrides are not checked here.
-    """
+    """Split words into the recipe's name (the first word without ``=``, or None) and unchecked overrides."""
     name = next((word for word in words if "=" not in word), None)
     if name == "":
         raise UserError("the recipe is an empty string; expected a name or a file, or remove the argument")
@@ -315,14 +312,14 @@ def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def recipe_of(words: Sequence[str]) -> tuple[Recipe, str]:
-    """Return the recipe and the run's name given by a command's words; see :func:`load_recipe`."""
+    """Return the recipe in a command's words, and the name of its run; see :func:`load_recipe`."""
     return load_recipe(*recipe_and_overrides(words))
 
 
 def load_recipe(
     name: str | None, overrides: Sequence[str], *, check_model: bool = True
 ) -> tuple[Recipe, str]:
-    """Return a recipe and the name of its run; errors also mention a data set that does not exist.
+    """Return a recipe and the name of its run; errors include a missing data set.
 
     Args:
         name, overrides, check_model: see :func:`_load_recipe`.
@@ -342,7 +339,7 @@ def load_recipe(
 
 
 def _unknown_best(name: str | None, overrides: Sequence[str]) -> Iterator[str]:
-    """Yield an error if no built-in task has the score that ``evaluate.best`` names in the overrides."""
+    """Yield an error if the overrides set ``evaluate.best`` to a score that no built-in task has."""
     from rankless.recipe.installed import shipped
 
     given = dict(word.partition("=")[::2] for word in overrides)
@@ -358,9 +355,9 @@ def _unknown_best(name: str | None, overrides: Sequence[str]) -> Iterator[str]:
 def _load_recipe(name: str | None, overrides: Sequence[str], *, check_model: bool) -> tuple[Recipe, str]:
     """Return a recipe and the name of its run.
 
-    Without a name, the recipe is ``fine-tune`` for pretrained weights without a model name, the defaults for
-    other data or another model, and otherwise ``digits``, whose values suit only the digits. ``fine-tune``
-    has values for the number of training images (:mod:`rankless.curation.fine_tuning`).
+    Without a name, the recipe is ``fine-tune`` if the overrides have weights and no model, the default
+    recipe if they have data or a model, and otherwise ``digits``. ``fine-tune`` is adapted to the number of
+    training images (:mod:`rankless.curation.fine_tuning`).
 
     Args:
         name: name of a shipped recipe, or a file.
@@ -397,7 +394,7 @@ def _load_recipe(name: str | None, overrides: Sequence[str], *, check_model: boo
 
 
 def _fine_tuning(recipe: Recipe) -> list[str]:
-    """Return overrides for the number of training images; none if the data cannot be read here."""
+    """Return overrides that adapt ``fine-tune`` to the training images; none if the data is not here."""
     try:
         task = opened_task(recipe)
     except UserError:
@@ -408,7 +405,7 @@ def _fine_tuning(recipe: Recipe) -> list[str]:
 
 
 def opened_task(recipe: Recipe) -> OpenTask:
-    """Return the task of a new run, with its data; raise a UserError if its paths or its data are wrong."""
+    """Open the task and the data of a new run; raise a UserError if a path or the data is wrong."""
     check_recipe(recipe, begins=True)  # before PyTorch is imported
     from rankless.tasks import open_task, resolve_recipe
 
@@ -416,7 +413,7 @@ def opened_task(recipe: Recipe) -> OpenTask:
 
 
 def check_target(target: Path) -> None:
-    """Check that ``target`` has weights."""
+    """Raise a UserError if ``target`` has no weights."""
     from rankless.runs.directory import weights_of
 
     if problems := [*_problems_of_weights(target, weights_of)]:
@@ -424,7 +421,7 @@ def check_target(target: Path) -> None:
 
 
 def not_given(recipe: Recipe) -> dict[str, str]:
-    """Return an error for each key whose value is still the placeholder of a shipped recipe."""
+    """Return an error for each key that still has a shipped recipe's placeholder, ``path/to/…``."""
     from rankless.recipe.schema import BUILT_IN_TASKS
 
     root = recipe.data.root if recipe.task in BUILT_IN_TASKS else ""
@@ -439,7 +436,7 @@ def not_given(recipe: Recipe) -> dict[str, str]:
 
 
 def check_recipe(recipe: Recipe, *, begins: bool) -> None:
-    """Check that the paths in a recipe exist.
+    """Raise a UserError if a path in a recipe does not exist.
 
     Args:
         recipe: a recipe with paths on this machine.
@@ -479,7 +476,7 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
 
 
 def _problems_of_data(root: str) -> list[str]:
-    """Return an error if nothing exists at ``data.root``."""
+    """Return a list with an error if nothing exists at ``data.root``."""
     return [f"data.root is '{root}': {one.removeprefix(f'{root}: ')}" for one in missing_data(root)]
 
 

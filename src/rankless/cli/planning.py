@@ -141,7 +141,7 @@ def fit(
 def _plan_options(
     devices: str | None, bandwidth: str | None, latency: str | None, step_ms: str | None, check: str | None
 ) -> units.PlanOptions:
-    """Parse the options of a plan; report all invalid options together."""
+    """Parse the options of ``plan``, and report all invalid ones together."""
     others = {"--devices": devices, "--bandwidth": bandwidth, "--latency": latency, "--step-ms": step_ms}
 
     def refuse_both() -> None:

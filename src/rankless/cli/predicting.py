@@ -168,7 +168,7 @@ def predict(
 
 
 def check_kinds(kinds: str, option: str) -> None:
-    """Check the kinds of results given by ``option``: ``--save`` or ``--format``."""
+    """Raise a UserError for unknown kinds of results given by ``--save`` or ``--format``."""
     from rankless.inference.formats import kinds_named
 
     with _name_given_options({option: kinds}):
@@ -180,7 +180,7 @@ def _words(text: str) -> list[str]:
 
 
 def _as_overrides(options: dict[str, str | None], overrides: Sequence[str]) -> list[str]:
-    """Check the options that stand for recipe keys; return them as ``key=value`` overrides."""
+    """Return the options that set recipe keys as ``key=value`` overrides, after checking the values."""
     given = {option: value for option, value in options.items() if value is not None and option in _KEYS}
     keys = {word.partition("=")[0] for word in overrides}
     if twice := [option for option in given if _KEYS[option] in keys]:
@@ -195,7 +195,7 @@ def _as_overrides(options: dict[str, str | None], overrides: Sequence[str]) -> l
 
 @contextmanager
 def _name_given_options(options: dict[str, str | None]) -> Iterator[None]:
-    """In errors raised within the block, name the options that the user gave."""
+    """Within the block, make errors name the options that the user gave."""
     try:
         yield
     except UserError as error:
@@ -293,7 +293,7 @@ def _where(image: ImageReport) -> str:
 
 
 def _summary(report: PredictionReport, found: Counter[str], frames: int) -> str:
-    """Return a line that summarizes the results; for a classifier, only the number of images."""
+    """Return a summary of the results. For a classifier, it counts only images."""
     still = len(report.images) - frames
     kinds = [counted(still, "image")] if still or not frames else []
     images = " and ".join([*kinds, *([counted(frames, "frame")] if frames else [])])

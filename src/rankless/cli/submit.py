@@ -64,7 +64,7 @@ Options = Annotated[JobOptions, Parameter(name="*")]
 def _request(
     words: Sequence[str], nodes: str, devices: str, options: JobOptions, *, sends_recipe: bool = False
 ) -> Request:
-    """Return the training run to submit, with the text of a recipe file if ``sends_recipe``.
+    """Return the training run to submit. With ``sends_recipe``, it includes the text of a recipe file.
 
     Raise a UserError that lists all errors in the options and the recipe.
     """

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """The arguments of ``rankless train``: options, and words that give the recipe and changes to it."""
+    """The options of ``rankless train``, and the words with the recipe and its overrides."""
 
     words: Annotated[tuple[str, ...], Parameter(parse=False)] = ()
     run: Annotated[
@@ -106,7 +106,7 @@ class TrainOptions:
     python: Python = None
 
     def recipe(self) -> tuple[str | None, Sequence[str]]:
-        """Return the recipe's name, or None, and the changes to the recipe."""
+        """Return the recipe's name, or None, and its overrides."""
         found = recipe_and_overrides(self.words)
         if self.resume and self.run is None:
             run = next((word for word in self.words if Path(word).is_dir()), "runs/digits")
@@ -116,10 +116,7 @@ class TrainOptions:
         return found
 
     def refuse(self, device: str, inline: str, download: str, parallel: str) -> None:
-        """Raise a UserError for options that do not apply.
-
-        Each argument is the message for the option of that name.
-        """
+        """Raise a UserError if one of these options was given, with the argument as its message."""
         in_threads = self.parallel != "processes"
         options = (
             ("--device", self.device != "auto", device),
@@ -216,7 +213,7 @@ def train_here(given: TrainOptions) -> int:
 
 
 def train_over_ssh(given: TrainOptions, hosts: str) -> int:
-    """Train on several machines; with ``--detach``, the first one coordinates the run."""
+    """Train on several machines. With ``--detach``, the first one coordinates the run."""
     given.refuse(
         device="applies only to this machine; remove --device; each host uses its GPUs, if any",
         inline="trains in this process, but --hosts starts other processes; remove one of the two",
@@ -311,7 +308,7 @@ def fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | 
 
 
 def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]]:
-    """Return the minimum number of hosts and the hosts; both are checked before the slow imports."""
+    """Return the minimum number of hosts and the hosts, checked before the slow imports."""
     from rankless.launch.hosts.names import parse_hosts
 
     least, parsed = whole_number("--min-hosts", min_hosts), parse_hosts(hosts)

@@ -242,7 +242,7 @@ def plot(
 
 
 def _collected(runs: tuple[Path, ...]) -> list[Collected]:
-    """Read all runs; report all unreadable runs together."""
+    """Read all runs, and report all unreadable ones together."""
     from rankless.report.collected import Collected
 
     collected = [Collected(path) for path in dict.fromkeys(runs)]
@@ -250,7 +250,7 @@ def _collected(runs: tuple[Path, ...]) -> list[Collected]:
 
 
 def _with_unique_names(runs: list[Collected]) -> list[Collected]:
-    """Rename runs that have the same name, using their paths as names."""
+    """Rename runs with the same name to their paths."""
     names = [one.name for one in runs]
     for one in runs:
         if names.count(one.name) > 1:

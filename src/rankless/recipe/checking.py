@@ -66,12 +66,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Source:
-    """The origin of a recipe's values.
+    """Where a recipe's values come from.
 
     Attributes:
-        name: name for messages about values without a known location.
+        name: name of the source, for messages about values without a known location.
         places: the locations of keys and sections.
-        problems: problems found before validation, which are reported together with those of the values.
+        problems: problems found before validation, which are reported together with those found by it.
         check_name: checks the model's name; None skips this check.
     """
 
@@ -86,9 +86,9 @@ class Source:
         return next(known, Location(self.name))
 
     def written(self, path: KeyPath, *, is_section: bool) -> list[KeyPath]:
-        """Return the paths, as written by the user, to report for an unknown path.
+        """Return the paths to report for an unknown one, as the user wrote them.
 
-        For a section, these are the paths of its values; otherwise, the outermost given path at or below it.
+        For a section, these are the paths of its values; otherwise, the outermost paths at or below it.
         """
         below = [one for one in self.places if one[: len(path)] == path] or [path]
         if is_section:
@@ -141,7 +141,7 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
 def _in_sentences(
     error: ValidationError, recipe: type, tree: Mapping[str, Any], kinds: Kinds, source: Source
 ) -> tuple[dict[KeyPath, str], list[_Clash]]:
-    """Translate pydantic's errors to messages about keys and values, by path, and about contradictions."""
+    """Convert pydantic's errors to messages by key path, and to a list of contradictions."""
     bad: dict[KeyPath, str] = {}
     clashes: list[_Clash] = []
     known = leaves(recipe, kinds._replace(task=""))  # keys of the other task are reported elsewhere
@@ -169,7 +169,7 @@ def _in_sentences(
 def _unknown_name(
     tree: Mapping[str, Any], kinds: Kinds, bad: Mapping[KeyPath, str], source: Source
 ) -> Iterator[Problem]:
-    """Yield the problem with the model's name, located at the task if the name is not given."""
+    """Yield a problem if the model is unknown; it is located at the task if no model is named."""
     path = ("model", "name")
     name = at(tree, path)
     is_open = path in bad or at(tree, ("model", "cfg")) or (name is None and "task" not in tree)
@@ -188,7 +188,7 @@ def expand(section: Any, path: KeyPath) -> Any:
 
 
 def count_keys(tree: Any) -> int:
-    """Count a tree's keys, but stop just above ``MOST_KEYS``: YAML anchors can make a tree endless."""
+    """Count a tree's keys, and stop above ``MOST_KEYS``, because YAML anchors can make a tree endless."""
     count, waiting = 0, [tree]
     while waiting and count <= MOST_KEYS:
         if isinstance(section := waiting.pop(), Mapping):
@@ -209,7 +209,7 @@ def _text(name: Any) -> str:
 
 
 def _completed(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, str]]:
-    """Return the tree with the model's default loss filled in, and problems with the loss's name."""
+    """Return the tree with the model's default loss, and problems with the name of the given loss."""
     model, loss, bad = tree.get("model", {}), tree.get("loss", {}), dict[KeyPath, str]()
     known, name = losses_of(model), loss_kind(loss)
     if name not in ("auto", *known):
@@ -230,7 +230,7 @@ def _completed(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, str]
 def _without_effect(
     recipe: type, tree: Mapping[str, Any], kinds: Kinds, bad: Mapping[KeyPath, str]
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Yield each given key that has no effect because of other keys' values, with a message."""
+    """Yield the path of each given key that has no effect because of other keys, and a message."""
     for path, key in leaves(recipe, kinds._replace(task="")).items():
         if not key.conditions:
             continue

@@ -85,14 +85,14 @@ def key_of_file(name: str, default: str) -> str:
 
 
 def without_key(word: str) -> str:
-    """Suggest what to write instead of a word without ``=``, which may name a file or a folder."""
+    """Return a hint for a word without ``=``, which may be the name of a file or a folder."""
     if not Path(word).exists():
         return "expected key=value, as in optim.lr=0.02"
     return f"expected key=value; did you mean {key_of_file(word, 'data.root')}={shell_word(word)}?"
 
 
 def imported(name: str) -> tuple[str, str]:
-    """Return a weights file's name after import and, for PyTorch's files, a note with the command."""
+    """Return the name of a weights file after import, and a note with the import command if it needs one."""
     if not name.endswith(PYTORCH):
         return name, ""
     ours = f"{Path(name).stem}.safetensors"
@@ -112,10 +112,7 @@ def is_by_name(pretrained: str) -> bool:
 
 
 def line_of_file(name: str, values: Mapping[str, str]) -> str:
-    """Return the end of a message: the command that trains with a cfg or weights file.
-
-    ``values`` holds the other overrides by key; the command uses its data set.
-    """
+    """Return a hint with the command that trains with a cfg or weights file, on the data in ``values``."""
     ours, note = imported(name)
     data = values.get("data.root") or values.get("data") or "FOLDER"
     note = f"{note}, then " if note else ""
@@ -131,7 +128,7 @@ _OTHER_YOLO = re.compile(
 
 
 def other_yolo(name: str) -> str:
-    """Return a hint about the model nearest to a missing YOLO such as yolov8n, or an empty string."""
+    """Return a hint about the model most similar to an unavailable YOLO such as yolov8n, or nothing."""
     match = _OTHER_YOLO.fullmatch(name)
     if not match:
         return ""
@@ -161,5 +158,5 @@ VALUES: Mapping[tuple[str, str], str] = {
 
 
 def answer(meant: str) -> str:
-    """Return the end of a message that tells what to use instead of another trainer's name."""
+    """Return a hint from an entry of :data:`ELSEWHERE`."""
     return meant if meant.startswith("not needed") else f"use {meant}"

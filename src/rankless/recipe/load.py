@@ -46,7 +46,7 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
             ``model.image_size=[192, 320]``. The last one for a key counts. A preset, as in
             ``data.augment=heavy``, replaces the file's values in its section. With ``model.pretrained`` and
             no network, the network is that of the weights (:func:`.recorded.with_network`). Keys of a shipped
-            recipe that the network does not have are left out, with a warning.
+            recipe that the network does not have are dropped, with a warning.
         check_name: returns the problem with a model's name for a task, as
             :func:`rankless.models.names.problem` does; without it, any name is accepted here.
 
@@ -63,9 +63,9 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
 
 
 def parsed(text: str, name: str, overrides: Overrides = (), *, check_name: NameCheck | None = None) -> Recipe:
-    """Return the recipe in a text that Rankless wrote; like a shipped recipe, it may have unused keys.
+    """Return the recipe in a text that Rankless wrote, which messages call ``name``.
 
-    Messages call the text ``name``.
+    As in a shipped recipe, keys that the network does not have are dropped with a warning.
     """
     return _parse(text, name, overrides, check_name, is_shipped=True)
 
@@ -93,7 +93,7 @@ def is_cut(path: Path) -> bool:
 
 
 def data_root(path: Path) -> str:
-    """Return ``data.root`` of a recipe file that may have errors; empty without it, or for a custom task."""
+    """Return ``data.root`` of a recipe with errors; empty if it is missing or the task is a custom one."""
     try:
         tree, _, _ = yaml12.read_in_part(*_text(path))
     except UserError:
@@ -103,7 +103,7 @@ def data_root(path: Path) -> str:
 
 
 def is_recipe(path: Path) -> bool:
-    """Check whether a YAML file has sections of a recipe and does not describe a data set."""
+    """Check whether a YAML file is a recipe and not a description of a data set."""
     try:
         tree, _, _ = yaml12.read_in_part(*_text(path))
     except UserError:
@@ -123,7 +123,7 @@ def to_json(recipe: Recipe) -> str:
 
 
 def from_json(text: str, name: str = "recipe in JSON") -> Recipe:
-    """Read a recipe written by :func:`to_json`; messages name its source, such as a weights file."""
+    """Read a recipe written by :func:`to_json`. Messages call its source ``name``."""
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -138,7 +138,7 @@ def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
 
 
 def free_keys() -> list[str]:
-    """List the dotted keys that may change when a run is resumed, keys outside of sections first."""
+    """List the dotted keys that may change when a run is resumed, starting with those outside of sections."""
     return [".".join(path) for path in sorted(leaves(Recipe), key=len) if leaves(Recipe)[path].is_free]
 
 
@@ -200,7 +200,7 @@ def _built(tree: Any, source: Source, overrides: Overrides, *, is_shipped: bool 
             for path in left_out:
                 whole = _without(whole, path)
             network, keys = at(whole, _NAME, "this network"), ", ".join(map(".".join, left_out))
-            warn(f"{source.name}: {network} does not have {keys}, so the recipe's value is left out")
+            warn(f"{source.name}: {network} does not have {keys}, so the recipe's values are ignored")
     source = dataclasses.replace(source, problems=[*source.problems, *_named_twice(whole, source)])
     return _RECIPE.validate_python(whole, context=source)
 

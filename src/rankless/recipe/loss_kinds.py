@@ -186,5 +186,5 @@ LOSSES: Mapping[str, type[LossKeys]] = by_tag(AnyLoss)
 
 
 def Loss(**keys: Any) -> LossKeys:  # noqa: N802 (it stands where a class would)
-    """Return the section ``loss`` with these keys; without a name, the recipe's model determines the loss."""
+    """Return a ``loss`` section with these keys. Without a name, the recipe's model determines the loss."""
     return LOSSES.get(loss_kind(keys), AutoLoss)(**keys)

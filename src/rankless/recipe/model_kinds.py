@@ -319,7 +319,7 @@ MODELS: Mapping[str, type[ModelKeys]] = by_tag(AnyModel)
 
 
 def Model(**keys: Any) -> ModelKeys:  # noqa: N802 (it stands where a class would)
-    """Return the section ``model`` with these keys; ``name`` or ``cfg`` determines its kind."""
+    """Return a ``model`` section with these keys. ``name`` or ``cfg`` determines its kind."""
     return MODELS[model_kind(keys)](**keys)
 
 
@@ -329,7 +329,7 @@ def losses_of(model: Any) -> tuple[str, ...]:
 
 
 def loss_of(model: Any, loss: LossKeys | None = None) -> LossKeys:
-    """Return the loss for a model; a loss without a name becomes the model's published one."""
+    """Return the loss for a model. A loss without a name becomes the model's published one."""
     name = losses_of(model)[0]
     if (loss and loss.name != "auto") or name == "auto":
         return loss or AutoLoss()

@@ -34,7 +34,7 @@ def recipe_in(path: Path) -> dict[str, Any] | None:
 
 
 def classes_of(pretrained: str) -> list[str]:
-    """Return the class names in the weights that ``model.pretrained`` names; empty if they cannot be read."""
+    """Return the class names in the weights of ``model.pretrained``; empty if they cannot be read."""
     try:
         names = _in_header(weights_of(path_of(pretrained), warn=lambda _: None), "class_names")
     except (UserError, OSError, ValueError):
@@ -43,7 +43,7 @@ def classes_of(pretrained: str) -> list[str]:
 
 
 def _in_header(path: Path, key: str) -> Any:
-    """Return an entry of a weights file's metadata; None if it cannot be read."""
+    """Return an entry of a weights file's metadata, or None if it cannot be read."""
     try:
         with opened(path) as file:
             (length,) = struct.unpack("<Q", file.read(8))
@@ -54,7 +54,7 @@ def _in_header(path: Path, key: str) -> Any:
 
 
 def instruction_set_of(path: Path) -> str:
-    """Return the ``cpu_isa`` of the recipe in a weights file; ``native`` if there is none."""
+    """Return the ``cpu_isa`` of the recipe in a weights file, or ``native`` if it has none."""
     return "avx2" if (recipe_in(path) or {}).get("cpu_isa") == "avx2" else "native"
 
 

@@ -93,7 +93,7 @@ PRESETS: Mapping[str, Mapping[str, float | str]] = {
 
 @dataclass(frozen=True, config=config)
 class Augment:
-    """Augmentation of the training images: a preset's name, or keys. Zero disables an operation."""
+    """Augmentation of the training images: the name of a preset, or keys. 0 disables an operation."""
 
     preset: InitVar[Preset] = "light"
     """Preset that sets the omitted keys; ``light`` sets the defaults. A recorded recipe contains the values

@@ -47,8 +47,8 @@ def normalizes(kind: str) -> bool:
 def folder_of(text: str) -> Path | None:
     """Return the folder of a path or an ``hf://OWNER/NAME`` if transformers wrote it, or None otherwise.
 
-    The address's files are downloaded unless they are in the cache. A folder that Rankless wrote, or one
-    without ``config.json``, does not count as written by transformers.
+    Files at an address are downloaded unless they are cached. A folder that Rankless wrote, or one without
+    ``config.json``, does not count as written by transformers.
     """
     if text.startswith(hub.PREFIX):
         address = hub.parse(text)
@@ -152,7 +152,7 @@ def class_names(folder: Path, where: str) -> tuple[str, ...]:
 
 
 def recipe_keys(folder: Path, where: str) -> dict[str, dict[str, Any]]:
-    """Return the recipe keys for the network in a folder and for its published preprocessing.
+    """Return the recipe keys that describe a transformers folder's network and its preprocessing.
 
     Raises:
         UserError: the network or its preprocessing is not supported; all problems at once.
@@ -169,7 +169,7 @@ def recipe_keys(folder: Path, where: str) -> dict[str, dict[str, Any]]:
     return {"model": model, "data": {"fit": fit}, "evaluate": {"iou": 1.0}}
 
 
-def _preprocessing(folder: Path, where: str) -> tuple[list[int], str, str]:
+def _preprocessing(folder: Path, where: str) -> tuple[list[Any], str, str]:
     """Return the values of ``model.image_size``, ``model.normalize`` and ``data.fit``."""
     path = folder / PREPROCESSOR
     kind = _object(folder / CONFIG, where).get("model_type")

@@ -20,7 +20,7 @@ def keys_of_prediction(task: str) -> list[str]:
 
 
 def refuse_unused_in_scoring(overrides: Sequence[str], task: str) -> None:
-    """Refuse overrides that affect no score; a custom task may read any key."""
+    """Raise a UserError for overrides that affect no score. A custom task may read any key."""
     keys = _keys(overrides)
     if "task" in keys or task not in BUILT_IN_TASKS:
         return
@@ -32,7 +32,7 @@ def refuse_unused_in_scoring(overrides: Sequence[str], task: str) -> None:
 
 
 def refuse_unused_in_prediction(overrides: Sequence[str], task: str) -> None:
-    """Refuse overrides that affect no prediction; see :func:`refuse_unused_in_scoring`."""
+    """Raise a UserError for overrides that affect no prediction."""
     used = keys_of_prediction(task)
     unused = [key for key in _keys(overrides) if key not in used]
     if unused:
@@ -51,7 +51,7 @@ def refuse_unused_in_prediction(overrides: Sequence[str], task: str) -> None:
 
 
 def _is_scored(path: KeyPath, task: str) -> bool:
-    """Check whether scoring reads a key, or any key of a section; unknown keys count as read."""
+    """Check whether scoring reads a key or any key of a section. Unknown keys count as read."""
     inside = [key for known, key in leaves(Recipe).items() if known[: len(path)] == path]
     return not inside or any(task in key.reads.scoring for key in inside)
 
