@@ -77,7 +77,7 @@ def test_an_error_about_an_options_key_names_the_option(asked, capsys, monkeypat
         "error: --iou",
         "error: --max",
     ]
-    assert all("a classifier has no boxes" in line[2] for line in lines[1:])
+    assert all("a classifier predicts the five best classes" in line[2] for line in lines[1:])
 
 
 def test_lists_of_sources(asked, monkeypatch):
