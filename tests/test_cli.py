@@ -164,14 +164,14 @@ def test_the_module_runs():
         (["train", "digits", "--devces", "2"], "--devces: no such option; did you mean '--devices'?"),
         (
             ["train", "digits", "--run"],
-            "--run has no value: expected one after it; see: rankless train --help",
+            "--run has no value: expected a value after it; see: rankless train --help",
         ),
-        (["train", "digits", "--resume=maybe"], "--resume has 'maybe': expected no value"),
+        (["train", "digits", "--resume=maybe"], "--resume is 'maybe': expected no value"),
         (
             ["data", "check"],
-            "ROOT is missing: the data set: a folder, or a file such as data.yaml; see: rankless data",
+            "ROOT is missing: expected a data folder, or a file such as data.yaml; see: rankless data",
         ),
-        (["train", "digits", "--devices", "two"], "--devices has 'two': expected a whole number"),
+        (["train", "digits", "--devices", "two"], "--devices is 'two': expected a whole number"),
         (["train", "digits", "--devices", "0"], "--devices is 0: expected at least 1 device"),
         (["train", "--resume"], "--resume needs a run"),
         (["train", "--resume", "."], "as in --resume --run ."),
@@ -190,12 +190,16 @@ def test_the_module_runs():
             ["train", "--resume", "--run", "gone"],
             "gone: nothing to resume: there is no recipe.yaml",
         ),
-        (["train", "digts"], "no recipe 'digts'"),
+        (["train", "digts"], "'digts': neither a recipe nor a folder of this name exists; expected a data"),
+        (
+            ["train", "fine-tune", "model.pretrained=hf://a/b/x.bin", "data.root=digits"],
+            "model.pretrained: hf://a/b/x.bin: expected a .safetensors file",
+        ),
         (["train", "ssdlite320"], "see: rankless recipes, and for model.name: rankless models"),
         (["train", "digits", "other"], "command line: 'other': expected key=value"),
         (
             ["evaluate"],
-            "TARGET is missing: a run directory, weights file or export; see: rankless evaluate --help",
+            "TARGET is missing: expected a run directory, weights file or export; see: rankless evaluate",
         ),
         (["evaluate", "x.onnx", "other"], "'other': expected key=value"),
         (["predict", "x.onnx"], "no images given"),
@@ -204,15 +208,27 @@ def test_the_module_runs():
             "--confidence is '25': expected a number from 0 to 1",
         ),
         (["predict", "x.onnx", "digits:val:0", "--confidence", "nan"], "--confidence is 'nan'"),
+        (["predict", "x.onnx", "digits:val:0", "--format", "cvatt"], "--format has 'cvatt'"),
+        (["predict", "x.onnx", "digits:val:0", "--save", "jsn"], "--save has 'jsn'"),
+        (
+            ["predict", "x.onnx", "x", "--save", "json", "--format", "csv"],
+            "are the same option; remove one",
+        ),
         (["digest", "gone"], "gone: no such file"),
-        (["verify", "--worlds", "1,x"], "--worlds has 'x'"),
-        (["verify", "--steps", "1.5"], "--steps has '1.5'"),
-        (["import", "x.pt"], "--out is missing: the weights file to write; see: rankless import --help"),
-        (["import", "x.pt", "--out", "o", "--classes", "many"], "--classes has 'many'"),
+        (
+            ["verify", "--worlds", "1,x"],
+            "--worlds is '1,x': expected whole numbers of at least 1, as in 1,2,4",
+        ),
+        (["verify", "--steps", "1.5"], "--steps is '1.5'"),
+        (
+            ["import", "x.pt"],
+            "--out is missing: expected the weights file to write; see: rankless import --help",
+        ),
+        (["import", "x.pt", "--out", "o", "--classes", "many"], "--classes is 'many'"),
         (["import", "x.pt", "--out", "o", "y.pt"], "'y.pt': expected key=value"),
         (["recipes", "digts"], "no shipped recipe 'digts'"),
         (["train", "digits", "precision=O2"], "bf16 and fp16 compute in half precision (Apex's O1)"),
-        (["train", "digits", "precision=bf16-pure"], "--pure times O3's, as a baseline of speed"),
+        (["train", "digits", "precision=bf16-pure"], "--pure times O3, as a baseline of speed"),
         (["verify", "--version=0.5"], "--version takes no value; see: rankless verify --help"),
         (["data", "show", "--help=-1", "-1"], "--help takes no value; see: rankless data show --help"),
         (["recipes", "digits", "more"], "'more': unexpected argument; see: rankless recipes --help"),
@@ -234,30 +250,36 @@ def test_every_error_of_a_recipe_has_its_line(calls, capsys):
     ]
 
 
+def test_missing_data_of_a_recipe_file_is_reported_with_its_other_errors(calls, capsys):
+    Path("my.yaml").write_text("model: {name: yolov9}\ndata: {root: gone/data}\n")
+    name, data = problems(capsys, "train", "my.yaml")
+    assert "'model.name' is 'yolov9': no such model" in name
+    assert data.startswith("data.root is 'gone/data': no such file or folder")
+
+
 def test_options_of_other_programs_lead_to_keys_all_at_once(calls, capsys):
     words = "train digits --batch-size 8 -j=4 --lr 0.1 --gpu_ids 0,1 --opt_level O2 --devices 1"
     see = "; see: rankless train --help"
     found = [one.removesuffix(see) for one in problems(capsys, *words.split())]
     assert found == [
-        "--batch-size: no such option; here it is batch.images=VALUE, the images of a step on all devices "
-        "together (a number per GPU times the GPUs)",
-        "-j: no such option; here it is workers=VALUE",
-        "--lr: no such option; here it is optim.lr=VALUE",
-        "--gpu_ids: no such option; here it is --devices N on the command line: a recipe does not say "
-        "where a run happens",
-        "--opt_level: no such option; here it is precision: O0 is fp32, O1 is fp16 or bf16",
+        "--batch-size: no such option; use batch.images=VALUE, the number of images per step on all devices "
+        "together (the number per GPU times the number of GPUs)",
+        "-j: no such option; use workers=VALUE",
+        "--lr: no such option; use optim.lr=VALUE",
+        "--gpu_ids: no such option; use --devices N on the command line; a recipe does not specify devices",
+        "--opt_level: no such option; use precision; O0 is fp32, O1 is fp16 or bf16",
     ]
     (said,) = problems(capsys, "train", "resnet18", "--test-only")
-    assert said.startswith("--test-only: no such option; here it is another command: rankless evaluate RUN;")
+    assert said.startswith("--test-only: no such option; use the command rankless evaluate RUN;")
     (said,) = problems(capsys, "train", "digits", "--model", "resnet50")
-    assert "here it is the recipe, as in rankless train resnet18, or model.name; see" in said
+    assert "use a recipe, as in rankless train resnet18, or model.name; see" in said
     words = "predict --weights best.pt --source a.jpg --conf 0.3 --conf-thres=0.3 --foo -1 --max 2"
     see = "; see: rankless predict --help"
     assert [one.removesuffix(see) for one in problems(capsys, *words.split())] == [
-        "--weights: no such option; here it is the first word, a run or a weights file",
-        "--source: no such option; here it is the words after the first",
-        "--conf: no such option; here it is --confidence VALUE",
-        "--conf-thres: no such option; here it is --confidence VALUE",
+        "--weights: no such option; use the first argument, a run or a weights file",
+        "--source: no such option; use the arguments after the first",
+        "--conf: no such option; use --confidence VALUE",
+        "--conf-thres: no such option; use --confidence VALUE",
         "--foo: no such option",
     ]
     words = "train --epochs 3 --foo --img-size 416 --ba=2"
@@ -316,7 +338,7 @@ def test_what_old_launchers_add_is_left_out(words, forked, tmp_path):
     said = "error: command line: 'epochs' is 'x': expected a whole number of at least 1\n"
     assert (done.returncode, done.stderr) == (2, said)
     done = forked(*command, "--local-rank", cwd=tmp_path)
-    assert done.stderr.startswith("error: --local-rank: no such option; not needed here: the launcher")
+    assert done.stderr.startswith("error: --local-rank: no such option; not needed: the launcher")
 
 
 COMPUTING = ["train", "verify", "evaluate x", "errors x", "benchmark x"]
@@ -333,7 +355,7 @@ def test_device_is_cpu_or_cuda(monkeypatch, capsys, tmp_path, command):
     words = [*command.split(), *(["digits", "epochs=x"] if command in ("train", "verify") else [])]
     for wrong in ("0", "cuda:1", "gpu"):
         said, *_ = problems(capsys, *words, "--device", wrong)
-        assert said.startswith(f"--device has '{wrong}': expected cpu, cuda or auto; --devices selects GPUs")
+        assert said.startswith(f"--device is '{wrong}': expected cpu, cuda or auto; --devices selects GPUs")
     assert "--device" not in problems(capsys, *words, "--device", "cuda")[0]
     assert compute_device().type == "cuda"
     assert "--device" not in problems(capsys, *words, "--device", "cpu")[0]
@@ -346,17 +368,17 @@ def test_device_is_cpu_or_cuda(monkeypatch, capsys, tmp_path, command):
 
 def test_device_where_it_is_no_option(capsys):
     (said,) = problems(capsys, "export", "x", "--format", "onnx", "--device", "cpu")
-    assert said.startswith("--device: no such option; exports are computed on the CPU: leave out --device")
+    assert said.startswith("--device: no such option; exports are computed on the CPU; remove --device")
     for command in ("train", "verify"):
         (said,) = problems(capsys, command, "digits", "--hosts", "a,b", "--device", "cpu")
-        assert said.startswith("--device: applies only to this machine; leave it out with --hosts")
+        assert said.startswith("--device: applies only to this machine; remove --device")
 
 
 def test_weights_of_pytorch_in_place_of_a_model_are_named(calls, capsys):
     about_model, about_data, line = problems(capsys, "train", "model=yolov8n.pt", "data=coco8.yaml")
     assert about_model.endswith("did you mean 'model.pretrained'?")  # the way to import is said once
     assert line.startswith(
-        "yolov8n.pt: expected weights of a network that 'rankless models' lists, after an import: "
+        "yolov8n.pt: PyTorch files must be imported first, with: rankless import yolov8n.pt "
     )
     for words in (["model=yolov8n.pt"], ["yolov4-tiny", "model=yolov8n.pt", "data.root=x"]):
         said, *_ = problems(capsys, "train", *words)
@@ -426,8 +448,8 @@ def test_data_as_elsewhere_without_a_recipe_names_one(calls, capsys):
 )
 def test_command_lines_of_yolo_are_answered_with_ours(calls, capsys, theirs, ours):
     (said,) = problems(capsys, *theirs.split())
-    assert re.search(r": no such command; |: not understood; ", said)
-    assert said.partition("; left out: ")[0].endswith(f"write: rankless {ours}")
+    assert re.search(r": no such command; |: unknown arguments?; ", said)
+    assert said.partition("; left out: ")[0].endswith(f"run: rankless {ours}")
     weights = re.search(r"[\w-]+\.pt\b", theirs)
     assert not weights or f"rankless import {weights[0]} --model NAME --out " in said
     # Ours is understood: what is wrong with it is no word of the command line.
@@ -439,12 +461,12 @@ def test_command_lines_of_yolo_are_answered_with_ours(calls, capsys, theirs, our
 @pytest.mark.parametrize(
     ("words", "twice", "ours"),
     [
-        ("conf=0.4 --conf 0.4", "'conf=0.4': given twice, as --conf;", "--confidence 0.4"),
-        ("conf=0.4 --confidence=0.3", "'conf=0.4': given twice, as --confidence;", "--confidence=0.3"),
-        ("imgsz=64 model.image_size=32", "'imgsz=64': given twice, as model.im", "model.image_size=32"),
+        ("conf=0.4 --conf 0.4", "'conf=0.4': the same as --conf;", "--confidence 0.4"),
+        ("conf=0.4 --confidence=0.3", "'conf=0.4': the same as --confidence;", "--confidence=0.3"),
+        ("imgsz=64 model.image_size=32", "'imgsz=64': the same as model.im", "model.image_size=32"),
         (
             "iou=0.5 conf=0.4 --confidence 0.3",
-            "'iou=0.5': not understood; 'conf=0.4': given twice, as --confidence;",
+            "'iou=0.5': unknown argument; 'conf=0.4': the same as --confidence;",
             "--confidence 0.3 --iou 0.5",
         ),
     ],
@@ -453,7 +475,7 @@ def test_a_word_of_another_program_that_is_there_in_ours_is_not_advised_again(
     trained, capsys, words, twice, ours
 ):
     (said,) = problems(capsys, "predict", "w", "a.jpg", *words.split())
-    assert said.startswith(twice) and said.endswith(f"; write: rankless predict w a.jpg {ours}")
+    assert said.startswith(twice) and said.endswith(f"; run: rankless predict w a.jpg {ours}")
     assert cli.main(["predict", "w", "a.jpg", *ours.split()]) == 0
 
 
@@ -505,7 +527,7 @@ def test_all_faults_of_a_line_are_named_at_once(calls, capsys, tmp_path, monkeyp
     assert len(said) == len(faults)
     for one, words in zip(said, faults, strict=True):
         assert all(word in one for word in words.split()), (one, words)
-        assert "write: rankless" not in one
+        assert "run: rankless" not in one
     assert not calls.asked
 
 
@@ -744,7 +766,7 @@ def test_an_output_that_cannot_be_written_is_named():
             check=False,
             env=environment,
         )
-    sentence = "the output could not be written (No space left on device); send it elsewhere"
+    sentence = "the output cannot be written (No space left on device); redirect it elsewhere"
     assert (done.returncode, done.stderr) == (1, f"error: {sentence}\n")
 
 
@@ -755,10 +777,10 @@ LEADS_NOWHERE = [
     ("train digits data.root=/no/pe", ["data.root is '/no/pe': no such file or folder; exp"]),
     ("train resnet18", ["data.root is not given: expected a folder or a file; add data.root="]),
     ("train fine-tune model.pretrained=a.pth", ["data.root is not", "import a.pth --model NAME"]),
-    ("train digits model.pretrained=imagenet", ["published weights are model.pretr"]),
-    ("train digits model.pretrained=true", ["published weights are model.pretr"]),
-    ("train digits --ranks 1", ["here it is --devices N"]),
-    ("evaluate run --gpus 1", ["here it is --devices N"]),
+    ("train digits model.pretrained=imagenet", ["for published weights, use model.pretr"]),
+    ("train digits model.pretrained=true", ["for published weights, use model.pretr"]),
+    ("train digits --ranks 1", ["use --devices N"]),
+    ("evaluate run --gpus 1", ["use --devices N"]),
     ("train digits model.pretrained=nope.pt", ["model.pretrained is 'nope.pt': no such file"]),
     (
         "train digits data.root=nope model.pretrained=nope.pt",

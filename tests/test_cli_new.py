@@ -11,7 +11,7 @@ from PIL import Image
 
 from rankless import cli
 from rankless.cli.new import recipe_for, say_fine_tuning
-from rankless.cli.options import loaded
+from rankless.cli.options import load_recipe
 from rankless.errors import UserError
 from rankless.models.checkpoints.weights import save
 from rankless.recipe import load
@@ -106,7 +106,8 @@ def test_a_folder_without_data_is_no_recipe(flowers, capsys):
 def test_a_misspelt_folder_and_a_run_directory_are_no_recipes(flowers, capsys):
     for word in ("flwoers", "flwoers/"):
         (line,) = problems(capsys, "train", word)
-        assert line.endswith("a folder with data is also accepted; did you mean 'flowers'?")
+        assert "neither a recipe nor a folder of this name exists" in line
+        assert line.endswith("; did you mean 'flowers'?")
     Path("runs/s").mkdir(parents=True)
     Path("runs/s/recipe.yaml").write_text("epochs: 2\n")
     (line,) = problems(capsys, "train", "runs/s")
@@ -126,7 +127,7 @@ def test_a_wrong_key_is_reported_before_the_data_is_read(shapes, capsys):
         (
             "flowers",
             ["epoch=2", "--devices", "x"],
-            ("--devices has 'x'", "'epoch': no such key; did you mean 'epochs'"),
+            ("--devices is 'x'", "'epoch': no such key; did you mean 'epochs'"),
         ),
         ("flowers", ["loss.smoothing=2"], ("'loss.smoothing' is 2",)),
         ("shapes", ["model.width=2x"], ("'model.width' is '2x'",)),
@@ -137,6 +138,14 @@ def test_a_wrong_key_is_reported_before_the_data_is_read(shapes, capsys):
         recipe_for("few", ["evaluate.iou=0.5"])
     with pytest.raises(UserError, match="few: no such file"):
         recipe_for("few", ["loss.smoothing=0.2"])
+
+
+def test_a_used_run_directory_and_wrong_weights_are_reported_before_the_data_is_read(flowers, capsys):
+    Path("runs").mkdir()
+    Path("runs/notes.txt").touch()
+    lines = problems(capsys, "train", "flowers", "model.pretrained=hf://a/b/x.bin", "--run", "runs")
+    assert "model.pretrained: hf://a/b/x.bin: expected a .safetensors file" in lines[0]
+    assert "runs: is not a run directory, but contains 'notes.txt'" in lines[1]
 
 
 def test_the_values_are_those_after_the_overrides(flowers, capsys):
@@ -168,11 +177,11 @@ def test_weights_bring_their_network_and_the_values_for_fine_tuning(flowers, wei
     assert cli.main(["new", "flowers", "--pretrained", "c.safetensors"]) == 0
     assert load.load("flowers.yaml", ["optim.weight_decay=0.5"]) == folder
     # The recipe fine-tune has the same ones, for the images of its data, and keeps those that are given.
-    shipped, _ = loaded("fine-tune", [*words, "data.root=flowers"])
+    shipped, _ = load_recipe("fine-tune", [*words, "data.root=flowers"])
     for section in ("model", "batch", "epochs", "optim", "schedule", "ema"):
         assert getattr(shipped, section) == getattr(folder, section)
     assert shipped.epochs > load.load("fine-tune").epochs
-    assert loaded("fine-tune", [*words, "data.root=flowers", "epochs=2"])[0].epochs == 2
+    assert load_recipe("fine-tune", [*words, "data.root=flowers", "epochs=2"])[0].epochs == 2
 
 
 def test_weights_that_do_not_suit_the_data_are_refused(flowers, weights, capsys):
@@ -210,10 +219,10 @@ def test_fine_tuning_names_its_values_and_the_tasks_that_differ(shapes, weights,
     ):
         assert reason in problems(capsys, "train", f"model.pretrained={name}", f"data.root={root}")[0]
     words = ["model.pretrained=c.safetensors", "data.root=flowers", "optim.lr=0.5"]
-    say_fine_tuning(loaded("fine-tune", words)[0], words, is_here=True)
+    say_fine_tuning(load_recipe("fine-tune", words)[0], words, is_here=True)
     assert "fine-tune, with values for 20 training images:\n  model.freeze=10%" in capsys.readouterr().out
     words[1] = "data.root=elsewhere"
-    say_fine_tuning(loaded("fine-tune", words)[0], words, is_here=False)
+    say_fine_tuning(load_recipe("fine-tune", words)[0], words, is_here=False)
     assert "for 200 training images, because the data is not here" in capsys.readouterr().out
     recipe_for("shapes", ["model.pretrained=published"])
     said = capsys.readouterr().out

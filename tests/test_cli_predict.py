@@ -48,8 +48,8 @@ def test_options_become_overrides(asked):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["evaluate.iou=0.5", "--iou", "0.5"], "--iou and evaluate.iou are the same; give only one of them"),
-        (["--batch", "0"], "--batch has '0': expected a whole number of at least 1"),
+        (["evaluate.iou=0.5", "--iou", "0.5"], "--iou and evaluate.iou are the same; remove one of them"),
+        (["--batch", "0"], "--batch is '0': expected a whole number of at least 1"),
         (["--tta", "most"], "--tta is 'most'"),
         (["@gone.txt"], "'@gone.txt': the list cannot be read"),
         (["@empty.txt"], "'@empty.txt': the list is empty; expected a path on each line"),
@@ -77,7 +77,7 @@ def test_an_error_about_an_options_key_names_the_option(asked, capsys, monkeypat
         "error: --iou",
         "error: --max",
     ]
-    assert all("a classifier has no boxes" in line[2] for line in lines[1:])
+    assert all("a classifier predicts the five best classes" in line[2] for line in lines[1:])
 
 
 def test_lists_of_sources(asked, monkeypatch):

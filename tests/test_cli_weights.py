@@ -93,7 +93,7 @@ def test_get_says_what_is_missing(
     assert said.endswith(f"get the file elsewhere and save it as {cached}\n")
     assert "expected hf://OWNER/NAME" in problem(capsys, "weights", "get", "hf://a")
     assert "expected a .safetensors file" in problem(capsys, "weights", "get", "hf://a/b/c.bin")
-    assert "set HF_HUB_OFFLINE=1 on the --hosts" in problem(
+    assert "set HF_HUB_OFFLINE=1 on the hosts" in problem(
         capsys, "train", "digits", "--offline", "--hosts", "a"
     )
 

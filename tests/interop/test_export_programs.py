@@ -352,9 +352,9 @@ def test_what_computes_something_else_is_discarded(
             "--confidence has an effect only with --nms; add --nms, or remove --confidence",
         ),
         (["--nms", "evaluate.nms=diou"], "the recipe's evaluate.nms is 'diou'; add evaluate.nms=iou"),
-        (["--nms", "--confidence", "2"], "--confidence is 2; expected a number from 0 to 1"),
+        (["--nms", "--confidence", "2"], "--confidence is 2: expected a number from 0 to 1"),
         (["optim.lr=1"], "key 'optim.lr': has no effect on an export; expected one of model.image_size"),
-        (["--batch", "none"], "--batch has 'none': expected a whole number of at least 1"),
+        (["--batch", "none"], "--batch is 'none': expected a whole number of at least 1"),
         (["digits"], "'digits': expected key=value, as in evaluate.iou=0.5"),
     ],
 )
@@ -425,7 +425,7 @@ def test_files_that_cannot_be_exported_or_read_are_errors(
             "--formats has 'onyx': expected one of onnx, torchscript, pt2, openvino",
         ),
         (["--seconds", "0"], "--seconds is 0: expected a number above 0, at most 3600"),
-        (["--batch", "0"], "--batch has '0': expected a whole number of at least 1"),
+        (["--batch", "0"], "--batch is '0': expected a whole number of at least 1"),
         (["evaluate.best=loss"], "key 'evaluate.best': has no effect on an export; expected one of"),
     ],
 )

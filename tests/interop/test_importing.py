@@ -112,7 +112,7 @@ def test_nothing_is_overwritten_unasked(place, capsys):
         (["their.pt", "--out", "o", "--model", "a", "model.name=b"], ["remove one of them"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "lr=1"], ["did you mean 'optim.lr'"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "x"], ["'x': expected key=value"]),
-        (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--classes", "0"], ["--classes has '0'"]),
+        (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--classes", "0"], ["--classes is '0'"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--key", "ema"], ["under --key ema"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny"], ["not fit the model (0 missing, 0 unexp"]),
         (["their.pt", "--out", "o", "--model", "yolov3-tiny", NARROW], ["classes is unclear"]),

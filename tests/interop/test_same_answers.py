@@ -226,7 +226,7 @@ def test_predict_takes_changes_to_the_recipe_and_refuses_what_changes_nothing(ne
     words = ["predict", str(net), "data/val/0.png", "optim.lr=1", "evaluate.confidence=0.1", "data.padd=3"]
     assert cli.main(words) == 2
     error = capsys.readouterr().err
-    assert "key 'optim.lr': prediction does not use it" in error and "give --confidence" in error
+    assert "key 'optim.lr': prediction does not use it" in error and "use --confidence" in error
     assert cli.main(["predict", str(net), "data/val/0.png", "--device", "tpu"]) == 2
     assert "device 'tpu' cannot be used" in capsys.readouterr().err
 

@@ -393,6 +393,6 @@ def test_the_commands(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> 
         assert main(["audit", str(run.path), "--devices", "1", *words]) == 2
     said = capsys.readouterr().err
     assert "optim.lr: an audit keeps the recipe of the run; expected one of 'data.root'" in said
-    assert "--seed has 'x': expected a whole number" in said and "/not/there" in said
+    assert "--seed is 'x': expected a whole number" in said and "/not/there" in said
     assert main(["audit", os.fspath(run.path / "nothing")]) == 2
     assert "nothing: no such directory; expected the directory of a run" in capsys.readouterr().err

@@ -91,12 +91,12 @@ def test_a_host_that_does_not_answer_names_the_way_on_without_it(tmp_path: Path)
     """A start over SSH, of which nothing is there any more when it is asked about."""
     (tmp_path / "ssh").write_text("#!/bin/sh\n[ -e gone ] && exit 255\necho 77\n")
     (tmp_path / "ssh").chmod(0o700)
-    words = ("--hosts", "h1:1,h2:3,h3", "--run", "d", "--ssh", "./ssh", "--detach")
+    words = ("--hosts", "h1:1,h2:3,h3", "--run", "my d", "--ssh", "./ssh", "--detach")
     assert rankless(tmp_path, "train", "digits", *words).returncode == 0
     (tmp_path / "gone").touch()
-    asked = rankless(tmp_path, "attach", "d")
+    asked = rankless(tmp_path, "attach", "my d")
     assert asked.returncode == 2
-    on = "continue with: rankless train --resume --run d --hosts h2:3,h3"
+    on = "continue with: rankless train --resume --run 'my d' --hosts h2:3,h3"
     assert "h1: does not respond; if it is up, the training continues; if it is lost, " in asked.stderr
     assert on in asked.stderr
 

@@ -130,7 +130,7 @@ def test_keys_without_effect_on_scores_are_refused(finished: Path) -> None:
         evaluate(finished, keys, devices=1)
     named = ["optim.lr", "epochs", "evaluate.every", "data.augment"]
     assert list(caught.value.problems) == [
-        f"command line: key '{key}': evaluation does not use it; leave {key} out" for key in named
+        f"command line: key '{key}': evaluation does not use it; remove {key}" for key in named
     ]
 
 

@@ -70,6 +70,6 @@ def test_mistakes_in_words(text: str, expected: str) -> None:
 def test_a_number_of_devices_that_no_host_would_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "digits", "--hosts", "a:1,b:2", "--devices", "4"]) == 2
     assert capsys.readouterr().err == (
-        "error: --devices is 4, but every host in --hosts already gives its number of devices; leave "
-        "one of the two out\n"
+        "error: --devices is 4, but --hosts already gives the number of devices of every host; remove "
+        "--devices\n"
     )

@@ -224,8 +224,8 @@ def test_another_network_is_reported_by_its_keys(tmp_path: Path) -> None:
     assert refused.value.problems == (
         f"model.pretrained is '{tmp_path}/w.safetensors', which contains another network (13 missing, 1 "
         "unexpected, 0 with another shape): model.name is 'yolov4-tiny', 'yolov4-tiny-3l' in the file; "
-        "model.width is 1.0, 0.5 in the file; remove these keys to use the network in the file, "
-        "remove model.pretrained to start untrained, or use weights that fit",
+        "model.width is 1.0, 0.5 in the file; to use the network in the file, remove these keys from the "
+        "recipe, or use the recipe fine-tune; to start untrained, remove model.pretrained",
     )
     with pytest.raises(UserError, match=r"model\.name is 'resnet18', 'yolov4") as refused:
         start_from(Net(3, seed=2), str(tmp_path / "w.safetensors"), NAMES, ResnetModel(name="resnet18"))

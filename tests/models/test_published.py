@@ -88,6 +88,7 @@ def test_timm_says_where_its_weights_are() -> None:
     ("model", "pretrained", "said"),
     [
         (Model(name="resnet18-cifar"), "published", "'resnet18-cifar': no weights are published"),
+        (Model(name="hf/dfine_n"), "published", "use model.pretrained=hf://ustc-community/dfine-nano-coco"),
         (Model(name="yolov3"), "published/yolov3-tny", "did you mean 'yolov3-tiny'?"),
         (
             Model(name="yolov3"),

@@ -124,9 +124,9 @@ def test_a_chosen_loss_has_its_keys():
          "'loss.name' is 'focul': expected one of auto, cross-entropy, focal for the model 'resnet18'; "
          "did you mean 'focal'?"),
         (["loss.gamma=1"], "'loss.gamma' is 1, but 'loss.objectness_loss' is 'auto': it has an effect only "
-         "with 'focal' or 'quality-focal'; leave 'loss.gamma' out"),
+         "with 'focal' or 'quality-focal'; remove 'loss.gamma'"),
         (["model.name=yolov4-anchor-free", "loss.dfl=1"],
-         "'loss.dfl' is 1.0, but model.dfl is 0, so the distances have no distributions: leave loss.dfl out, "
+         "'loss.dfl' is 1.0, but model.dfl is 0, so the distances have no distributions; remove loss.dfl, "
          "or set model.dfl to a number of bins such as 16"),
         (["task=classify", "model.name=resnet18", "data.fit=stretch"],
          "key 'data.fit': it has an effect only with task 'detect', but task is 'classify'"),
@@ -137,7 +137,7 @@ def test_a_chosen_loss_has_its_keys():
          "one; expected 'none' or 'flip'"),
         (["task=classify", "model.name=resnet18", "data.augment.close_mosaic=2"],
          "'data.augment.close_mosaic' is 2, but mixup and cutmix are both off; "
-         "leave data.augment.close_mosaic out"),
+         "remove data.augment.close_mosaic"),
     ],
 )  # fmt: skip
 def test_a_key_of_another_kind_is_named_with_its_kind(overrides, problem):

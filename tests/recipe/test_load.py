@@ -146,25 +146,26 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
         ("loss: {ignore: [[0.5]]}", "'loss.ignore' is [[…]]: expected 'auto', or a number from 0 to 1"),
         ("seed: {a: 1}", "'seed' is a section: expected a whole number of at least 0"),
         ("seed:", "'seed' is empty: expected a whole number of at least 0; "
-         "leave the key out for the default, 0"),
+         "remove the key to use the default, 0"),
         ("evaluate:", "'evaluate' is empty: expected a section with keys among "
          "every, best, batch, confidence, nms, iou, class_agnostic, multi_label, detections, rectangular, "
          "tta, classes_map"),
         ("model: yolov4", "'model' is 'yolov4': expected a section with keys among "
          "name, image_size, pretrained, freeze, checkpointing, width, dropout, activation, involution, cfg, "
          "anchors, num_anchors, scale_xy, dfl, config, normalize, densenet; did you mean 'model.name'?"),
-        ("imgsz: 640", "key 'imgsz': no such key; here it is model.image_size"),
-        ("model: {imgsz: 640}", "key 'model.imgsz': no such key; here it is model.image_size"),
-        ("lr0: 0.01", "key 'lr0': no such key; here it is optim.lr"),
-        ("device: 0", "key 'device': no such key; here it is --devices N on the command line: a recipe does "
-         "not say where a run happens"),
-        ("early_stopping: true", "key 'early_stopping': no such key; not needed here: no run ends early, "
-         "and the best weights of a run are kept"),
-        ("fp16: true", "key 'fp16': no such key; here it is precision=fp16"),
-        ("patience: 5", "key 'patience': no such key; not needed here: no run ends early, and the best "
-         "weights of a run are kept"),
+        ("imgsz: 640", "key 'imgsz': no such key; use model.image_size"),
+        ("model: {imgsz: 640}", "key 'model.imgsz': no such key; use model.image_size"),
+        ("lr0: 0.01", "key 'lr0': no such key; use optim.lr"),
+        ("device: 0", "key 'device': no such key; use --devices N on the command line; a recipe does "
+         "not specify devices"),
+        ("early_stopping: true", "key 'early_stopping': no such key; not needed: runs do not stop early, "
+         "and the best weights are kept"),
+        ("fp16: true", "key 'fp16': no such key; use precision=fp16"),
+        ("patience: 5", "key 'patience': no such key; not needed: runs do not stop early, and the best "
+         "weights are kept"),
         ("batch: 8", "'batch' is 8: expected a section with keys among images, micro; did you mean "
-         "'batch.images', the images of a step on all devices together (a number per GPU times the GPUs)?"),
+         "'batch.images', the number of images per step on all devices together (the number per GPU times "
+         "the number of GPUs)?"),
         ("task: ''", "'task' is '': expected text that is not empty"),
         ('task: "\\ud800"', "'task' is '\\ud800': expected text that is not empty"),
         ("model: {image_size: 400}", "'model.image_size' is 400: a detector needs multiples of 32, such as "
@@ -277,12 +278,14 @@ def test_a_source_that_is_not_there(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"no recipe 'digit'.*digits, .*did you mean 'digits'\? the name"):
         load("digit")
     Path("mine.yaml").write_text("seed: 1")
-    with pytest.raises(UserError, match=r"nime.yaml: no such file.*digits.*did you mean 'mine.yaml'\?$"):
+    with pytest.raises(UserError, match=r"no recipe 'nime.yaml'.*digits.*did you mean 'mine.yaml'\?$"):
         load("nime.yaml")
-    with pytest.raises(UserError, match="a/b: no such file"):
+    with pytest.raises(UserError, match="no recipe 'a/b'"):
         load("a/b")
     for name in ("yolov8n", "yolo11m", "yolov5s.yaml", "YOLOX_tiny"):
-        with pytest.raises(UserError, match=r"the nearest are .*: rankless train (\S+) data.root=") as error:
+        with pytest.raises(
+            UserError, match=r"the most similar models are .*: rankless train (\S+) data.root="
+        ) as error:
             load(name, check_name=problem)
         assert "model.name=" not in str(error.value)
         assert load(str(error.value).rpartition("rankless train ")[2].split()[0]).task == "detect"
@@ -496,7 +499,7 @@ def test_the_schema_describes_every_key():
         "type": "number",
     }
     value = whole["$defs"]["Augment"]["properties"]["value"]["description"]
-    assert value.startswith("The largest factor on the value (the brightness)")
+    assert value.startswith("Range of the random brightness factor")
     assert "Attributes" not in whole["description"]
     for definition in (whole, *whole["$defs"].values()):
         for name, key in definition["properties"].items():

@@ -100,11 +100,11 @@ def test_no_file_decides_what_code_runs(tmp_path: Path) -> None:
 def test_without_a_recipe_weights_are_fine_tuned(
     detector: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rankless.cli.options import loaded
+    from rankless.cli.options import load_recipe
 
     words = [f"model.pretrained={detector}", "data.root=mine"]
-    assert loaded(None, words) == (load("fine-tune", words), "fine-tune")
-    assert loaded(None, words)[0].model.name == "yolov4-tiny-3l"
-    assert loaded(None, [*words, "model.name=yolov3"])[0].optim == Recipe().optim
+    assert load_recipe(None, words) == (load("fine-tune", words), "fine-tune")
+    assert load_recipe(None, words)[0].model.name == "yolov4-tiny-3l"
+    assert load_recipe(None, [*words, "model.name=yolov3"])[0].optim == Recipe().optim
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", f"model.pretrained={detector}"]) == 2

@@ -45,7 +45,7 @@ def test_mistakes_are_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert said(capsys, "report") == (
         2,
         [
-            "error: RUN is missing: the run directories; several are shown side by side; "
+            "error: RUN is missing: expected one or more run directories, shown side by side; "
             "see: rankless report --help"
         ],
     )

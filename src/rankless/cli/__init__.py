@@ -1,6 +1,6 @@
 """The command line of Rankless. A command imports its heavy modules only when it runs.
 
-A recipe and its ``key=value`` changes determine the result; options determine where and how the command runs.
+A recipe and its ``key=value`` overrides determine the result. Options determine where and how a command runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rankless.cli import (  # noqa: F401  # each adds its commands to app
     tuning,
     viewing,
 )
-from rankless.cli.cli_errors import in_our_words
+from rankless.cli.cli_errors import as_user_error
 from rankless.cli.foreign import refuse_foreign
 from rankless.cli.options import app
 from rankless.errors import OutputError, UserError, check_all, of_the_system
@@ -44,11 +44,11 @@ _FOR_RANK_0 = 5.0
 _FIRST_STEPS = """\
 Rankless trains image detectors and classifiers on one device or on many: the same weights, bit for bit.
 
-Begin with:
+Start with:
   rankless doctor              Check whether this machine can train.
   rankless train digits        Train a detector on built-in data, in minutes.
   rankless data check DATA     Check your own data set for mistakes.
-  rankless train DATA          Train on it; rankless new DATA writes the recipe to a file instead.
+  rankless train DATA          Train on it, with a recipe chosen for the data.
   rankless predict RUN IMAGES  Detect objects in images and draw them.
   rankless report RUN          Write a page of scores, curves and images.
 
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _report(error)
     except CycloptsError as error:
-        return _report(in_our_words(error) if environments.speaks() else UserError([]))
+        return _report(as_user_error(error) if environments.speaks() else UserError([]))
     except KeyboardInterrupt:
         goes_on = "; to continue a training run: rankless train --resume --run RUN"
         print(f"interrupted{goes_on if 'train' in words[:1] else ''}", file=sys.stderr)
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.filename is None and not _can_be_flushed(sys.stdout):
             discard_output(sys.stdout)
             return _report(
-                OutputError(f"the output could not be written ({error.strerror}); send it elsewhere")
+                OutputError(f"the output cannot be written ({error.strerror}); redirect it elsewhere")
             )
         if problem := of_the_system(error):
             return _report(problem)
@@ -102,18 +102,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _faults(words: Sequence[str]) -> Sequence[str]:
-    """Return the unknown options, and the values that ``--save`` does not accept."""
+    """Return errors about unknown options, and about values that ``predict --save`` does not accept."""
 
     def parse() -> None:
         try:
             app.parse_args(words, exit_on_error=False, print_error=False)
         except CycloptsError as error:
             if not isinstance(error, MissingArgumentError) or error.keyword:
-                raise in_our_words(error) from None  # a foreign word may stand for a missing argument
+                raise as_user_error(error) from None  # a foreign word may stand for a missing argument
 
-    saved = [value for option, value in pairwise(words) if option == "--save"]
+    options = ("--save", "--format") if words[0] == "predict" else ()
+    saved = [(value, option) for option, value in pairwise(words) if option in options]
     try:
-        check_all(parse, *(partial(predicting.check_kinds, value) for value in saved))
+        check_all(parse, *(partial(predicting.check_kinds, *one) for one in saved))
     except UserError as error:
         return error.problems
     return ()

@@ -1,7 +1,7 @@
-"""Complete the words of a command line: recipes, their keys and choices, models, runs.
+"""Completion candidates: recipes, recipe keys and their choices, models and runs.
 
-Keys, choices and models come from the JSON Schema, because reading it is faster than importing the modules it
-was made from.
+Keys, choices and models come from the JSON Schema, because reading it is faster than importing the modules
+that it is generated from.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Candidates = Iterator[tuple[str, str]]
 
 
 def by_name(context: CompletionContext) -> Candidates:
-    """Yield completions with descriptions for an argument, which is recognized by its name in ``--help``."""
+    """Yield (completion, description) pairs for an argument, identified by its name in ``--help``."""
     name, word = " ".join(context.argument.names), context.incomplete
     if re.search(r"\bRECIPE\b", name) and all("=" in one.value for one in context.argument.tokens):
         yield from recipes(context)
@@ -44,14 +44,14 @@ def models(_: CompletionContext) -> Candidates:
 
 
 def _files() -> Iterator[Path]:
-    """Yield the files and folders in the current folder and in ``runs``."""
+    """Yield the files and folders in the working directory and in ``runs``."""
     for folder in (Path(), Path("runs")):
         if folder.is_dir():
             yield from sorted(folder.iterdir())
 
 
 def keys(word: str) -> Iterator[tuple[str, str]]:
-    """Yield the recipe keys that begin with ``word``, or the choices that complete ``key=``."""
+    """Yield the recipe keys that start with ``word`` or, after ``key=``, the choices for the key."""
     from rankless.recipe.installed import schema_text
 
     whole = json.loads(schema_text())

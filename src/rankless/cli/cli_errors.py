@@ -1,4 +1,4 @@
-"""Translate the argument parser's errors into the form of Rankless's messages."""
+"""Convert errors from the argument parser to UserErrors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rankless.errors import UserError, nearest, one_of, printable
 _EXPECTED = {int: "a whole number", float: "a number", bool: "no value, because the option is a switch"}
 
 
-def in_our_words(error: CycloptsError) -> UserError:
-    """Rewrite the parser's error as ``where: problem; remedy``, in lower case."""
+def as_user_error(error: CycloptsError) -> UserError:
+    """Convert a parser error to a UserError of the form ``where: problem; remedy``."""
     see = f"see: {' '.join(('rankless', *(error.command_chain or ())))} --help"
     if isinstance(error, UnusedCliTokensError):
         return UserError(f"'{_first(error)}': unexpected argument; {see}")
@@ -44,33 +44,30 @@ def in_our_words(error: CycloptsError) -> UserError:
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         used = error.keyword or next((one.keyword for one in error.argument.tokens if one.keyword), None)
         if used:
-            return UserError(f"{printable(used)} has no value: expected one after it; {see}")
-        what = str(error.argument.parameter.help or "").rstrip(".")
-        what = f": {what[:1].lower()}{what[1:]}" if what else ""
-        return UserError(f"{error.argument.name} is missing{what}; {see}")
+            return UserError(f"{printable(used)} has no value: expected a value after it; {see}")
+        what = str(error.argument.parameter.help or "a value").partition(". ")[0].rstrip(".")
+        return UserError(f"{error.argument.name} is missing: expected {what[:1].lower()}{what[1:]}; {see}")
     if isinstance(error, CoercionError) and error.token is not None:
         name = error.token.keyword or (error.argument.name if error.argument else "the argument")
         expected = _EXPECTED.get(error.target_type or str, "another value")
-        return UserError(
-            f"{printable(name)} has '{printable(error.token.value)}': expected {expected}; {see}"
-        )
+        return UserError(f"{printable(name)} is '{printable(error.token.value)}': expected {expected}; {see}")
     text = " ".join(str(error).split()).rstrip(".")
     return UserError(f"{text[:1].lower()}{text[1:]}; {see}")
 
 
 def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
-    """Return a hint about the equivalent of another program's option, or "" if there is none."""
+    """Return a hint about the equivalent of another program's option, or an empty string."""
     from rankless.cli.foreign import COMMANDS, OPTIONS, WORDS, key_of
     from rankless.recipe.familiar import ELSEWHERE, answer
 
     name = option.lstrip("-").replace("-", "_").lower()
     if name == "device" and command == "export":
-        return "; exports are computed on the CPU: leave out --device"
+        return "; exports are computed on the CPU; remove --device"
     if command in COMMANDS and (known := COMMANDS[command].get(name) or WORDS.get(name)):
-        return f"; here it is {known.format('VALUE')}"
+        return f"; use {known.format('VALUE')}"
     meant = OPTIONS.get(name) or ELSEWHERE.get(name)
     if meant and "--run" not in names and "--devices" in names and "--devices" in meant:
-        return "; here it is --devices N"
+        return "; use --devices N"
     if not meant or "--run" not in names:  # the command accepts no recipe
         return ""
     said = answer(meant)

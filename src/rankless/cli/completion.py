@@ -1,7 +1,7 @@
 """Complete commands, options, recipes, keys, models and runs in bash, zsh and fish.
 
-On every Tab, the shell's script calls ``rankless __complete``, which uses cyclopts' engine;
-:mod:`rankless.cli.candidates` adds recipes, keys, models and runs.
+On every Tab, the shell's script calls ``rankless __complete``, which uses cyclopts' engine.
+:mod:`rankless.cli.candidates` provides recipes, keys, models and runs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from rankless.printing import say
 
 _Shell = Annotated[
     str | None,
-    Parameter(name="SHELL", help="bash, zsh or fish. Default: yours.", completer=lambda _: _SCRIPTS),
+    Parameter(
+        name="SHELL", help="bash, zsh or fish. Default: the current shell.", completer=lambda _: _SCRIPTS
+    ),
 ]
 
-# A record is a word, a tab and its description; a line that begins with \x1f is for the script. cyclopts' own
-# scripts put a space behind key=, and bash's one takes key=value for three words.
+# A record is a word, a tab and a description. Lines that start with \x1f are instructions for the script.
+# cyclopts' own scripts add a space after key=, and its bash script treats key=value as three words.
 _SCRIPTS: Mapping[str, str] = {
     "bash": r"""
 _rankless() {
@@ -53,7 +55,7 @@ _rankless() {
 complete -o default -F _rankless rankless
 """,
     "zsh": r"""#compdef rankless
-# Named as the file that cyclopts installs, so that loading it once replaces the file's own function.
+# It has the name of the file that cyclopts installs, so that loading it replaces the file's function.
 _cyclopts_rankless() {
     local line value prefix= files=
     local -a keys keytexts values texts
@@ -109,7 +111,7 @@ def install_completion(
     shell: _Shell = None,
     /,
 ) -> int:
-    """Make the Tab key complete commands, recipes, keys and runs."""
+    """Install Tab completion of commands, recipes, keys and runs."""
     from cyclopts.completion.install import add_to_rc_file, get_default_completion_path
 
     known = _known(shell)
@@ -117,8 +119,8 @@ def install_completion(
     path.write_text(_SCRIPTS[known], encoding="utf-8")
     if known != "fish":
         add_to_rc_file(path, "rankless", known)
-    needs = " (it needs compinit: autoload -Uz compinit && compinit)" if known == "zsh" else ""
-    say(f"{path}: written; Tab completes in shells that start from now on{needs}")
+    needs = " that run: autoload -Uz compinit && compinit" if known == "zsh" else ""
+    say(f"written: {path}; completion works in new shells{needs}")
     return 0
 
 
@@ -133,13 +135,15 @@ def show_completion(
 
 
 def _known(shell: str | None) -> Literal["bash", "zsh", "fish"]:
-    """Return the given shell, or else the user's shell."""
+    """Return the given shell or, by default, the current one."""
     from cyclopts.completion.detect import ShellDetectionError, detect_shell
 
     try:
         shell = shell or detect_shell()
     except ShellDetectionError:
-        raise UserError("SHELL is missing, and yours is not found: expected bash, zsh or fish") from None
+        raise UserError(
+            "SHELL is missing, and the current shell is unknown: expected bash, zsh or fish"
+        ) from None
     if shell not in _SCRIPTS:
         raise UserError(f"SHELL is '{printable(shell)}': expected bash, zsh or fish")
     return cast(Literal["bash", "zsh", "fish"], shell)

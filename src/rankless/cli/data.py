@@ -22,6 +22,7 @@ from rankless.cli.options import (
     group,
     recipe_and_overrides,
     refuse_stray,
+    refuse_without,
     whole_number,
 )
 from rankless.errors import UserError, check_all, counted
@@ -41,14 +42,14 @@ data = group(
     sort_key=10,
 )
 
-Out = Annotated[Path, Parameter(help="The new folder. Existing files are never replaced.", metavar="FOLDER")]
+Out = Annotated[Path, Parameter(help="A new folder for the result.", metavar="FOLDER")]
 
 
 @data.command(
     sort_key=1,
     usage="Usage: rankless data check ROOT [OPTIONS]",
     help_epilogue="""\
-Exit code: 0 if the data has no errors, 1 if it has some, 2 for a mistake in the command.
+The exit code is 0 if the data has no errors, 1 if it has some, and 2 for a mistake in the command.
 
 Examples:
   rankless data check mydata
@@ -63,31 +64,29 @@ def check(
     format: Format = "auto",
     classes: Classes = "auto",
     quick: Annotated[
-        bool, Parameter(help="Read only the headers of images, and skip the search for duplicates."), flag
+        bool, Parameter(help="Read only image headers, and do not search for duplicates."), flag
     ] = False,
-    fix: Annotated[bool, Parameter(help="Write a copy without the faulty entries."), flag] = False,
+    fix: Annotated[
+        bool, Parameter(help="Write a copy of the data without the faulty entries."), flag
+    ] = False,
     drop_invalid: Annotated[
         bool,
         Parameter(
-            help="With --fix: also leave out boxes that would stop training. Their objects become background."
+            help="With --fix: also omit boxes that would stop training. Their objects become background."
         ),
         flag,
         fraction,
     ] = False,
     out: Annotated[
         Path | None,
-        Parameter(help="With --fix: the folder of the copy. Default: ROOT-fixed.", metavar="FOLDER"),
+        Parameter(help="With --fix: folder for the copy. Default: ROOT-fixed.", metavar="FOLDER"),
     ] = None,
     link: Link = False,
     as_json: Json = False,
 ) -> int:
     """Check a data set for errors and likely mistakes."""
-    if out is not None and not fix:
-        raise UserError("--out applies only with --fix: add --fix, or leave out --out")
-    if drop_invalid and not fix:
-        raise UserError("--drop-invalid applies only with --fix: add --fix, or leave out --drop-invalid")
-    if link and not fix:
-        raise UserError("--link applies only with --fix: add --fix, or leave out --link")
+    if not fix:
+        refuse_without("--fix", {"--out": out, "--drop-invalid": drop_invalid, "--link": link})
     from rankless.cli.data_text import print_check, print_fix
     from rankless.curation.checking import check as look
     from rankless.curation.data_set import folder_beside, must_be_outside
@@ -130,14 +129,14 @@ def stats(
     classes: Classes = "auto",
     out: Annotated[
         Path | None,
-        Parameter(help="Also draw the statistics as a .png, .jpg, .webp, .svg or .pdf file.", metavar="FILE"),
+        Parameter(help="Also plot the statistics to a .png, .jpg, .webp, .svg or .pdf file.", metavar="FILE"),
     ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> int:
-    """Print statistics of images, classes and boxes."""
-    if force and out is None:
-        raise UserError("--force applies only with --out: add --out, or leave out --force")
+    """Print statistics about images, classes and boxes."""
+    if out is None:
+        refuse_without("--out", {"--force": force})
     from rankless.cli.data_text import print_statistics
     from rankless.curation.data_set import open_data_set
     from rankless.curation.statistics import statistics
@@ -174,30 +173,31 @@ def show(
     /,
     *recipe: Annotated[
         str,
-        Parameter(name="RECIPE KEY=VALUE", help="With --augmented: the training recipe, and changes to it."),
+        Parameter(name="RECIPE KEY=VALUE", help="With --augmented: the recipe, followed by changes."),
     ],
     split: Annotated[
-        str | None, Parameter(help="The split to show. Default: the first.", metavar="NAME")
+        str | None, Parameter(help="Split to show. Default: the first one.", metavar="NAME")
     ] = None,
     format: Format = "auto",
     classes: Classes = "auto",
     count: Annotated[str, Parameter(help="Number of images to show.", metavar="N")] = "16",
-    seed: Annotated[int, Parameter(help="Seed of the random choice of images.", metavar="N")] = 0,
+    seed: Annotated[int, Parameter(help="Random seed for the choice of images.", metavar="N")] = 0,
     class_name: Annotated[
-        str | None, Parameter(name="--class", help="Show only images with this class.", metavar="NAME")
+        str | None,
+        Parameter(name="--class", help="Show only images that contain this class.", metavar="NAME"),
     ] = None,
-    augmented: Annotated[bool, Parameter(help="Show augmented images, as training sees them."), flag] = False,
+    augmented: Annotated[bool, Parameter(help="Show the images augmented, as in training."), flag] = False,
     out: Annotated[Path, Parameter(help="The file to write: .png, .jpg or .html.", metavar="FILE")] = Path(
         "contact-sheet.png"
     ),
     force: Force = False,
 ) -> int:
-    """Draw images with their annotations."""
+    """Write a contact sheet of images with their annotations."""
     number = whole_number("--count", count)
     if seed < 0:
-        raise UserError(f"--seed has '{seed}': expected a whole number of at least 0")
+        raise UserError(f"--seed is '{seed}': expected a whole number of at least 0")
     if recipe and not augmented:
-        raise UserError(f"'{recipe[0]}' has no effect here: a recipe and its changes go with --augmented")
+        raise UserError(f"'{recipe[0]}': a recipe has no effect without --augmented; add --augmented")
     recipe_for = _recipe_for(root, recipe)
     from rankless.curation import contact_sheet
     from rankless.curation.sampling import select
@@ -222,7 +222,7 @@ def show(
 
 
 def _recipe_for(root: str, words: tuple[str, ...]) -> Callable[[str], Recipe]:
-    """Return a function that loads the recipe given by ``words``, or else the default recipe of a task."""
+    """Return a function that loads the recipe in ``words`` or, without one, the default recipe of a task."""
     name, overrides = recipe_and_overrides(words)
     refuse_stray(overrides, "data.augment.mosaic=1")
 
@@ -249,27 +249,27 @@ def anchors(
     root: Root,
     /,
     *,
-    split: Annotated[str, Parameter(help="The split to read.", metavar="NAME")] = "train",
+    split: Annotated[str, Parameter(help="Split to read.", metavar="NAME")] = "train",
     format: Format = "auto",
     classes: Classes = "auto",
     model: Annotated[
-        str, Parameter(help="The detector that will use the anchors.", metavar="NAME")
+        str, Parameter(help="Detector for which to compute anchors.", metavar="NAME")
     ] = "yolov4",
     count: Annotated[
-        str | None, Parameter(help="Number of anchors. Default: the model's number.", metavar="N")
+        str | None, Parameter(help="Number of anchors. Default: as many as the model has.", metavar="N")
     ] = None,
     image_size: Annotated[
         str | None,
         Parameter(
-            help="Side of the input in pixels, or HEIGHT,WIDTH. Default: the model's.",
+            help="Input size in pixels: one side, or HEIGHT,WIDTH. Default: the model's.",
             metavar="N",
             allow_leading_hyphen=True,
         ),
     ] = None,
-    seed: Annotated[int, Parameter(help="Seed of k-means.", metavar="N")] = 0,
+    seed: Annotated[int, Parameter(help="Random seed of k-means.", metavar="N")] = 0,
     as_json: Json = False,
 ) -> int:
-    """Compute the anchors that fit the boxes best."""
+    """Compute anchors that fit the boxes, with k-means."""
     number = None if count is None else whole_number("--count", count)
     size = None if image_size is None else _size(image_size)
     from rankless.curation.fitting_anchors import fitted_anchors
@@ -305,11 +305,11 @@ def _size(text: str) -> tuple[int, int]:
     numbers = [int(word) for word in re.findall(r"\d+", text)] if written else []
     if not written or min(numbers) < 8:
         raise UserError(
-            f"--image-size has '{text}': expected a side in pixels, or height,width, as in 320,512"
+            f"--image-size is '{text}': expected a side in pixels, or height,width, as in 320,512"
         )
     if any(side % 32 for side in numbers):
         near = ",".join(str(max(32, round(side / 32) * 32)) for side in numbers)
-        raise UserError(f"--image-size has '{text}': a detector needs multiples of 32, such as {near}")
+        raise UserError(f"--image-size is '{text}': a detector needs multiples of 32, such as {near}")
     return numbers[0], numbers[-1]
 
 
@@ -317,8 +317,8 @@ def _size(text: str) -> tuple[int, int]:
     sort_key=5,
     usage="Usage: rankless data convert ROOT --to FORMAT --out FOLDER [OPTIONS]",
     help_epilogue="""\
-The command lists the information that the new format cannot store, reads the result
-back, and compares the rest bit by bit. The exit code is 0 if it is equal, 1 if not.
+The command lists the information that the new format cannot store. It then reads the result back and
+compares everything else, bit by bit. The exit code is 0 if it is equal, otherwise 1.
 
 Example:
   rankless data convert VOCdevkit --to coco --out voc-as-coco
@@ -362,8 +362,8 @@ def _report_conversion(done: Converted, as_json: bool) -> int:
     sort_key=6,
     usage="Usage: rankless data split ROOT --out FOLDER [OPTIONS]",
     help_epilogue="""\
-An image's name determines its split, so adding images moves none of the others (except with --stratify).
-Duplicates and near duplicates are kept together in one split.
+An image's name determines its split, so adding images does not move the others, except with --stratify.
+Duplicates and near duplicates stay in the same split.
 
 Examples:
   rankless data split mydata --val 0.2 --test 0.1 --out mydata-split
@@ -380,25 +380,27 @@ def split(
         str, Parameter(help="Fraction of the images for a test split.", metavar="FRACTION")
     ] = "0",
     stratify: Annotated[
-        bool, Parameter(help="Stratify: give every split the same share of each class."), flag
+        bool, Parameter(help="Give every split the same fraction of each class."), flag
     ] = False,
     group: Annotated[
         str | None,
-        Parameter(help="Keep images in one split if this part of their names is equal.", metavar="REGEX"),
+        Parameter(
+            help="Keep images in the same split if this part of their names is equal.", metavar="REGEX"
+        ),
     ] = None,
     near: Annotated[
         bool,
         Parameter(
             negative="--no-near",
-            help="Keep near duplicates in one split. Identical images always stay together.",
+            help="Keep near duplicates in the same split. Identical images always stay together.",
         ),
     ] = True,
-    seed: Annotated[int, Parameter(help="Seed of the random division.", metavar="N")] = 0,
+    seed: Annotated[int, Parameter(help="Random seed of the split.", metavar="N")] = 0,
     source: Annotated[
         tuple[str, ...],
         Parameter(
             name="--split",
-            help="Divide only this split. Repeatable.",
+            help="Split only this existing split. Repeatable.",
             negative="",
             metavar="NAME",
             show_default=False,
@@ -450,15 +452,13 @@ def pack(
     /,
     *recipe: Annotated[
         str,
-        Parameter(name="RECIPE KEY=VALUE", help="With --decoded: the training recipe, and changes to it."),
+        Parameter(name="RECIPE KEY=VALUE", help="With --decoded: the recipe, followed by changes."),
     ],
-    out: Annotated[
-        Path | None, Parameter(help="The new folder. Existing files are never replaced.", metavar="FOLDER")
-    ] = None,
-    shard_size: Annotated[str, Parameter(help="Size of a shard in MiB.", metavar="N")] = "512",
+    out: Annotated[Path | None, Parameter(help="A new folder for the shards.", metavar="FOLDER")] = None,
+    shard_size: Annotated[str, Parameter(help="Shard size in MiB.", metavar="N")] = "512",
     decoded: Annotated[
         bool,
-        Parameter(help="Fill the cache of data.cache=disk, so that training need not decode images."),
+        Parameter(help="Fill the cache that data.cache=disk reads, so that training does not decode images."),
         flag,
     ] = False,
     format: Format = "auto",
@@ -468,17 +468,15 @@ def pack(
     """Pack a data set into tar shards, or cache its decoded images."""
     if decoded and out is None:
         if classes != "auto":
-            raise UserError(
-                "--classes applies only with --out; with --decoded, give data.classes=[…] instead"
-            )
+            raise UserError("--classes: has no effect with --decoded; use data.classes=[…] instead")
         return _fill(root, format, recipe, as_json)
     if decoded or out is None:
         raise UserError(
-            "give one of the two: --out FOLDER for tar shards, or --decoded to fill the cache of "
-            "data.cache=disk"
+            "expected either --out FOLDER, for tar shards, or --decoded, to fill the cache that "
+            "data.cache=disk reads"
         )
     if recipe:
-        raise UserError(f"'{recipe[0]}' has no effect here: a recipe and its changes go with --decoded")
+        raise UserError(f"'{recipe[0]}': a recipe has no effect without --decoded; add --decoded")
     size = whole_number("--shard-size", shard_size, " (MiB)")
     from rankless.curation.converting import convert as write
 
@@ -512,5 +510,5 @@ def _fill(root: str, format: str, words: tuple[str, ...], as_json: bool) -> int:
             say(f"  {note}")
         for problem in one.unreadable[:20]:
             say(f"  {problem.path}: {problem.reason}")
-    print("training with data.cache=disk uses them")
+    print("training with data.cache=disk reads this cache")
     return 0

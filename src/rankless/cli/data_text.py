@@ -32,7 +32,7 @@ _THEN = {
 
 
 def print_check(checked: Checked) -> None:
-    """Print each split with its findings, then the verdict."""
+    """Print the findings for each split, and the conclusion."""
     say(f"{checked.data.root}: {checked.data.title}")
     for name, each in checked.data.splits.items():
         say(f"\n{name}: {_counted(each)}")
@@ -58,7 +58,7 @@ def print_check(checked: Checked) -> None:
 
 
 def _print_findings(findings: Findings, instead: Mapping[str, str] | None = None) -> None:
-    """Print each kind of finding with its first locations; ``instead`` replaces an outcome's text."""
+    """Print each kind of finding with its first locations. ``instead`` overrides texts of outcomes."""
     for kind, count, first in sorted(findings, key=lambda each: not fails(each[0])):
         follows = {**_THEN, **(instead or {})}[KINDS[kind].outcome]
         then = f" ({follows})" if follows else ""
@@ -70,14 +70,14 @@ def _print_findings(findings: Findings, instead: Mapping[str, str] | None = None
 
 
 def print_fix(fixed: Fixed) -> None:
-    """Print the location of the fixed copy and its differences from the original."""
+    """Print the path of the fixed copy and how it differs from the original."""
     say(f"\nwritten: {fixed.out}")
     for change in fixed.changes or ["no changes were needed"]:
         say(f"  {change}")
 
 
 def print_conversion(done: Converted) -> None:
-    """Print the files written, the information lost, and whether the data reads back the same."""
+    """Print the new folder, the information lost, and the result of comparing the data."""
     for name, each in done.data.splits.items():
         say(f"{name}: {_counted(each)}")
     say(f"written: {done.out} ({done.data.title} → {format_named(done.to).TITLE})")
@@ -93,7 +93,7 @@ def print_conversion(done: Converted) -> None:
 
 
 def print_division(done: Divided) -> None:
-    """Print the fractions of the images and of every class in each split."""
+    """Print the fraction of the images, and of each class, in every split."""
     say(f"written: {done.out}")
     for note in done.notes:
         say(f"  {note}")
@@ -133,7 +133,7 @@ def print_statistics(stats: Statistics) -> None:
 
 
 def _rows(splits: Sequence[SplitStatistics]) -> list[tuple[str, list[str]]]:
-    """Return the title of each row with a cell for every split; rows that do not apply have empty cells."""
+    """Return each row's title and its cells, one per split. Rows that do not apply have empty cells."""
     boxed = [each.boxes is not None for each in splits]
 
     def share(part: int, whole: int | None) -> str:

@@ -31,11 +31,11 @@ def doctor(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A recipe, and changes to it. Its data is checked and, with --hosts, its step is timed.",
+            help="A recipe, followed by changes. Its data is checked and, with --hosts, its steps are timed.",
         ),
     ],
     run: Annotated[
-        Path, Parameter(name=("--run", "--out"), help="The folder that would hold the run directory.")
+        Path, Parameter(name=("--run", "--out"), help="Folder of the future run directory.")
     ] = Path("runs"),
     hosts: Hosts = None,
     sync: Sync = False,
@@ -43,7 +43,7 @@ def doctor(
     python: Python = None,
     as_json: Json = False,
 ) -> int:
-    """Check whether machines can train, alone and together, and say how to fix problems."""
+    """Check whether machines can train, alone and together, and suggest fixes."""
     chosen, checks = _recipe(recipe)
     from rankless.launch.doctor import here
     from rankless.launch.doctor.check import lines
@@ -72,7 +72,7 @@ def doctor(
 
 
 def _recipe(words: tuple[str, ...]) -> tuple[Recipe | None, list[Check]]:
-    """Return the recipe (None without a readable one) and the findings about reading it."""
+    """Return the recipe, or None if there is none or it has errors, and checks that report this."""
     from rankless.launch.doctor.check import error, ok
 
     if not words:

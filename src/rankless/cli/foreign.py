@@ -1,4 +1,4 @@
-"""Other programs' command lines and options, and their Rankless equivalents."""
+"""Rankless equivalents of other programs' command lines and options."""
 
 from __future__ import annotations
 
@@ -11,55 +11,41 @@ from rankless.cli.options import is_override
 from rankless.errors import UserError, printable
 from rankless.recipe.familiar import BATCH_KEY, ELSEWHERE, RUN, SECTIONS, imported
 
-_EVALUATE = "another command: rankless evaluate RUN"
-_PLAN = "--devices N, or --hosts a,b; nothing else has to be set"
+_EVALUATE = "the command rankless evaluate RUN"
+_PLAN = "--devices N or --hosts a,b; nothing else is needed"
+_RECIPE = "a recipe, as in rankless train resnet18, or model.name"
 
 OPTIONS: Mapping[str, str] = {
-    "a": "the recipe, as in rankless train resnet18, or model.name",
-    "arch": "the recipe, as in rankless train resnet18, or model.name",
+    **dict.fromkeys(("a", "arch", "model"), _RECIPE),
     "adam": "optim.name=adam",
     "b": BATCH_KEY,
     "backend": "not needed: NCCL between CUDA devices, gloo between others",
-    "cfg": "model.cfg",
+    **dict.fromkeys(("cfg", "model_def"), "model.cfg"),
     "classes_path": "data.classes",
-    "data": "data.root",
-    "data_config": "data.root",
+    **dict.fromkeys(("data", "data_config", "data_dir", "data_path"), "data.root"),
     "dsconv": "model.densenet.separable=true",
-    "eval_interval": "evaluate.every",
-    "evaluate": _EVALUATE,
-    "evaluation_interval": "evaluate.every",
-    "model": "the recipe, as in rankless train resnet18, or model.name",
-    "test_only": _EVALUATE,
-    "data_dir": "data.root",
-    "data_path": "data.root",
-    "dist_backend": _PLAN,
-    "dist_url": _PLAN,
+    **dict.fromkeys(("eval_interval", "evaluation_interval"), "evaluate.every"),
+    **dict.fromkeys(("evaluate", "test_only"), _EVALUATE),
     "epochs": "epochs",
-    "j": "workers",
+    **dict.fromkeys(("j", "n_cpu", "workers"), "workers"),
     "lr": "optim.lr",
     "lr_scheduler": "schedule.name",
-    "model_def": "model.cfg",
     "momentum": "optim.momentum",
     "multiscale_training": "data.multi_scale=0.5",
-    "n_cpu": "workers",
-    "no_val": "data.val=none: no evaluations; data without splits is used for training as a whole",
-    **dict.fromkeys(("n", "n_gpu", "np", "nproc", "nproc_per_node", "num_gpus", "ranks"), _PLAN),
-    "output_dir": RUN,
-    "pretrained": "model.pretrained",
-    "pretrained_weights": "model.pretrained",
+    "no_val": "data.val=none, which skips evaluations; data without splits is then all used for training",
+    **dict.fromkeys(("dist_backend", "dist_url", "n", "n_gpu", "np", "nproc", "nproc_per_node"), _PLAN),
+    **dict.fromkeys(("num_gpus", "ranks", "world_size"), _PLAN),
+    **dict.fromkeys(("output_dir", "save_dir"), RUN),
+    **dict.fromkeys(("pretrained", "pretrained_weights"), "model.pretrained"),
     "r": "--resume --run RUN",
-    "save_dir": RUN,
     "seed": "seed",
     "start_epoch": (
-        "--resume --run RUN, which continues at its step; weights of another program (model.pretrained) "
-        "start at epoch 0"
+        "--resume --run RUN, which continues at the saved step; weights of other programs "
+        "(model.pretrained) start at epoch 0"
     ),
-    "wd": "optim.weight_decay",
-    "weight_decay": "optim.weight_decay",
-    "workers": "workers",
-    "world_size": _PLAN,
+    **dict.fromkeys(("wd", "weight_decay"), "optim.weight_decay"),
 }
-"""Options of training scripts, mapped to their Rankless equivalents; they extend ``familiar.ELSEWHERE``."""
+"""Rankless equivalents of options of training scripts, in addition to ``familiar.ELSEWHERE``."""
 
 _SIZE = dict.fromkeys(("imgsz", "img", "img_size"), "model.image_size={}")
 
@@ -98,17 +84,17 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "nms": "--nms",
     },
 }
-"""Other programs' options for each Rankless command, mapped to their Rankless equivalents."""
+"""Rankless equivalents of other programs' options, for each Rankless command."""
 
 WORDS: Mapping[str, str] = {
-    **dict.fromkeys(("model", "weights"), "the first word, a run or a weights file"),
-    "source": "the words after the first",
+    **dict.fromkeys(("model", "weights"), "the first argument, a run or a weights file"),
+    "source": "the arguments after the first",
 }
 """Other programs' options whose values are positional arguments in Rankless."""
 
 
 def key_of(name: str) -> str:
-    """Return the recipe key for another trainer's option, or an empty string if there is none."""
+    """Return the recipe key that corresponds to another trainer's option, or an empty string."""
     if name in SECTIONS and name not in OPTIONS:
         return f"{name}.{SECTIONS[name]}"
     key = (OPTIONS.get(name) or ELSEWHERE.get(name, "")).partition(", ")[0]
@@ -120,7 +106,7 @@ _MODES = {
     **dict.fromkeys(("val", "validate", "eval", "test"), "evaluate"),
     **{mode: mode for mode in ("train", "predict", "export")},
 }
-"""Other programs' modes, mapped to Rankless commands."""
+"""Maps other programs' modes to Rankless commands."""
 # Keys of recipes without a section.
 _KEYS = ("task", "epochs", "seed", "precision", "reduce", "workers", "threads", "cpu_isa", "batch_norm")
 _NO = ("false", "0", "no", "off", "none")
@@ -130,7 +116,7 @@ def line_of_yolo(tokens: Sequence[str]) -> str:
     """Translate a ``yolo`` command line such as ``detect train data=my.yaml``.
 
     Returns:
-        The Rankless command line after ``write:``, or an empty string if ``tokens`` is no such command line.
+        ``run:`` and the Rankless command, or an empty string if ``tokens`` is not such a command line.
     """
     if line := _line_of_darknet(tokens[list(tokens[:1]) == ["darknet"] :]):
         return line
@@ -150,14 +136,14 @@ def line_of_yolo(tokens: Sequence[str]) -> str:
     line = " ".join(["rankless train", _RECIPES.get(task, _RECIPES["detect"]), *more, *_devices(device)])
     ours, note = imported(model)
     note = f"{note}, then add model.pretrained={ours}; " if note else ""
-    return printable(f"{note}write: {line}", 500)
+    return printable(f"{note}run: {line}", 500)
 
 
 def _line_of_darknet(words: Sequence[str]) -> str:
     """Translate a Darknet command line such as ``detector train obj.data my.cfg my.weights``.
 
     Returns:
-        The Rankless command line after ``write:``, or an empty string if ``words`` is no such command line.
+        ``run:`` and the Rankless command, or an empty string if ``words`` is not such a command line.
     """
     mode = "test" if list(words[:1]) == ["detect"] else "".join(words[1:2])
     files = list(takewhile(lambda word: not word.startswith("-"), words[1:]))
@@ -171,12 +157,12 @@ def _line_of_darknet(words: Sequence[str]) -> str:
     weights = next((word for word in files if word.endswith(".weights") or ".conv." in word), "my.weights")
     data = next((word for word in files if word.endswith(".data")), "FOLDER")
     if mode == "train":
-        return printable(f"write: rankless train model.cfg={cfg} data.root={data}", 500)
+        return printable(f"run: rankless train model.cfg={cfg} data.root={data}", 500)
     ours = f"{Path(weights).stem}.safetensors"
     first = f"rankless import {weights} --cfg {cfg} --names NAMES --out {ours}"
     last = files[-1] if files[-1] not in (cfg, weights, data) else "IMAGES"
     then = f"predict {ours} {last}" if mode in ("test", "demo") else f"evaluate {ours} data.root={data}"
-    return printable(f"import the weights: {first}, then write: rankless {then}", 500)
+    return printable(f"import the weights with: {first}, then run: rankless {then}", 500)
 
 
 def refuse_foreign(arguments: Sequence[str], faults: Callable[[Sequence[str]], Sequence[str]]) -> None:
@@ -200,25 +186,25 @@ def refuse_foreign(arguments: Sequence[str], faults: Callable[[Sequence[str]], S
     said = []
     for key in [key for key in theirs if _meaning(command, key) in there]:
         other = there[_meaning(command, key)].partition("=")[0]
-        said.append(f"'{printable(f'{key}={theirs.pop(key)}')}': given twice, as {other}; leave one out")
+        said.append(f"'{printable(f'{key}={theirs.pop(key)}')}': the same as {other}; remove one of them")
     if wrong := ", ".join(f"'{printable(f'{key}={value}')}'" for key, value in theirs.items()):
-        said.insert(0, f"{wrong}: not understood")
-    if faults([command, "TARGET", *rest]):  # the suggested line would have the same faults
+        said.insert(0, f"{wrong}: unknown {'argument' if len(theirs) == 1 else 'arguments'}")
+    if faults([command, "TARGET", *rest]):  # the suggested command would have the same faults
         known = {**WORDS, **COMMANDS[command]}
-        ours = (f"{key} is {known[key].format(value)} here" for key, value in theirs.items() if key in known)
+        ours = (f"for {key}, use {known[key].format(value)}" for key, value in theirs.items() if key in known)
         others = faults([command, "TARGET", *(word for word in words if word not in given)])
         raise UserError(["; ".join((*said, *ours)), *others])
     raise UserError(f"{'; '.join(said)}; {_line_of(command, rest, theirs)}")
 
 
 def _meaning(command: str, word: str) -> str:
-    """Return the name, without dashes, of the Rankless option or key that a word stands for."""
+    """Return the name, without dashes, of the Rankless option or key that corresponds to a word."""
     name = word.partition("=")[0].lstrip("-").replace("-", "_")
     return re.split("[= ]", COMMANDS[command].get(name, name))[0].lstrip("-")
 
 
 def _our_option(command: str, word: str) -> str:
-    """Translate another program's option, such as ``--conf``; return any other word unchanged."""
+    """Return the equivalent of another program's option such as ``--conf``; other words are unchanged."""
     name, equals, value = word.partition("=")
     known = COMMANDS[command].get(name.lstrip("-").replace("-", "_"), "")
     ours = name.startswith("--") and known.startswith("--")
@@ -226,7 +212,7 @@ def _our_option(command: str, word: str) -> str:
 
 
 def _line_of(command: str, words: Sequence[str], values: Mapping[str, str]) -> str:
-    """Translate another program's command line that needs trained weights."""
+    """Return ``run:`` and the equivalent of another program's command that needs trained weights."""
     values, known = dict(values), COMMANDS[command]
     firsts = list(takewhile(lambda word: not word.startswith("-"), words))
     model = [values.pop(name) for name in ("model", "weights") if name in values]
@@ -249,7 +235,7 @@ def _line_of(command: str, words: Sequence[str], values: Mapping[str, str]) -> s
     line = " ".join(["rankless", command, target, *sources, *words[len(firsts) :], *more])
     note = f"{note}, then " if note else ""
     without = f"; left out: {', '.join(left)}" if left else ""
-    return printable(f"{note}write: {line}{without}", 500)
+    return printable(f"{note}run: {line}{without}", 500)
 
 
 def _devices(device: str, command: str = "train") -> list[str]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rankless.curation.model_errors import ModelErrors
 
 
-Others = Annotated[Path, Parameter(help="More runs, each printed on its own line.")]
+Others = Annotated[Path, Parameter(help="More runs or weights files, one line each.")]
 
 
 @app.command(
@@ -59,20 +59,19 @@ def evaluate(
     devices: Devices = "auto",
     device: Device = "auto",
     split: Annotated[
-        str | None, Parameter(help="The split to evaluate on. Default: the recipe's data.val.")
+        str | None, Parameter(help="Split to evaluate on. Default: the recipe's data.val.", metavar="NAME")
     ] = None,
     classes_map: Annotated[
         str | None,
         Parameter(
-            help="Pairs of the data's class and the model's class, if their names differ: "
-            "'motorbike=motorcycle, cow=' (a class with nothing after = is ignored), or a file with one pair "
-            "per line.",
+            help="Pairs DATA=MODEL of class names that differ, as in 'motorbike=motorcycle, cow=', or a file "
+            "with one pair per line. A class with nothing after = is ignored.",
             metavar="PAIRS",
         ),
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Score a run or a weights file on its evaluation images."""
+    """Evaluate a run, a weights file or an export."""
     environments.refuse("evaluate", "run it once, without the launcher; --devices sets the number of devices")
     _, count, pairs, *_ = check_all(
         lambda: compute_on(device),
@@ -108,11 +107,13 @@ def digest(
     /,
     *others: Others,
     chain: Annotated[
-        bool, Parameter(help="Check a run's chain: checkpoints, journal, recipe and environments."), flag
+        bool,
+        Parameter(help="Check the hash chain of each run: checkpoints, journal, recipe, environments."),
+        flag,
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Print the SHA-256 of the weights, which is equal for equal weights."""
+    """Print a SHA-256 of the weights, independent of the file format."""
     if chain:
         return check_chains([target, *others], as_json=as_json)
     from rankless.models.checkpoints.weights import digest_file
@@ -142,10 +143,10 @@ def errors(
     /,
     *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to the run's recipe.")],
     split: Annotated[
-        str | None, Parameter(help="The split to examine. Default: the recipe's data.val.")
+        str | None, Parameter(help="Split to examine. Default: the recipe's data.val.", metavar="NAME")
     ] = None,
     count: Annotated[
-        str, Parameter(help="Number of images, and of likely wrong labels, to show.", metavar="N")
+        str, Parameter(help="Number of images and of suspicious labels to show.", metavar="N")
     ] = "24",
     confidence: Annotated[
         str, Parameter(help="Ignore detections with a lower score, 0 to 1.", metavar="SCORE")
@@ -157,7 +158,7 @@ def errors(
     device: Device = "auto",
     as_json: Json = False,
 ) -> int:
-    """List and draw a model's worst errors, and labels that are likely wrong."""
+    """Show the images with a model's worst errors, and labels that are probably wrong."""
     _, least, most, *_ = check_all(
         lambda: compute_on(device),
         lambda: fraction("--confidence", confidence),
@@ -211,12 +212,12 @@ def _print_errors(found: ModelErrors, count: int) -> None:
 
 
 def _first(there: int, count: int) -> str:
-    """Return a note that only the first ``count`` items are listed, or an empty string if all are."""
+    """Return a note if only the first ``count`` of ``there`` items are listed, or an empty string."""
     return f"; {count:,} of {there:,}" if there > count else ""
 
 
 def check_chains(runs: Sequence[Path], *, as_json: bool) -> int:
-    """Check the chains of runs, print them, and return the exit code."""
+    """Check and print the hash chains of runs, and return the exit code."""
     from rankless.launch.audit import examine
     from rankless.runs.directory import RunDirectory
 
@@ -260,30 +261,36 @@ Examples:
 """,
 )
 def audit(
-    run: Annotated[Path, Parameter(name="RUN", help="A run directory, which is only read.")],
+    run: Annotated[Path, Parameter(name="RUN", help="A run directory, which is not changed.")],
     /,
     *overrides: Annotated[
-        str, Parameter(name="KEY=VALUE", help="Paths on this machine: data.root, model.pretrained.")
+        str, Parameter(name="KEY=VALUE", help="Paths on this machine, for data.root and model.pretrained.")
     ],
     steps: Annotated[
-        str, Parameter(help="Audit randomly chosen intervals with at least N steps in total.", metavar="N")
+        str,
+        Parameter(
+            help="Audit random intervals between checkpoints, with at least N steps in total.", metavar="N"
+        ),
     ] = "1",
     seed: Annotated[
         str | None,
-        Parameter(help="Seed of the random choice. Default: a random seed, which is printed.", metavar="N"),
+        Parameter(
+            help="Random seed for the choice of intervals. Default: a random one, which is printed.",
+            metavar="N",
+        ),
     ] = None,
     every: Annotated[
-        bool, Parameter(name="--all", help="Audit all intervals, which repeats the whole run."), flag
+        bool, Parameter(name="--all", help="Audit all intervals, that is, repeat the whole run."), flag
     ] = False,
     devices: Devices = "auto",
     device: Device = "auto",
     task: Task = None,
     as_json: Json = False,
 ) -> int:
-    """Train parts of a run again and compare them with its checkpoints, bit for bit."""
+    """Repeat parts of a run and compare the results with its checkpoints, bit for bit."""
     environments.refuse("audit", "run it once, without the launcher; --devices sets the number of devices")
     if every and steps != "1":
-        raise UserError("--all audits all intervals, so --steps has no effect; leave out one of them")
+        raise UserError("--steps: has no effect with --all; remove one of the two")
     fix_instruction_set(None, [], run)
     _, count, wanted, drawn, *_ = check_all(
         lambda: compute_on(device),

@@ -45,7 +45,9 @@ def recipes(
     ] = None,
     /,
     *,
-    schema: Annotated[bool, Parameter(help="Print the JSON Schema of recipes, for editors."), flag] = False,
+    schema: Annotated[
+        bool, Parameter(help="Print the JSON Schema of recipes, which editors use."), flag
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """List the shipped recipes, or print one."""
@@ -72,7 +74,7 @@ def recipes(
 @app.command(
     sort_key=7,
     usage="Usage: rankless models [NAME --layers] [KEY=VALUE ...] [OPTIONS]",
-    help_epilogue="You can also use any timm classifier by name, as in model.name=timm/convnext_tiny.\n",
+    help_epilogue="All timm classifiers also work, as in model.name=timm/convnext_tiny.\n",
 )
 def models(
     name: Annotated[
@@ -80,11 +82,16 @@ def models(
         Parameter(name="NAME", help="The model whose layers to list.", completer=candidates.models),
     ] = None,
     /,
-    *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to the model, as in a recipe.")],
-    layers: Annotated[bool, Parameter(help="List the layers of NAME, with their shapes."), flag] = False,
+    *overrides: Annotated[
+        str,
+        Parameter(name="KEY=VALUE", help="With --layers: recipe keys of the model, such as model.width=0.5."),
+    ],
+    layers: Annotated[
+        bool, Parameter(help="List the layers of NAME with their output shapes."), flag
+    ] = False,
     as_json: Json = False,
 ) -> int:
-    """List the models with parameters, FLOPs and origin, or the layers of one model."""
+    """List models with parameters, FLOPs and origin, or the layers of one model."""
     if layers != (name is not None):
         raise UserError("rankless models lists all models; to list the layers of one, give NAME and --layers")
     if name is not None:
@@ -124,29 +131,32 @@ def _layers(name: str, overrides: Sequence[str], *, as_json: bool) -> int:
     help_epilogue="Example:\n  rankless import their.pth --out ours.safetensors --model yolov4-tiny\n",
 )
 def import_(
-    source: Annotated[Path, Parameter(name="FILE", help="The checkpoint of another project.")],
+    source: Annotated[Path, Parameter(name="FILE", help="A checkpoint of another project.")],
     /,
     *overrides: Annotated[
-        str, Parameter(name="KEY=VALUE", help="Changes to the recipe that is stored with the weights.")
+        str, Parameter(name="KEY=VALUE", help="Changes to the recipe stored with the weights.")
     ],
     out: Annotated[Path, Parameter(help="The weights file to write.", metavar="FILE")],
     model: Annotated[
-        str | None, Parameter(help="Name of the model.", metavar="NAME", completer=candidates.models)
+        str | None,
+        Parameter(
+            help="Name of the model, from rankless models.", metavar="NAME", completer=candidates.models
+        ),
     ] = None,
     cfg: Annotated[
-        Path | None, Parameter(help="Darknet's cfg file, instead of --model.", metavar="FILE")
+        Path | None, Parameter(help="Darknet cfg file, instead of --model.", metavar="FILE")
     ] = None,
     names: Annotated[
-        Path | None, Parameter(help="File of class names: one per line, or JSON.", metavar="FILE")
+        Path | None, Parameter(help="File with class names: one per line, or JSON.", metavar="FILE")
     ] = None,
     classes: Annotated[
-        str | None, Parameter(help="Number of classes, if --names is not given.", metavar="N")
+        str | None, Parameter(help="Number of classes, instead of --names.", metavar="N")
     ] = None,
     key: Annotated[
-        str | None, Parameter(help="Key of the checkpoint's entry that holds the weights.", metavar="NAME")
+        str | None, Parameter(help="Key of the checkpoint entry that contains the weights.", metavar="NAME")
     ] = None,
     partial: Annotated[
-        bool, Parameter(help="Import the tensors that fit, and list the others."), flag
+        bool, Parameter(help="Import the tensors that fit, and list all others."), flag
     ] = False,
     by_order: Annotated[
         bool, Parameter(help="Match tensors by their order instead of their names."), flag
@@ -155,14 +165,14 @@ def import_(
         str | None,
         Parameter(
             name="--from",
-            help="The port of YOLOv3 or YOLOv4 that wrote the checkpoint. An unknown name lists all ports.",
+            help="The YOLOv3 or YOLOv4 port that wrote the checkpoint. An unknown name lists all ports.",
             metavar="NAME",
         ),
     ] = None,
-    force: Annotated[bool, Parameter(help="Replace an existing --out file."), flag] = False,
+    force: Annotated[bool, Parameter(help="Replace --out if it exists."), flag] = False,
     as_json: Json = False,
 ) -> int:
-    """Convert another project's checkpoint to a weights file."""
+    """Convert a checkpoint of another project to a weights file."""
     count = None if classes is None else whole_number("--classes", classes)
     refuse_stray(overrides, "model.width=0.5")
     from rankless.interop.importing import import_weights
@@ -203,46 +213,46 @@ def export(
     /,
     *overrides: Annotated[
         str,
-        Parameter(
-            name="KEY=VALUE", help="Changes to the recipe: model.image_size, evaluate.iou and the like."
-        ),
+        Parameter(name="KEY=VALUE", help="Changes to the recipe, such as model.image_size or evaluate.iou."),
     ],
     format: Annotated[
         str,
         Parameter(
-            help="onnx, openvino, torchscript, pt2 (torch.export), triton (a folder for a model server), "
-            "pth (a PyTorch state dict), darknet (.cfg, .weights and .names) or folder (weights with a model "
-            "card, to pass on)."
+            help="onnx, openvino, torchscript, pt2 (torch.export), triton (a model repository), pth (a "
+            "PyTorch state dict), darknet (.cfg, .weights and .names) or folder (weights with a model card, "
+            "for sharing)."
         ),
     ],
     out: Annotated[
         Path | None,
         Parameter(
-            help="Path of the new files, without the extension, or of the new folder. "
+            help="Output path without an extension or, for triton and folder, the output folder. "
             "Default: the name of TARGET."
         ),
     ] = None,
     nms: Annotated[
         bool,
-        Parameter(help="Include NMS: the file returns final detections instead of all candidates."),
+        Parameter(
+            help="Include NMS, so that the exported model returns final detections instead of candidates."
+        ),
         flag,
     ] = False,
     confidence: Annotated[
-        float | None, Parameter(help="With --nms: the lowest score to keep. Default: 0.25.")
+        float | None, Parameter(help="Minimum score that the NMS of --nms keeps. Default: 0.25.")
     ] = None,
     batch: Annotated[
-        str | None, Parameter(help="Fixed batch size. Default: any batch size.", metavar="N")
+        str | None, Parameter(help="Fix the batch size. By default, any batch size is accepted.", metavar="N")
     ] = None,
     any_size: Annotated[
-        bool, Parameter(help="Accept images of any height and width that are multiples of 32."), flag
+        bool, Parameter(help="Accept any height and width in multiples of 32."), flag
     ] = False,
     half: Annotated[
-        bool, Parameter(help="Compute in float16. Inputs and outputs stay float32."), flag
+        bool, Parameter(help="Compute in float16. Inputs and outputs remain float32."), flag
     ] = False,
     force: Annotated[bool, Parameter(help="Replace existing files."), flag] = False,
     as_json: Json = False,
 ) -> int:
-    """Export trained weights to other formats, and compare the results with PyTorch on real images."""
+    """Export trained weights to another format, and compare the outputs with PyTorch's on real images."""
     images, *_ = check_all(
         lambda: None if batch is None else whole_number("--batch", batch),
         lambda: refuse_stray(overrides, "evaluate.iou=0.5"),
@@ -269,7 +279,7 @@ def export(
 
 weights = group(
     name="weights",
-    help="List and download the weights that the models' publishers offer.",
+    help="List and download published weights.",
     help_epilogue="Start with:\n  rankless weights list\n  rankless weights get yolov4-tiny",
     usage="Usage: rankless weights COMMAND [ARGUMENTS] [OPTIONS]",
     sort_key=8.5,
@@ -290,13 +300,16 @@ Examples:
 def list_(
     pattern: Annotated[
         str | None,
-        Parameter(name="PATTERN", help="Part of a name, or a pattern with * and ?."),
+        Parameter(
+            name="PATTERN",
+            help="Part of a name, or a pattern with * and ?. Patterns such as 'timm/*' also list timm's.",
+        ),
     ] = None,
     /,
     *,
     as_json: Json = False,
 ) -> int:
-    """List published weights with size, checksum, score, license and address."""
+    """List published weights with size, checksum, score, license and URL."""
     from fnmatch import fnmatchcase
 
     from rankless.models.published import all_of_timm, all_published
@@ -334,8 +347,9 @@ def list_(
     sort_key=2,
     usage="Usage: rankless weights get NAME [OPTIONS]",
     help_epilogue="""\
-Each file is downloaded once: torchvision's to torch.hub's cache, timm's to the Hugging Face Hub's cache,
-Darknet's to Rankless's cache. RANKLESS_WEIGHTS_MIRROR is the address of a folder with copies.
+Each file is downloaded once, into the cache of torch.hub (torchvision), of the Hugging Face Hub (timm) or
+of Rankless (Darknet). RANKLESS_WEIGHTS_MIRROR is the URL of a folder with copies of the files.
+model.pretrained=hf://OWNER/NAME, without a file, downloads a whole transformers model when training starts.
 
 Examples:
   rankless weights get yolov4-tiny
@@ -347,16 +361,16 @@ def get(
     name: Annotated[
         str,
         Parameter(
-            name="NAME", help="Name of the weights or of their model, or hf://OWNER/NAME[@REVISION]/FILE."
+            name="NAME", help="The name of the weights or the model, or hf://OWNER/NAME[@REVISION]/FILE."
         ),
     ],
     /,
     *,
-    to: Annotated[Path | None, Parameter(help="Also copy the file into this folder.", metavar="DIR")] = None,
+    to: Annotated[Path | None, Parameter(help="Also copy the file to this folder.", metavar="DIR")] = None,
     force: Force = False,
     offline: Offline = False,
 ) -> int:
-    """Download published weights, unless they are in the cache, and print path, SHA-256 and license."""
+    """Download published weights unless they are cached, and print path, SHA-256 and license."""
     go_offline(offline)
     from rankless.files import checksums, hub
     from rankless.files.outputs import Outputs

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     sort_key=1.5,
     usage="Usage: rankless new ROOT [OPTIONS]",
     help_epilogue="""\
-Data without a validation split is split into a new folder next to the recipe, with links to the images.
+Data without a validation split is split into the new folder NAME-split next to the recipe NAME.yaml,
+with links to the images.
 
 Examples:
   rankless new mydata
@@ -39,21 +40,23 @@ def new(
     *,
     out: Annotated[
         Path | None,
-        Parameter(help="The recipe file to write. Default: the folder's name with .yaml.", metavar="FILE"),
+        Parameter(
+            help="The recipe file to write. Default: the data folder's name with .yaml.", metavar="FILE"
+        ),
     ] = None,
     format: Format = "auto",
     classes: Classes = "auto",
     pretrained: Annotated[
         str | None,
         Parameter(
-            help="Fine-tune these weights, with their network: a run, a file or a published name.",
+            help="Weights to fine-tune with their network: a run, a file, hf://OWNER/NAME or published/NAME.",
             metavar="WEIGHTS",
             show_default=False,
         ),
     ] = None,
     force: Force = False,
 ) -> int:
-    """Write a recipe for a data set and this machine, with the reason for each value."""
+    """Write a recipe for a data set and this machine, with a reason for each value."""
     from rankless.files.outputs import Outputs
 
     file = out or Path(f"{name_of(root)}.yaml")
@@ -62,9 +65,11 @@ def new(
     if pretrained in ("", "published"):
         raise UserError(
             f"--pretrained is '{pretrained}': expected a run, a weights file, or a name such as "
-            "published/yolov4-tiny; give one, or leave the option out to train from scratch"
+            "published/yolov4-tiny; to train from scratch, remove --pretrained"
         )
-    outputs = Outputs([file], verb=None, force=force)  # before the data is read
+    if pretrained:  # before the data is read
+        _check_weights(pretrained)
+    outputs = Outputs([file], verb=None, force=force)
     from rankless.curation.data_set import known_format, refuse_data_files
     from rankless.curation.facts import facts_of
     from rankless.curation.new_recipe import settings, text
@@ -74,7 +79,7 @@ def new(
     with ExitStack() as undo:
         facts = facts_of(root, divided, format, classes=chosen_classes(classes), undo=undo)
         if pretrained:
-            _check_weights(pretrained, root, facts)
+            _check_task(pretrained, root, facts)
         written = text(facts, str(file), pretrained or "")
         with outputs.writing(file) as part:
             part.write_text(written, encoding="utf-8", errors="surrogateescape")
@@ -85,7 +90,7 @@ def new(
 
 
 def holds_data(word: str | None) -> bool:
-    """Check whether a word given in place of a recipe is a folder with a data set."""
+    """Check whether a word given instead of a recipe is a folder with a data set."""
     if word is None or not Path(word).is_dir() or (Path(word) / "recipe.yaml").exists():
         return False
     from rankless.data.formats.registry import recognize
@@ -100,7 +105,7 @@ def holds_data(word: str | None) -> bool:
 def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = None) -> Recipe:
     """Return the recipe that ``rankless new`` would write, with overrides, and print its values.
 
-    With ``model.pretrained`` among the overrides, it fine-tunes these weights. For ``undo``, see
+    If the overrides include ``model.pretrained``, the recipe fine-tunes these weights. For ``undo``, see
     :func:`rankless.curation.facts.facts_of`.
     """
     from rankless.curation.facts import facts_of
@@ -113,7 +118,7 @@ def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = N
     _say_facts(facts)
     pretrained = _pretrained_of(overrides)
     if pretrained:
-        _check_weights(pretrained, folder, facts)
+        _check_task(pretrained, folder, facts)
     written = text(facts, f"{name}.yaml", pretrained)
     recipe = load.parsed(written, f"the recipe for {folder}", overrides, check_name=problem)
     _say_values(recipe, [each.key for each in settings(facts, pretrained)], overrides)
@@ -124,7 +129,7 @@ def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = N
 
 
 def say_fine_tuning(recipe: Recipe, overrides: Sequence[str], *, is_here: bool) -> None:
-    """Print the values of ``fine-tune`` that the number of training images decides, and the overrides.
+    """Print the values of ``fine-tune`` that depend on the number of training images, and the overrides.
 
     Raise a UserError if the data cannot be read, unless ``is_here`` is False: other machines may have it.
     """
@@ -141,27 +146,31 @@ def say_fine_tuning(recipe: Recipe, overrides: Sequence[str], *, is_here: bool) 
 
 
 def _pretrained_of(overrides: Sequence[str]) -> str:
-    """Return the value of ``model.pretrained`` in overrides; empty if there is none."""
+    """Return the value of ``model.pretrained`` in the overrides, or an empty string."""
     values = [word.partition("=")[2] for word in overrides if word.startswith("model.pretrained=")]
     return values[-1].strip("'\"") if values else ""
 
 
-def _check_weights(pretrained: str, root: str, facts: Facts) -> None:
-    """Raise a UserError if the weights do not exist, or if their task does not match the data."""
-    from rankless.data.datasets.open_split import of_another_task
+def _check_weights(pretrained: str) -> None:
+    """Raise a UserError if the weights do not exist."""
     from rankless.recipe import load
-    from rankless.recipe.recorded import with_network
 
     check_recipe(load.default([f"model.pretrained={json.dumps(pretrained)}"]), begins=True)
+
+
+def _check_task(pretrained: str, root: str, facts: Facts) -> None:
+    """Raise a UserError if the weights and the data are for different tasks."""
+    from rankless.data.datasets.open_split import of_another_task
+    from rankless.recipe.recorded import with_network
+
     task = with_network({"model": {"pretrained": pretrained}}).get("task", facts.task)
     if problem := of_another_task(pretrained, task, root, boxed=facts.boxed):
         raise UserError(problem)
 
 
 def folders_like(name: str) -> str:
-    """Return the end of a message about a missing recipe, which suggests a folder with a similar name."""
-    folders = [folder.name for folder in Path().iterdir() if folder.is_dir()]
-    return f"; a folder with data is also accepted{nearest(name.rstrip('/'), folders)}"
+    """Return a hint about a folder with a name similar to a missing recipe, or an empty string."""
+    return nearest(name.rstrip("/"), [folder.name for folder in Path().iterdir() if folder.is_dir()])
 
 
 def _say_values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> None:
@@ -175,7 +184,7 @@ def _values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> It
     from rankless.recipe.keys import at
 
     tree = json.loads(load.to_json(recipe))
-    if recipe.model.pretrained == "published":  # those of a network that may be the default one
+    if recipe.model.pretrained == "published":  # the network may be the default one
         keys = list(dict.fromkeys(("model.name", *keys)))
     for key in keys:
         if (value := at(tree, (*key.split("."),))) is not None:
@@ -184,7 +193,7 @@ def _values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> It
 
 
 def check_changes(folder: str, overrides: Sequence[str]) -> None:
-    """Raise a UserError for overrides that fit neither task, before the data is read and possibly split."""
+    """Raise a UserError if the overrides are valid for no built-in task, or the weights do not exist."""
     from rankless.data.formats.registry import recognize
     from rankless.recipe.load import default
 
@@ -198,6 +207,8 @@ def check_changes(folder: str, overrides: Sequence[str]) -> None:
             errors.append(error)
     if len(errors) == len(tasks):
         raise errors[0]
+    if pretrained := _pretrained_of(overrides):
+        _check_weights(pretrained)
 
 
 def name_of(root: str) -> str:

@@ -1,4 +1,4 @@
-"""Parameters that several commands share, and functions that read their values."""
+"""Parameters that several commands share, and functions that parse their values."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ PredictingTarget = Annotated[Path, Parameter(name="TARGET", help="A run director
 Task = Annotated[
     str | None,
     Parameter(
-        help="Your own task, package.module:Class or file.py:Class. Its code is run; the code of a task that "
-        "is named only in the run or file is not.",
+        help="A custom task, package.module:Class or file.py:Class, whose code is run. A task that only the "
+        "run or file names is refused.",
         metavar="TASK",
     ),
 ]
@@ -76,7 +76,7 @@ RecipeWords = Annotated[
     str,
     Parameter(
         name="RECIPE KEY=VALUE",
-        help="A shipped recipe or a YAML file, and changes to it. Default: digits.",
+        help="A shipped recipe or a YAML file, followed by changes. Default: digits.",
     ),
 ]
 
@@ -92,7 +92,7 @@ def _refuse_recipe(_: Any, root: str) -> None:
 
 
 def _data_of(recipe: str) -> str:
-    """Describe the data set of a recipe file, and give the command that checks this data set."""
+    """Return a description of a recipe's data set, with the command that checks it."""
     from rankless.data.datasets.torchvision_sets import located
     from rankless.recipe import load
 
@@ -115,21 +115,23 @@ Root = Annotated[
     str,
     Parameter(
         name="ROOT",
-        help="The data set: a folder, or a file such as data.yaml.",
+        help="A data folder, or a file such as data.yaml.",
         validator=_refuse_recipe,
     ),
 ]
-Force = Annotated[bool, Parameter(help="Also replace files that this command did not write."), flag]
+Force = Annotated[
+    bool, Parameter(help="Replace existing files, even if this command did not write them."), flag
+]
 Link = Annotated[
     bool,
-    Parameter(help="Link images instead of copying them. A change in one data set then changes both."),
+    Parameter(help="Link images instead of copying them. Changing an image then changes both data sets."),
     flag,
 ]
-Format = Annotated[str, Parameter(help="Format of the data. auto detects it.", metavar="NAME")]
+Format = Annotated[str, Parameter(help="Data format. auto detects it.", metavar="NAME")]
 Classes = Annotated[
     str,
     Parameter(
-        help="Use only these classes, in this order: names as in cat,dog, or a file with one name per line.",
+        help="Use only these classes, in this order: cat,dog or a file with one name per line.",
         metavar="NAMES",
     ),
 ]
@@ -140,7 +142,7 @@ Splits = Annotated[
     ),
 ]
 
-Offline = Annotated[bool, Parameter(help="Use only weights in the cache, as HF_HUB_OFFLINE=1 does."), flag]
+Offline = Annotated[bool, Parameter(help="Use only cached weights, as with HF_HUB_OFFLINE=1."), flag]
 
 
 def go_offline(offline: bool) -> None:
@@ -154,29 +156,27 @@ def go_offline(offline: bool) -> None:
 Hosts = Annotated[
     str | None,
     Parameter(
-        help="Machines to use over SSH: a,b:4,c:4:/data (host, devices, path of the data there), or a file "
-        "with one per line.",
+        help="Machines to use over SSH: HOST[:DEVICES[:DATA]], separated by commas, or a file with one per "
+        "line. DATA is the data's path there.",
         metavar="HOSTS",
     ),
 ]
-Sync = Annotated[bool, Parameter(help="Copy this machine's Rankless to the hosts and run it."), flag]
-Ssh = Annotated[str, Parameter(help="The SSH command, with its options.", metavar="COMMAND")]
+Sync = Annotated[bool, Parameter(help="Run a copy of this machine's Rankless on the hosts."), flag]
+Ssh = Annotated[str, Parameter(help="SSH command, including its options.", metavar="COMMAND")]
 Python = Annotated[
     str | None,
-    Parameter(help="Path of Python on the other hosts. Default: the same path as here.", metavar="PATH"),
+    Parameter(help="Path of Python on other hosts. Default: the same as here.", metavar="PATH"),
 ]
 
 Devices = Annotated[
     str,
     Parameter(
-        help="Number of GPUs, or of processes if there is no GPU; auto uses all. A list such as "
-        "0,2 selects GPUs by number; '2,' (with the comma) selects only GPU 2.",
+        help="Number of GPUs, or of processes without a GPU. auto uses all. A list such as 0,2 selects GPUs "
+        "by number. '2,' selects only GPU 2.",
         metavar="N",
     ),
 ]
-Device = Annotated[
-    str, Parameter(help="Compute on cpu or on cuda; auto uses GPUs if there are any.", metavar="KIND")
-]
+Device = Annotated[str, Parameter(help="cpu or cuda. auto prefers GPUs.", metavar="KIND")]
 
 
 def compute_on(device: str) -> None:
@@ -189,14 +189,16 @@ def compute_on(device: str) -> None:
         os.environ["RANKLESS_CPU"] = "1"
     elif device == "cuda":
         if os.environ.get("RANKLESS_CPU"):
-            raise UserError("--device is cuda, but RANKLESS_CPU is set; unset it, or leave --device out")
+            raise UserError(
+                "--device is cuda, but RANKLESS_CPU is set; unset RANKLESS_CPU, or remove --device"
+            )
         import torch
 
         if not torch.cuda.device_count():  # does not initialize CUDA, which forked ranks could not use
             raise UserError("--device is cuda, but PyTorch finds no GPU here; see: rankless doctor")
     elif device != "auto":
         raise UserError(
-            f"--device has '{device}': expected cpu, cuda or auto; --devices selects GPUs, as in "
+            f"--device is '{device}': expected cpu, cuda or auto; --devices selects GPUs, as in "
             "--devices 0,2 or --devices 1,"
         )
 
@@ -214,22 +216,32 @@ def device_count(devices: str) -> int | None:
 
 
 def devices_here(devices: str) -> int | tuple[int, ...] | None:
-    """Return the number of devices, or a tuple of GPU numbers, given by ``--devices``; None for ``auto``."""
+    """Return the number of devices or the GPU numbers given by ``--devices``, or None for ``auto``."""
     if "," not in devices:
         return device_count(devices)
     words = [word.strip() for word in devices.removesuffix(",").split(",")]
     if not all(word.isdecimal() and len(word) < 5 for word in words):
         raise UserError(
-            f"--devices has '{devices}': expected a number, auto, or the numbers of GPUs, as in 0,2"
+            f"--devices is '{devices}': expected a number, auto, or the numbers of GPUs, as in 0,2"
         )
     return tuple(map(int, words))
 
 
 def whole_number(option: str, text: str, more: str = "") -> int:
-    number = int(text) if text.strip().isdecimal() and len(text) < 10 else 0
-    if number < 1:
-        raise UserError(f"{option} has '{text}': expected a whole number of at least 1{more}")
+    if not (number := _count(text)):
+        raise UserError(f"{option} is '{text}': expected a whole number of at least 1{more}")
     return number
+
+
+def whole_numbers(option: str, text: str) -> tuple[int, ...]:
+    numbers = tuple(map(_count, text.split(",")))
+    if not all(numbers):
+        raise UserError(f"{option} is '{text}': expected whole numbers of at least 1, as in 1,2,4")
+    return numbers
+
+
+def _count(text: str) -> int:
+    return int(text) if text.strip().isdecimal() and len(text) < 10 else 0
 
 
 def fraction(option: str, text: str) -> float:
@@ -268,8 +280,16 @@ def class_pairs(given: str) -> list[list[str]]:
     return pairs
 
 
+def refuse_without(needed: str, options: Mapping[str, object]) -> None:
+    """Raise a UserError that lists the given ``options``, which have no effect without ``needed``."""
+    if given := [option for option, value in options.items() if value]:
+        raise UserError(
+            f"{option}: has no effect without {needed}; add {needed}, or remove {option}" for option in given
+        )
+
+
 def refuse_stray(words: Sequence[str], example: str) -> None:
-    """Raise a UserError for words that are not ``key=value``; the message contains ``example``."""
+    """Raise a UserError for words without ``=``. The message shows ``example``."""
     if stray := [word for word in words if "=" not in word]:
         raise UserError(f"'{word}': expected key=value, as in {example}" for word in stray)
 
@@ -281,13 +301,10 @@ def is_override(word: str) -> bool:
 
 
 def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Split words into the recipe's name (the first word without ``=``, if any) and the overrides.
-
-    The overrides are not checked here.
-    """
+    """Split words into the recipe's name (the first word without ``=``, or None) and unchecked overrides."""
     name = next((word for word in words if "=" not in word), None)
     if name == "":
-        raise UserError("the recipe is an empty string; give its name or its file, or leave out the argument")
+        raise UserError("the recipe is an empty string; expected a name or a file, or remove the argument")
     overrides = list(words)
     if name is not None:
         overrides.remove(name)
@@ -295,31 +312,34 @@ def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def recipe_of(words: Sequence[str]) -> tuple[Recipe, str]:
-    """Return the recipe and the run's name given by a command's words; see :func:`loaded`."""
-    return loaded(*recipe_and_overrides(words))
+    """Return the recipe in a command's words, and the name of its run; see :func:`load_recipe`."""
+    return load_recipe(*recipe_and_overrides(words))
 
 
-def loaded(name: str | None, overrides: Sequence[str], *, check_model: bool = True) -> tuple[Recipe, str]:
-    """Return a recipe and the name of its run; errors also mention a data set that does not exist.
+def load_recipe(
+    name: str | None, overrides: Sequence[str], *, check_model: bool = True
+) -> tuple[Recipe, str]:
+    """Return a recipe and the name of its run; errors include a missing data set.
 
     Args:
-        name, overrides, check_model: see :func:`_loaded`.
+        name, overrides, check_model: see :func:`_load_recipe`.
     """
     try:
-        return _loaded(name, overrides, check_model=check_model)
+        return _load_recipe(name, overrides, check_model=check_model)
     except UserError as error:
+        from rankless.recipe.load import data_root
+
         roots = [word.removeprefix("data.root=") for word in overrides if word.startswith("data.root=")]
-        there = [root for root in roots[-1:] if root != "digits" and not root.startswith("torchvision/")]
-        gone = [
-            f"data.root is '{root}': {one.removeprefix(f'{root}: ')}"
-            for root in there
-            for one in missing_data(root)
-        ]
+        if not roots and name and Path(name).is_file():
+            roots = [data_root(Path(name))]
+        root = roots[-1] if roots else ""
+        by_name = root in ("", "digits") or root.startswith("torchvision/")
+        gone = [] if by_name else _problems_of_data(root)
         raise UserError(dict.fromkeys((*error.problems, *gone, *_unknown_best(name, overrides)))) from None
 
 
 def _unknown_best(name: str | None, overrides: Sequence[str]) -> Iterator[str]:
-    """Yield an error if no built-in task has the score that ``evaluate.best`` names in the overrides."""
+    """Yield an error if the overrides set ``evaluate.best`` to a score that no built-in task has."""
     from rankless.recipe.installed import shipped
 
     given = dict(word.partition("=")[::2] for word in overrides)
@@ -332,12 +352,12 @@ def _unknown_best(name: str | None, overrides: Sequence[str]) -> Iterator[str]:
         yield from unknown_best(given["evaluate.best"], (*NAMES, *score_names(6)))
 
 
-def _loaded(name: str | None, overrides: Sequence[str], *, check_model: bool) -> tuple[Recipe, str]:
+def _load_recipe(name: str | None, overrides: Sequence[str], *, check_model: bool) -> tuple[Recipe, str]:
     """Return a recipe and the name of its run.
 
-    Without a name, the recipe is ``fine-tune`` for pretrained weights without a model name, the defaults for
-    other data or another model, and otherwise ``digits``, whose values suit only the digits. ``fine-tune``
-    has values for the number of training images (:mod:`rankless.curation.fine_tuning`).
+    Without a name, the recipe is ``fine-tune`` if the overrides have weights and no model, the default
+    recipe if they have data or a model, and otherwise ``digits``. ``fine-tune`` is adapted to the number of
+    training images (:mod:`rankless.curation.fine_tuning`).
 
     Args:
         name: name of a shipped recipe, or a file.
@@ -374,7 +394,7 @@ def _loaded(name: str | None, overrides: Sequence[str], *, check_model: bool) ->
 
 
 def _fine_tuning(recipe: Recipe) -> list[str]:
-    """Return overrides for the number of training images; none if the data cannot be read here."""
+    """Return overrides that adapt ``fine-tune`` to the training images; none if the data is not here."""
     try:
         task = opened_task(recipe)
     except UserError:
@@ -385,7 +405,7 @@ def _fine_tuning(recipe: Recipe) -> list[str]:
 
 
 def opened_task(recipe: Recipe) -> OpenTask:
-    """Return the task of a new run, with its data; raise a UserError if its paths or its data are wrong."""
+    """Open the task and the data of a new run; raise a UserError if a path or the data is wrong."""
     check_recipe(recipe, begins=True)  # before PyTorch is imported
     from rankless.tasks import open_task, resolve_recipe
 
@@ -393,7 +413,7 @@ def opened_task(recipe: Recipe) -> OpenTask:
 
 
 def check_target(target: Path) -> None:
-    """Check that ``target`` has weights."""
+    """Raise a UserError if ``target`` has no weights."""
     from rankless.runs.directory import weights_of
 
     if problems := [*_problems_of_weights(target, weights_of)]:
@@ -401,7 +421,7 @@ def check_target(target: Path) -> None:
 
 
 def not_given(recipe: Recipe) -> dict[str, str]:
-    """Return an error for each key whose value is still the placeholder of a shipped recipe."""
+    """Return an error for each key that still has a shipped recipe's placeholder, ``path/to/…``."""
     from rankless.recipe.schema import BUILT_IN_TASKS
 
     root = recipe.data.root if recipe.task in BUILT_IN_TASKS else ""
@@ -416,13 +436,14 @@ def not_given(recipe: Recipe) -> dict[str, str]:
 
 
 def check_recipe(recipe: Recipe, *, begins: bool) -> None:
-    """Check that the paths in a recipe exist.
+    """Raise a UserError if a path in a recipe does not exist.
 
     Args:
         recipe: a recipe with paths on this machine.
         begins: whether the run is new; a resumed run does not need ``model.pretrained``.
     """
     from rankless.data.datasets.torchvision_sets import located
+    from rankless.files import hub
     from rankless.recipe.familiar import PUBLISHED, is_by_name
     from rankless.recipe.schema import BUILT_IN_TASKS
     from rankless.recipe.transformers_config import folder_of
@@ -432,14 +453,17 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
     problems = [*without.values()]
     if recipe.task in BUILT_IN_TASKS and recipe.data.root != "digits" and "data.root" not in without:
         try:
-            root = located(recipe.data).root
-            problems += [
-                f"data.root is '{root}': {one.removeprefix(f'{root}: ')}" for one in missing_data(root)
-            ]
+            problems += _problems_of_data(located(recipe.data).root)
         except UserError as error:
             problems += error.problems
     pretrained = recipe.model.pretrained
     is_named = is_by_name(pretrained) or "model.pretrained" in without
+    if begins and pretrained.startswith(hub.PREFIX):
+        try:
+            if (address := hub.parse(pretrained)).file:
+                hub.refuse_pickles(address)
+        except UserError as error:
+            problems += [f"model.pretrained: {one}" for one in error.problems]
     if begins and not is_named and folder_of(pretrained) is None:
         given = _problems_of_weights(Path(pretrained), trained_weights_of)
         problems += [
@@ -449,6 +473,11 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
         ]
     if problems:
         raise UserError(problems)
+
+
+def _problems_of_data(root: str) -> list[str]:
+    """Return a list with an error if nothing exists at ``data.root``."""
+    return [f"data.root is '{root}': {one.removeprefix(f'{root}: ')}" for one in missing_data(root)]
 
 
 def _problems_of_weights(target: Path, find: Callable[..., Path]) -> Iterator[str]:

@@ -25,7 +25,9 @@ from rankless.cli.options import (
     recipe_and_overrides,
     recipe_of,
     refuse_stray,
+    refuse_without,
     whole_number,
+    whole_numbers,
 )
 from rankless.errors import UserError, check_all
 from rankless.launch import environments
@@ -48,55 +50,60 @@ def plan(
     devices: Annotated[
         str | None,
         Parameter(
-            help="Number of machines and of devices in each, as in 8x4. Default: this machine.", metavar="MxN"
+            help="Number of machines and devices per machine, as in 8x4. Default: this machine.",
+            metavar="MxN",
         ),
     ] = None,
     bandwidth: Annotated[
         str | None,
         Parameter(
-            help="Bandwidth of each machine's network, as in 25GB/s or 100Gbit/s. Default: measured between "
-            "two processes here.",
+            help="Network bandwidth of each machine, as in 25GB/s or 100Gbit/s. By default, it is measured "
+            "between two processes on this machine.",
             metavar="RATE",
         ),
     ] = None,
     latency: Annotated[
         str | None,
-        Parameter(help="Latency of a message. Default with --bandwidth: 20us.", metavar="TIME"),
+        Parameter(
+            help="Latency of a message. Default with --bandwidth: 20us. Otherwise, it is measured.",
+            metavar="TIME",
+        ),
     ] = None,
     step_ms: Annotated[
         str | None,
         Parameter(
-            help="Time of a step on one device of those machines. Default: measured here.", metavar="MS"
+            help="Time of a step on one device, in milliseconds. By default, it is measured here.",
+            metavar="MS",
         ),
     ] = None,
     check: Annotated[
         str | None,
         Parameter(
-            help="Also train with these numbers of processes here, and compare with the prediction.",
+            help="Also train with these numbers of processes here, to compare times with the prediction.",
             metavar="N,N",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        Parameter(help="Draw the plan as a .png, .jpg, .webp, .svg or .pdf file.", metavar="FILE"),
+        Parameter(help="Plot the prediction as a .png, .jpg, .webp, .svg or .pdf file.", metavar="FILE"),
     ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> int:
     """Predict step time, epoch time and efficiency on 1 to 4,096 devices."""
-    asked = _asked(devices, bandwidth, latency, step_ms, check)
-    if force and out is None:
-        raise UserError("--force applies only with --out: add --out, or leave out --force")
+    options = _plan_options(devices, bandwidth, latency, step_ms, check)
+    if out is None:
+        refuse_without("--out", {"--force": force})
     chosen, name = recipe_of(recipe)
     from rankless.launch import fork_server
 
-    if asked.check:
+    if options.check:
         fork_server.start(chosen.task)
     from rankless.files.outputs import drawing
     from rankless.launch.planning import plan as planning
 
     outputs = None if out is None else drawing(out, "plan", force=force)  # before anything is measured
-    found = planning.plan(chosen, asked, lambda line: say(line, file=sys.stderr))
+    found = planning.plan(chosen, options, lambda line: say(line, file=sys.stderr))
     print_result({"recipe": name, **found.as_json()}, planning.lines(found), as_json=as_json)
     if out is not None and outputs is not None:
         from rankless.launch.planning import plot
@@ -120,7 +127,7 @@ def fit(
     devices: Devices = "auto",
     as_json: Json = False,
 ) -> int:
-    """Train with growing micro-batches to find the largest that fits in this device's memory."""
+    """Find the largest micro-batch that fits in this device's memory, by training with growing ones."""
     count, (chosen, name) = check_all(lambda: device_count(devices), lambda: recipe_of(recipe))
     check_recipe(chosen, begins=False)
     from rankless.launch.planning.fit import fit as find
@@ -130,17 +137,17 @@ def fit(
     return 0
 
 
-def _asked(
+def _plan_options(
     devices: str | None, bandwidth: str | None, latency: str | None, step_ms: str | None, check: str | None
 ) -> units.PlanOptions:
-    """Parse the options of a plan; report all invalid options together."""
+    """Parse the options of ``plan``, and report all invalid ones together."""
     others = {"--devices": devices, "--bandwidth": bandwidth, "--latency": latency, "--step-ms": step_ms}
 
     def refuse_both() -> None:
         if check is not None and (wrong := [name for name, value in others.items() if value is not None]):
             raise UserError(
-                f"--check trains on this machine, but {' and '.join(wrong)} would describe others; leave out "
-                "one or the other"
+                f"--check trains on this machine, but {' and '.join(wrong)} would describe other machines; "
+                f"remove --check, or {' and '.join(wrong)}"
             )
 
     def read(how: Callable[[str], object], text: str | None) -> object:
@@ -151,14 +158,10 @@ def _asked(
         lambda: read(units.bandwidth, bandwidth),
         lambda: read(units.latency, latency),
         lambda: read(units.milliseconds, step_ms),
-        lambda: read(_counts, check) or (),
+        lambda: () if check is None else whole_numbers("--check", check),
         refuse_both,
     )
     return units.PlanOptions(*found)
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(whole_number("--check", each, ", as in 1,2,4") for each in text.split(","))
 
 
 @app.command(
@@ -176,34 +179,39 @@ def benchmark(
         str,
         Parameter(
             name="RECIPE|TARGET KEY=VALUE",
-            help="A recipe, run directory or weights file, and changes to the recipe. Default: digits.",
+            help="A recipe, a run directory or a weights file, followed by changes. Default: digits.",
         ),
     ],
     devices: Annotated[
-        str | None, Parameter(help="Training: number of devices, or auto.", metavar="N")
+        str | None, Parameter(help="Number of devices for training, or auto.", metavar="N")
     ] = None,
     formats: Annotated[
         str | None,
         Parameter(
-            help="Prediction: the formats to measure, separated by commas: onnx, torchscript, pt2, openvino.",
+            help="Formats in which to time prediction, as in onnx,openvino. Default: all, which are onnx, "
+            "torchscript, pt2 and openvino.",
             metavar="NAMES",
         ),
     ] = None,
-    batch: Annotated[str | None, Parameter(help="Prediction: batch size. Default: 1.", metavar="N")] = None,
+    batch: Annotated[
+        str | None, Parameter(help="Batch size for prediction. Default: 1.", metavar="N")
+    ] = None,
     seconds: Annotated[
         float | None,
         Parameter(
-            help="Seconds to measure. Default: 30 in total for training, 3 for each format.",
+            help="Measuring time in seconds. Default: 30 in total for training, 3 for each format.",
             show_default=False,
         ),
     ] = None,
     device: Device = "auto",
     pure: Annotated[
-        bool, Parameter(help="Training: also time the plain loop in pure half precision (Apex's O3)."), flag
+        bool,
+        Parameter(help="For training, also time the plain loop in pure half precision (Apex's O3)."),
+        flag,
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Time a recipe's training against a plain PyTorch loop, or a trained model in every format."""
+    """Compare the training speed of a recipe with a plain PyTorch loop, or time a trained model."""
     if seconds is not None and not 0 < seconds <= 3600:
         raise UserError(f"--seconds is {seconds:g}: expected a number above 0, at most 3600")
     compute_on(device)
@@ -237,9 +245,7 @@ def _is_recipe(word: str) -> bool:
 def _refuse(options: dict[str, object], wanted: str, given: str) -> None:
     wrong = [name for name, value in options.items() if value is not None]
     if wrong:
-        raise UserError(
-            f"{name} applies to {wanted}, but {given} was given; leave out {name}" for name in wrong
-        )
+        raise UserError(f"{name}: needs {wanted}, but {given} was given; remove {name}" for name in wrong)
 
 
 def _training(words: Sequence[str], devices: str, seconds: float, as_json: bool, *, pure: bool) -> int:

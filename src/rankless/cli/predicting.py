@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 _LOW = 0.05  # if the highest score is below this, the model has hardly learned
 _SHOWN = 20  # maximum number of unreadable or classified images to list
 _KEYS = {"--iou": "evaluate.iou", "--max": "evaluate.detections", "--tta": "evaluate.tta"}
+_OTHER_NAMES = {
+    "--format": "--save",
+    **{option: rf"command line: (?:key )?'{re.escape(key)}'" for option, key in _KEYS.items()},
+}
+"""Patterns of the names that errors use for some options."""
 
 
 @app.command(
@@ -57,36 +62,36 @@ def predict(
         str,
         Parameter(
             name="SOURCE KEY=VALUE",
-            help="Images, videos, folders, patterns, webcam:0, rtsp://…, or built-in scenes as in "
-            "digits:val:0-7; @FILE or @- reads a list of them. Also changes to the recipe of the weights.",
+            help="Images, videos, folders, patterns, webcam:0, rtsp://…, built-in scenes such as "
+            "digits:val:0-7, or @FILE or @- for a list of them. Also changes to the weights' recipe.",
         ),
     ],
     task: Task = None,
     out: Annotated[
         Path | None,
-        Parameter(help="The new folder for the results. Default: predictions, or predictions-2, -3 …"),
+        Parameter(help="New folder for the results. Default: predictions, or predictions-2, -3 …"),
     ] = None,
     save: Annotated[
-        str,
+        str | None,
         Parameter(
-            name=("--save", "--format"),
             help="Results to write: annotated, json, jsonl, coco, yolo, voc, label-studio, cvat, csv, "
-            "counts, crops, heatmaps.",
+            "counts, crops, heatmaps. Default: annotated,json.",
             metavar="KINDS",
         ),
-    ] = "annotated,json",
+    ] = None,
+    format: Annotated[str | None, Parameter(help="Same as --save.", metavar="KINDS")] = None,
     confidence: Annotated[
         str | None,
-        Parameter(help="The lowest score to keep, 0 to 1. Default: 0.25 for detections.", metavar="SCORE"),
+        Parameter(help="Minimum score to report, 0 to 1. Default: 0.25 for detections.", metavar="SCORE"),
     ] = None,
     classes: Annotated[
         str | None,
-        Parameter(help="Find only these classes: names or numbers, as in cat,dog.", metavar="NAMES"),
+        Parameter(help="Report only these classes: names or numbers, as in cat,dog.", metavar="NAMES"),
     ] = None,
     iou: Annotated[
         str | None,
         Parameter(
-            help="NMS threshold: of two boxes that overlap more than this, drop the lower-scoring one.",
+            help="NMS threshold: if two boxes overlap by more than this, drop the lower-scoring one.",
             metavar="IOU",
         ),
     ] = None,
@@ -96,23 +101,24 @@ def predict(
     tta: Annotated[
         str | None,
         Parameter(
-            help="Test-time augmentation: none, flip (also the flipped image) or full (also three sizes).",
+            help="Test-time augmentation: none, flip (adds the flipped image) or full (adds other sizes).",
             metavar="KIND",
         ),
     ] = None,
     device: Annotated[
         str | None,
         Parameter(
-            help="Devices: cpu, cuda:1, or cuda:0,cuda:1. Default: all GPUs, or the CPU.", metavar="NAMES"
+            help="Devices to use: cpu, cuda:1 or cuda:0,cuda:1. Default: all GPUs, or the CPU.",
+            metavar="NAMES",
         ),
     ] = None,
     batch: Annotated[
-        str | None, Parameter(help="Batch size. Default: 16 on a GPU; 1 to 4 on a CPU.", metavar="N")
+        str | None, Parameter(help="Batch size. Default: 16 on a GPU, 1 or 4 on a CPU.", metavar="N")
     ] = None,
     resume: Annotated[bool, Parameter(help="Continue the interrupted prediction in --out."), flag] = False,
     force: Annotated[
         bool,
-        Parameter(help="Write into an --out folder that is not empty, and replace earlier results."),
+        Parameter(help="Allow a nonempty --out folder, and replace earlier results in it."),
         flag,
     ] = False,
     as_json: Json = False,
@@ -120,21 +126,24 @@ def predict(
     """Predict on images and videos, and draw the results."""
     overrides = [word for word in sources if is_override(word)]
     sources = tuple(word for word in sources if word not in overrides)
-    given = {"--iou": iou, "--max": most, "--tta": tta}
+    if save is not None and format is not None:
+        raise UserError("--save and --format are the same option; remove one of them")
+    given = {"--iou": iou, "--max": most, "--tta": tta, "--format": format}
+    kinds = format if format is not None else "annotated,json" if save is None else save
     _fix_instruction_set(target)  # before the checks, which import NumPy
     ours, least, images, _, sources, _ = check_all(
         lambda: _as_overrides(given, overrides),
         lambda: None if confidence is None else fraction("--confidence", confidence),
         lambda: None if batch is None else whole_number("--batch", batch),
-        lambda: check_kinds(save),
-        lambda: _named(sources),
+        lambda: check_kinds(kinds, "--save" if format is None else "--format"),
+        lambda: _expand_lists(sources),
         lambda: check_target(target),
     )
     overrides += ours
     hold_freed_memory()
     from rankless.inference.predict import predict as find
 
-    with _named_as_given(given):
+    with _name_given_options(given):
         report = find(
             target,
             sources,
@@ -144,7 +153,7 @@ def predict(
             device=device,
             batch=images,
             overrides=overrides,
-            save=_words(save),
+            save=_words(kinds),
             force=force,
             resume=resume,
             task=task,
@@ -158,11 +167,12 @@ def predict(
     return report.exit_code
 
 
-def check_kinds(save: str) -> None:
-    """Check the kinds of results given by ``--save``."""
+def check_kinds(kinds: str, option: str) -> None:
+    """Raise a UserError for unknown kinds of results given by ``--save`` or ``--format``."""
     from rankless.inference.formats import kinds_named
 
-    kinds_named(_words(save))
+    with _name_given_options({option: kinds}):
+        kinds_named(_words(kinds))
 
 
 def _words(text: str) -> list[str]:
@@ -170,37 +180,34 @@ def _words(text: str) -> list[str]:
 
 
 def _as_overrides(options: dict[str, str | None], overrides: Sequence[str]) -> list[str]:
-    """Check the options that stand for recipe keys; return them as ``key=value`` overrides."""
-    given = {option: value for option, value in options.items() if value is not None}
+    """Return the options that set recipe keys as ``key=value`` overrides, after checking the values."""
+    given = {option: value for option, value in options.items() if value is not None and option in _KEYS}
     keys = {word.partition("=")[0] for word in overrides}
     if twice := [option for option in given if _KEYS[option] in keys]:
-        raise UserError(
-            f"{option} and {_KEYS[option]} are the same; give only one of them" for option in twice
-        )
+        raise UserError(f"{option} and {_KEYS[option]} are the same; remove one of them" for option in twice)
     ours = [f"{_KEYS[option]}={value}" for option, value in given.items()]
     from rankless.recipe import load
 
-    with _named_as_given(options):
+    with _name_given_options(options):
         load.default(ours)
     return ours
 
 
 @contextmanager
-def _named_as_given(options: dict[str, str | None]) -> Iterator[None]:
-    """Replace recipe keys with their options in errors raised within the block."""
+def _name_given_options(options: dict[str, str | None]) -> Iterator[None]:
+    """Within the block, make errors name the options that the user gave."""
     try:
         yield
     except UserError as error:
         if type(error) is not UserError:
             raise
         problems = list(error.problems)
-        for option in (one for one, value in options.items() if value is not None):
-            pattern = rf"^command line: (key )?'{re.escape(_KEYS[option])}'"
-            problems = [re.sub(pattern, option, problem) for problem in problems]
+        for option in (one for one, value in options.items() if value is not None and one in _OTHER_NAMES):
+            problems = [re.sub(f"^{_OTHER_NAMES[option]}", option, problem) for problem in problems]
         raise UserError(problems) from error
 
 
-def _named(sources: Sequence[str]) -> tuple[str, ...]:
+def _expand_lists(sources: Sequence[str]) -> tuple[str, ...]:
     """Return the sources, with each ``@FILE`` replaced by the file's lines; ``@-`` is the standard input.
 
     Raise a UserError that names all lists and sources that do not exist.
@@ -226,13 +233,13 @@ def _named(sources: Sequence[str]) -> tuple[str, ...]:
         if not (lines := [line for line in text.splitlines() if line.strip()]):
             problems.append(f"'{source}': the list is empty; expected a path on each line")
         every += lines
-    problems += [f"'{one}': no such file or folder{_of_cameras(one)}" for one in every if _is_missing(one)]
+    problems += [f"'{one}': no such file or folder{_camera_hint(one)}" for one in every if _is_missing(one)]
     if problems:
         raise UserError(problems)
     return tuple(every)
 
 
-def _of_cameras(source: str) -> str:
+def _camera_hint(source: str) -> str:
     if not source.isdigit() and not source.startswith("/dev/video"):
         return ""
     there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
@@ -271,13 +278,13 @@ def _print(report: PredictionReport, confidence: float) -> None:
         say(f"… and {len(report.images) - _SHOWN:,} more")
     for note in report.notes:
         say(f"note: {note}")
-    answered, frames, found = False, 0, Counter[str]()
+    has_results, frames, found = False, 0, Counter[str]()
     for image in report.images:
-        answered |= _is_answered(image)
+        has_results |= _has_results(image)
         found.update(each["name"] for each in image.detections)
         frames += image.frame is not None
     say(_summary(report, found, frames))
-    if report.images and not answered:
+    if report.images and not has_results:
         say(_lower_confidence(report.best, confidence))
 
 
@@ -286,7 +293,7 @@ def _where(image: ImageReport) -> str:
 
 
 def _summary(report: PredictionReport, found: Counter[str], frames: int) -> str:
-    """Return a line that summarizes the results; for a classifier, only the number of images."""
+    """Return a summary of the results. For a classifier, it counts only images."""
     still = len(report.images) - frames
     kinds = [counted(still, "image")] if still or not frames else []
     images = " and ".join([*kinds, *([counted(frames, "frame")] if frames else [])])
@@ -307,7 +314,7 @@ def _summary(report: PredictionReport, found: Counter[str], frames: int) -> str:
     return f"{'; '.join(parts)}; in {report.precision}; results in {report.out}"
 
 
-def _is_answered(image: ImageReport) -> bool:
+def _has_results(image: ImageReport) -> bool:
     return bool(image.detections or image.classes) or image.prediction is not None
 
 

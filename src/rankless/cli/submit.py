@@ -19,17 +19,19 @@ if TYPE_CHECKING:
 
 submit = group(
     name="submit",
-    help="Submit a training run to a cluster, which starts and restarts its ranks.",
+    help="Submit a training run to a cluster, which starts the ranks and restarts them after a failure.",
     help_epilogue="Start with:\n  rankless submit slurm digits --nodes 2 --devices 2 --dry-run",
     usage="Usage: rankless submit CLUSTER RECIPE [KEY=VALUE ...] [OPTIONS]",
     sort_key=5.5,
 )
 
 Words = Annotated[
-    str, Parameter(name="RECIPE KEY=VALUE", help="A shipped recipe or a YAML file, and changes to it.")
+    str, Parameter(name="RECIPE KEY=VALUE", help="A shipped recipe or a YAML file, followed by changes.")
 ]
 Nodes = Annotated[str, Parameter(help="Number of machines.", metavar="N")]
-Devices = Annotated[str, Parameter(help="Number of GPUs, or processes, per machine.", metavar="N")]
+Devices = Annotated[
+    str, Parameter(help="Number of GPUs per machine, or of processes without GPUs.", metavar="N")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +41,13 @@ class JobOptions:
     out: Annotated[
         str | None, Parameter(name=("--out", "--run"), help="The run directory. Default: runs/RECIPE-JOB.")
     ] = None
-    name: Annotated[str | None, Parameter(help="Name of the job. Default: the recipe's name.")] = None
+    name: Annotated[str | None, Parameter(help="Job name. Default: the recipe's name.")] = None
     cpus: Annotated[str | None, Parameter(help="Number of CPU cores per rank.", metavar="N")] = None
     sinks: Annotated[
         tuple[str, ...],
         Parameter(
             name="--sink",
-            help="Where to log the metrics, as for train.",
+            help="Also log metrics there, as with train. Repeatable.",
             negative="",
             metavar="SINK",
             show_default=False,
@@ -62,7 +64,7 @@ Options = Annotated[JobOptions, Parameter(name="*")]
 def _request(
     words: Sequence[str], nodes: str, devices: str, options: JobOptions, *, sends_recipe: bool = False
 ) -> Request:
-    """Return the training run to submit, with the text of a recipe file if ``sends_recipe``.
+    """Return the training run to submit. With ``sends_recipe``, it includes the text of a recipe file.
 
     Raise a UserError that lists all errors in the options and the recipe.
     """
@@ -111,27 +113,29 @@ def slurm(
     nodes: Nodes = "1",
     devices: Devices = "1",
     options: Options = JobOptions(),
-    partition: Annotated[str | None, Parameter(help="sbatch's --partition.")] = None,
+    partition: Annotated[str | None, Parameter(help="Passed to sbatch as --partition.")] = None,
     time: Annotated[
         str | None,
-        Parameter(help="sbatch's --time. A job that reaches this limit is requeued and continues."),
+        Parameter(
+            help="Passed to sbatch as --time. A job that reaches this limit is requeued and continues."
+        ),
     ] = None,
-    account: Annotated[str | None, Parameter(help="sbatch's --account.")] = None,
-    qos: Annotated[str | None, Parameter(help="sbatch's --qos.")] = None,
+    account: Annotated[str | None, Parameter(help="Passed to sbatch as --account.")] = None,
+    qos: Annotated[str | None, Parameter(help="Passed to sbatch as --qos.")] = None,
     gres: Annotated[
-        str | None, Parameter(help="sbatch's --gres. Default: gpu:DEVICES; none requests no GPU.")
+        str | None, Parameter(help="Passed to sbatch as --gres; none requests no GPU. Default: gpu:DEVICES.")
     ] = None,
-    memory: Annotated[str | None, Parameter(help="Memory per machine: sbatch's --mem.")] = None,
+    memory: Annotated[str | None, Parameter(help="Memory per machine, passed to sbatch as --mem.")] = None,
     python: Annotated[
         str,
         Parameter(
-            help="The Python interpreter on the machines. Default: this one.",
+            help="Python interpreter on the machines. Default: the current one.",
             metavar="PATH",
             show_default=False,
         ),
     ] = sys.executable,
 ) -> int:
-    """Submit a batch script to Slurm; the job is requeued after preemption and before its time limit."""
+    """Submit a batch script to Slurm. The job is requeued after preemption and at its time limit."""
     from rankless.launch.submit import slurm as cluster
     from rankless.launch.submit.request import refuse_unlike
 
@@ -161,39 +165,39 @@ Examples:
 )
 def kubernetes(
     *recipe: Words,
-    image: Annotated[str, Parameter(help="The container image, with Rankless installed.")],
+    image: Annotated[str, Parameter(help="A container image with Rankless installed.")],
     claim: Annotated[
         str,
         Parameter(
-            help="The PersistentVolumeClaim with data and runs, used as the working directory. For several "
-            "machines its access mode must be ReadWriteMany."
+            help="A PersistentVolumeClaim for data and runs, used as the working directory. Several machines "
+            "need access mode ReadWriteMany."
         ),
     ],
     nodes: Nodes = "1",
     devices: Devices = "1",
     options: Options = JobOptions(),
-    namespace: Annotated[str | None, Parameter(help="The namespace. Default: kubectl's own.")] = None,
+    namespace: Annotated[str | None, Parameter(help="Kubernetes namespace. Default: kubectl's.")] = None,
     plain: Annotated[bool, Parameter(help="Use an Indexed Job instead of Kubeflow Trainer."), flag] = False,
     gpu: Annotated[
         str,
-        Parameter(help="Kubernetes resource of a device; none for processes on CPUs.", metavar="RESOURCE"),
+        Parameter(
+            help="Kubernetes resource name of the devices; none for processes on CPUs.", metavar="RESOURCE"
+        ),
     ] = "nvidia.com/gpu",
-    memory: Annotated[str | None, Parameter(help="Memory per machine, such as 64Gi.")] = None,
+    memory: Annotated[str | None, Parameter(help="Memory per machine, as in 64Gi.")] = None,
     runtime: Annotated[
-        str, Parameter(help="Name of Kubeflow Trainer's runtime.", metavar="NAME")
+        str, Parameter(help="Kubeflow Trainer runtime.", metavar="NAME")
     ] = "torch-distributed",
-    python: Annotated[str, Parameter(help="The Python interpreter in the image.", metavar="PATH")] = "python",
-    apply: Annotated[
-        bool, Parameter(help="Submit the job through kubectl instead of printing it."), flag
-    ] = False,
+    python: Annotated[str, Parameter(help="Python interpreter in the image.", metavar="PATH")] = "python",
+    apply: Annotated[bool, Parameter(help="Also submit the job with kubectl."), flag] = False,
 ) -> int:
-    """Print the manifests of a Kubernetes job, or submit the job with --apply."""
+    """Print the manifests of a Kubernetes job and, with --apply, submit them."""
     from rankless.launch.submit import kubernetes as cluster
     from rankless.launch.submit.request import refuse_unlike
 
     def refuse_both() -> None:
         if apply and options.dry_run:
-            raise UserError("--apply submits the job, but --dry-run only prints it; leave out one")
+            raise UserError("--apply submits the job, but --dry-run only prints it; remove one of the two")
 
     given = {"--name": options.name, "--image": image, "--claim": claim, "--namespace": namespace}
     given |= {"--gpu": gpu, "--memory": memory, "--runtime": runtime}
@@ -222,17 +226,17 @@ Examples:
 def ray(
     *recipe: Words,
     address: Annotated[
-        str, Parameter(help="Address of the cluster: auto on one of its machines, or HOST:PORT.")
+        str, Parameter(help="The cluster address: HOST:PORT, or auto on a machine of the cluster.")
     ],
     devices: Annotated[
-        str, Parameter(help="Total number of GPUs, or processes, in the cluster.", metavar="N")
+        str, Parameter(help="Total number of GPUs, or of processes without GPUs.", metavar="N")
     ] = "1",
     options: Options = JobOptions(),
     restarts: Annotated[
         str, Parameter(help="Maximum number of restarts after a rank is lost.", metavar="N")
     ] = "10",
 ) -> int:
-    """Train on a Ray cluster with Ray Train, and wait until the run ends."""
+    """Train on a Ray cluster with Ray Train, and wait for the run to finish."""
     import uuid
 
     from rankless.launch.submit import ray as cluster

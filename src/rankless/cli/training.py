@@ -35,12 +35,14 @@ from rankless.cli.options import (
     devices_here,
     flag,
     go_offline,
-    loaded,
+    load_recipe,
     recipe_and_overrides,
     recipe_of,
+    refuse_without,
     whole_number,
+    whole_numbers,
 )
-from rankless.errors import UserError, check_all
+from rankless.errors import UserError, check_all, shell_word
 from rankless.launch import environments
 from rankless.printing import print_json, say
 
@@ -53,14 +55,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """The arguments of ``rankless train``: options, and words that give the recipe and changes to it."""
+    """The options of ``rankless train``, and the words with the recipe and its overrides."""
 
     words: Annotated[tuple[str, ...], Parameter(parse=False)] = ()
     run: Annotated[
         Path | None,
         Parameter(
             name=("--run", "--out"),
-            help="The run directory. Default: runs/RECIPE, RECIPE-2 …",
+            help="The run directory. Default: runs/RECIPE, or RECIPE-2, -3 …",
         ),
     ] = None
     devices: Devices = "auto"
@@ -70,9 +72,8 @@ class TrainOptions:
         tuple[str, ...],
         Parameter(
             name="--sink",
-            help="Also log the metrics to csv, tensorboard, mlflow or wandb, or to your own sink, "
-            "package.module:Class or file.py:Class, whose code is run. Repeatable. Not remembered: "
-            "give it again with --resume.",
+            help="Also log metrics to csv, tensorboard, mlflow, wandb or a custom sink (package.module:Class "
+            "or file.py:Class, whose code is run). Repeatable. Repeat it with --resume.",
             negative="",
             metavar="SINK",
             show_default=False,
@@ -85,38 +86,37 @@ class TrainOptions:
     ] = False
     parallel: Annotated[
         str,
-        Parameter(help="Run the ranks as processes or as threads.", metavar="KIND"),
+        Parameter(help="Run ranks as processes or threads.", metavar="KIND"),
     ] = "processes"
     download: Annotated[
         bool,
-        Parameter(help="With data.root=torchvision/NAME: download the data first."),
+        Parameter(help="Download the data of data.root=torchvision/NAME first."),
         flag,
     ] = False
     offline: Offline = False
     hosts: Hosts = None
     min_hosts: Annotated[
-        str, Parameter(help="Minimum number of hosts to continue with when others are lost.", metavar="N")
+        str, Parameter(help="Minimum number of hosts with which to continue if others are lost.", metavar="N")
     ] = "1"
     sync: Sync = False
     detach: Annotated[
-        bool, Parameter(help="Hand the training over to the first host; see rankless attach RUN."), flag
+        bool, Parameter(help="Let the first host coordinate the run. See rankless attach."), flag
     ] = False
     ssh: Ssh = "ssh"
     python: Python = None
 
     def recipe(self) -> tuple[str | None, Sequence[str]]:
-        """Return the recipe's name, or None, and the changes to the recipe."""
+        """Return the recipe's name, or None, and its overrides."""
         found = recipe_and_overrides(self.words)
         if self.resume and self.run is None:
             run = next((word for word in self.words if Path(word).is_dir()), "runs/digits")
-            raise UserError(f"--resume needs a run directory: add --run, as in --resume --run {run}")
+            raise UserError(
+                f"--resume needs a run directory: add --run, as in --resume --run {shell_word(run)}"
+            )
         return found
 
     def refuse(self, device: str, inline: str, download: str, parallel: str) -> None:
-        """Raise a UserError for options that do not apply.
-
-        Each argument is the message for the option of that name.
-        """
+        """Raise a UserError if one of these options was given, with the argument as its message."""
         in_threads = self.parallel != "processes"
         options = (
             ("--device", self.device != "auto", device),
@@ -128,12 +128,13 @@ class TrainOptions:
             raise UserError(problems)
 
 
-def here(given: TrainOptions) -> int:
+def train_here(given: TrainOptions) -> int:
     """Train on this machine."""
     from rankless.engine.sinks.sink import check_sink
     from rankless.files.numbered import given_or_numbered
     from rankless.launch.job import check_parallel
-    from rankless.launch.run_lock import refuse_no_run
+    from rankless.launch.run_lock import refuse_no_run, refuse_used
+    from rankless.recipe.load import missing
     from rankless.runs.directory import RunDirectory
 
     name, overrides = given.recipe()
@@ -151,13 +152,16 @@ def here(given: TrainOptions) -> int:
             check_changes(name, overrides)
             return None, name
         try:
-            return loaded(name, overrides)
+            return load_recipe(name, overrides)
         except UserError as error:
             if name is None or os.path.lexists(name):
                 raise
-            gone = (f"no recipe '{name}'", f"{name}: no such file")
+            gone = missing(name)
             raise UserError(
-                f"{one}{folders_like(name)}" if one.startswith(gone) else one for one in error.problems
+                f"{missing(name, or_data=True)}{one.removeprefix(gone)}{folders_like(name)}"
+                if one.startswith(gone)
+                else one
+                for one in error.problems
             ) from None
 
     _, devices, (chosen, name), *_ = check_all(
@@ -165,6 +169,7 @@ def here(given: TrainOptions) -> int:
         lambda: devices_here(given.devices),
         read,
         lambda: check_parallel(given.parallel),
+        lambda: None if resume or run is None else refuse_used(RunDirectory(run)),
         *(partial(check_sink, sink) for sink in given.sinks),
     )
     with ExitStack() as undo:
@@ -207,13 +212,13 @@ def here(given: TrainOptions) -> int:
                     undo.pop_all()
 
 
-def on_hosts(given: TrainOptions, hosts: str) -> int:
-    """Train on several machines; with ``--detach``, the first one coordinates the run."""
+def train_over_ssh(given: TrainOptions, hosts: str) -> int:
+    """Train on several machines. With ``--detach``, the first one coordinates the run."""
     given.refuse(
-        device="applies only to this machine; leave it out with --hosts; each host uses its GPUs, if any",
-        inline="trains in this process, but --hosts starts other processes; leave out one",
-        download="downloads files to this machine only; leave it out with --hosts",
-        parallel="runs ranks as threads of one process, but --hosts starts processes; leave out one",
+        device="applies only to this machine; remove --device; each host uses its GPUs, if any",
+        inline="trains in this process, but --hosts starts other processes; remove one of the two",
+        download="downloads files to this machine only; remove --download",
+        parallel="runs ranks as threads of one process, but --hosts starts processes; remove one of the two",
     )
     from rankless.launch.job import Wanted
 
@@ -222,7 +227,7 @@ def on_hosts(given: TrainOptions, hosts: str) -> int:
     count, resume = device_count(given.devices), given.resume
     wanted = Wanted(None, "run", count, given.run, resume, given.sinks, overrides, least)
     if not (resume and name is None):  # otherwise the host with the run has the recipe
-        recipe, called = loaded(name, overrides)
+        recipe, called = load_recipe(name, overrides)
         if called == "fine-tune":
             say_fine_tuning(recipe, overrides, is_here=False)
         wanted = replace(wanted, recipe=recipe, name=Path(called).stem)
@@ -237,28 +242,28 @@ def on_hosts(given: TrainOptions, hosts: str) -> int:
     return leave(wanted, run, parsed, way, given.ssh)
 
 
-def as_a_rank(given: TrainOptions, environment: Environment) -> int:
+def train_as_rank(given: TrainOptions, environment: Environment) -> int:
     """Train in this process as a rank started by another launcher."""
     from rankless.launch import member
 
-    def ask() -> Wanted:
+    def read() -> Wanted:
         if given.hosts is not None:
             raise UserError(
-                "--hosts: starts the ranks itself, but a launcher has started this one; use only one of them"
+                "--hosts: starts the ranks itself, but a launcher has started this one; remove --hosts"
             )
         given.refuse(
-            device="a launcher has started this rank; set RANKLESS_CPU=1 for all of them to use the CPU",
-            inline="a launcher has started this rank; leave it out",
+            device="a launcher has started this rank; to use the CPU, set RANKLESS_CPU=1 for all ranks",
+            inline="a launcher has started this rank; remove --inline",
             download="several ranks would download at once; download first, without the launcher",
-            parallel="a launcher has started this rank; leave it out",
+            parallel="a launcher has started this rank; remove --parallel",
         )
-        asked = _asked(given, is_first=environment.rank == 0)
+        asked = _wanted(given, is_first=environment.rank == 0)
         return replace(asked, run=given.run, resume=given.resume, sinks=given.sinks)
 
-    return member.train(environment, ask)
+    return member.train(environment, read)
 
 
-def _asked(given: TrainOptions, *, is_first: bool) -> Wanted:
+def _wanted(given: TrainOptions, *, is_first: bool) -> Wanted:
     """Read the recipe for a rank of another launcher, and select its CPU instruction set."""
     from rankless.launch.job import Wanted
     from rankless.runs.directory import RunDirectory
@@ -267,7 +272,7 @@ def _asked(given: TrainOptions, *, is_first: bool) -> Wanted:
     name, overrides = given.recipe()
     fix_instruction_set(name, overrides, run if given.resume else None)
     if not given.resume or run is None or name is not None:
-        chosen, name = loaded(name, overrides)
+        chosen, name = load_recipe(name, overrides)
         if name == "fine-tune" and is_first:
             say_fine_tuning(chosen, overrides, is_here=False)
         return Wanted(chosen, Path(name).stem, count)
@@ -299,11 +304,11 @@ def fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | 
         if run is not None and name is None:
             fix(load.load(RunDirectory(run).recipe).cpu_isa)
         else:
-            fix(loaded(name, overrides, check_model=False)[0].cpu_isa)
+            fix(load_recipe(name, overrides, check_model=False)[0].cpu_isa)
 
 
 def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]]:
-    """Return the minimum number of hosts and the hosts; both are checked before the slow imports."""
+    """Return the minimum number of hosts and the hosts, checked before the slow imports."""
     from rankless.launch.hosts.names import parse_hosts
 
     least, parsed = whole_number("--min-hosts", min_hosts), parse_hosts(hosts)
@@ -311,8 +316,8 @@ def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]
         raise UserError(f"--min-hosts is {least}: expected 1 to {len(parsed)}, the number of --hosts")
     if devices != "auto" and all(host.devices for host in parsed):
         raise UserError(
-            f"--devices is {devices}, but every host in --hosts already gives its number of devices; leave "
-            "one of the two out"
+            f"--devices is {devices}, but --hosts already gives the number of devices of every host; remove "
+            "--devices"
         )
     return least, parsed
 
@@ -336,35 +341,32 @@ def train(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A shipped recipe, a YAML file, or a data folder, and changes: "
-            "optim.lr=0.02. Default: with --resume, the run's recipe; with model.pretrained, fine-tune; "
-            "with other data, default values; otherwise digits.",
+            help="A shipped recipe, a YAML file or a data folder, followed by changes such as optim.lr=0.02. "
+            "Default: with --resume, the run's recipe; with model.pretrained, fine-tune; with data.root, "
+            "default values; otherwise digits.",
         ),
     ],
     options: Annotated[TrainOptions, Parameter(name="*")] = TrainOptions(),
 ) -> int:
-    """Train a recipe; the weights are the same on any number of devices and machines."""
+    """Train a model. The weights are the same on any number of devices and machines."""
     given = replace(options, words=recipe)
     if given.offline and given.hosts is not None:
-        raise UserError(
-            "--offline: applies only to this machine; set HF_HUB_OFFLINE=1 on the --hosts instead"
-        )
+        raise UserError("--offline: applies only to this machine; set HF_HUB_OFFLINE=1 on the hosts instead")
     go_offline(given.offline)
     if environment := environments.detect():
-        return as_a_rank(given, environment)
+        return train_as_rank(given, environment)
     if given.hosts is not None:
-        return on_hosts(given, given.hosts)
-    of_hosts = {
-        "--detach": given.detach,
-        "--sync": given.sync,
-        "--python": given.python,
-        "--min-hosts": given.min_hosts != "1",
-    }
-    if alone := [option for option, is_given in of_hosts.items() if is_given]:
-        raise UserError(
-            f"{option}: has no effect without --hosts; add --hosts, or leave out {option}" for option in alone
-        )
-    return here(given)
+        return train_over_ssh(given, given.hosts)
+    refuse_without(
+        "--hosts",
+        {
+            "--detach": given.detach,
+            "--sync": given.sync,
+            "--python": given.python,
+            "--min-hosts": given.min_hosts != "1",
+        },
+    )
+    return train_here(given)
 
 
 @app.command(
@@ -377,12 +379,12 @@ Examples:
 """,
 )
 def attach(
-    run: Annotated[Path, Parameter(name="RUN", help="The run directory of a detached run.")],
+    run: Annotated[Path, Parameter(name="RUN", help="The directory of a detached run.")],
     /,
     *,
-    stop: Annotated[bool, Parameter(help="Make the training save and stop."), flag] = False,
+    stop: Annotated[bool, Parameter(help="Save the run and stop it."), flag] = False,
 ) -> int:
-    """Show the output of a detached run; Ctrl-C leaves it running."""
+    """Show the output of a detached run. Ctrl-C leaves it running."""
     from rankless.launch.hosts.detach import attach as follow
 
     return follow(run, stop=stop)
@@ -401,9 +403,9 @@ Examples:
 def verify(
     *recipe: RecipeWords,
     device: Device = "auto",
-    worlds: Annotated[str, Parameter(help="The numbers of processes to compare.", metavar="N,N")] = "1,2",
+    worlds: Annotated[str, Parameter(help="Numbers of processes to compare.", metavar="N,N")] = "1,2",
     steps: Annotated[
-        str, Parameter(help="Number of steps to train with each number of processes.", metavar="N")
+        str, Parameter(help="Number of training steps for each number of processes.", metavar="N")
     ] = "20",
     hosts: Hosts = None,
     sync: Sync = False,
@@ -411,15 +413,15 @@ def verify(
     python: Python = None,
     as_json: Json = False,
 ) -> int:
-    """Prove that the weights are bit-identical for any number of processes or hosts."""
+    """Check that the weights are bit-identical for any number of processes or hosts."""
     environments.refuse("verify", "run it once, without the launcher")
     if hosts is not None and device != "auto":
-        raise UserError("--device: applies only to this machine; leave it out with --hosts")
-    _, step_count, (chosen, _), *sizes = check_all(
+        raise UserError("--device: applies only to this machine; remove --device")
+    _, step_count, (chosen, _), sizes = check_all(
         lambda: compute_on(device),
         lambda: whole_number("--steps", steps),
         lambda: recipe_of(recipe),
-        *(partial(whole_number, "--worlds", size, ", as in 1,2,3") for size in worlds.split(",")),
+        lambda: whole_numbers("--worlds", worlds),
     )
     from rankless.launch import fork_server
     from rankless.launch.verify import verify as compare

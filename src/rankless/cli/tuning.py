@@ -13,7 +13,7 @@ from rankless.cli.options import (
     check_recipe,
     devices_here,
     flag,
-    loaded,
+    load_recipe,
     recipe_and_overrides,
     whole_number,
 )
@@ -40,30 +40,30 @@ def tune(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A shipped recipe or a YAML file, and changes to all trials, such as epochs=5.",
+            help="A shipped recipe or a YAML file, followed by changes for all trials, such as epochs=5.",
         ),
     ],
     trials: Annotated[str, Parameter(help="Total number of trials.", metavar="N")] = "20",
     search: Annotated[
         tuple[str, ...],
         Parameter(
-            help="A key to search: KEY=LOW..HIGH or 'KEY=A|B|C'. Repeatable. Default: learning rate, "
-            "weight decay, strength of the augmentation and weights of the loss.",
+            help="Range of a key, KEY=LOW..HIGH or 'KEY=A|B|C'. Repeatable. Default: ranges of the learning "
+            "rate, the weight decay, the augmentation strength and the loss weights.",
             negative="",
             metavar="RANGE",
             show_default=False,
         ),
     ] = (),
     out: Annotated[
-        Path | None, Parameter(help="The folder of the search. Default: runs/tune-RECIPE, -2, -3 …")
+        Path | None, Parameter(help="Folder of the search. Default: runs/tune-RECIPE, or -2, -3 …")
     ] = None,
     keep_all: Annotated[
-        bool, Parameter(help="Keep the weights of all trials instead of only the best."), flag
+        bool, Parameter(help="Keep the weights of all trials, not only those of the best one."), flag
     ] = False,
     resume: Annotated[bool, Parameter(help="Continue the search in --out."), flag] = False,
     devices: Devices = "auto",
 ) -> int:
-    """Search for better values of a recipe's keys, such as the learning rate. Each trial is a run."""
+    """Tune a recipe's hyperparameters, such as the learning rate. Each trial is a run."""
     environments.refuse("tune", "run it once, without the launcher; --devices sets the number of devices")
     count, many = check_all(lambda: devices_here(devices), lambda: whole_number("--trials", trials))
     from rankless.launch import fork_server
@@ -71,9 +71,9 @@ def tune(
     from rankless.launch.tuning.tune import TrialOutput, run_trials
 
     if resume:
-        record = _resumed(recipe, search, out, keeps_all=keep_all)
+        record = _resume(recipe, search, out, keeps_all=keep_all)
     else:
-        record = _begun(recipe, search, out, keeps_all=keep_all)
+        record = _begin(recipe, search, out, keeps_all=keep_all)
     say(f"trials in {record.folder}; to follow one: rankless watch {record.run(len(record.trials) + 1)}")
     with TrialOutput(record) as output:
         fork_server.start()  # forked ranks inherit the redirected output
@@ -95,20 +95,18 @@ def tune(
     return code
 
 
-def _begun(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None, *, keeps_all: bool) -> Record:
+def _begin(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None, *, keeps_all: bool) -> Record:
     from rankless.files.numbered import given_or_numbered
     from rankless.launch.tuning.tune import begin
 
     name, words = recipe_and_overrides(recipe)
-    chosen, called = loaded(name, words)
+    chosen, called = load_recipe(name, words)
     check_recipe(chosen, begins=True)
     with given_or_numbered(out, Path("runs", f"tune-{Path(called).stem}"), "--out") as folder:
         return begin(folder, chosen, name or "", words, search, keeps_all=keeps_all)
 
 
-def _resumed(
-    recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None, *, keeps_all: bool
-) -> Record:
+def _resume(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None, *, keeps_all: bool) -> Record:
     from dataclasses import replace
 
     from rankless.launch.tuning.record import opened
@@ -117,8 +115,8 @@ def _resumed(
         raise UserError("--resume needs the folder of the search: add --out, as in --out runs/tune-digits")
     if recipe or search:
         raise UserError(
-            "--resume continues with the recorded recipe and ranges; leave out the recipe, "
-            "key=value and --search, or begin another search"
+            "--resume uses the recorded recipe and ranges; remove the recipe, key=value and --search, or "
+            "start another search"
         )
     record = opened(out)
     record.search = replace(record.search, keeps_all=record.search.keeps_all or keeps_all)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from rankless.cli.options import Force, Json, Python, Ssh, app, flag, whole_number
+from rankless.cli.options import Force, Json, Python, Ssh, app, flag, refuse_without, whole_number
 from rankless.errors import UserError, check_all
 from rankless.printing import print_json, say, warn
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     sort_key=3,
     usage="Usage: rankless runs [DIR] [OPTIONS]",
     help_epilogue="""\
-States: running, finished, stopped (by request), failed (an error), died (a process
-died), interrupted (the machine or the launcher stopped), new (no step finished yet),
-on HOST (handed over to another machine with --detach).
+States: running, finished, stopped (on request), failed (with an error), died (a process was
+killed), interrupted (the machine or the launcher stopped), new (no step finished yet),
+on HOST (started with --detach, and coordinated by HOST).
 
 Examples:
   rankless runs
@@ -33,12 +33,12 @@ Examples:
 """,
 )
 def runs(
-    folder: Annotated[Path, Parameter(name="DIR", help="A folder of runs, or a run.")] = Path("runs"),
+    folder: Annotated[Path, Parameter(name="DIR", help="A folder of runs, or a single run.")] = Path("runs"),
     /,
     *,
     as_json: Json = False,
 ) -> int:
-    """List runs, newest first: state, step, best score, digest of the best weights, training time."""
+    """List runs, newest first, with state, step, best score, digest of the best weights and training time."""
     from rankless.printing import ProgressBar
     from rankless.runs.directory import dangling
     from rankless.runs.overview import find, overview
@@ -80,38 +80,36 @@ def watch(
         str,
         Parameter(
             name="RUN",
-            help="The run directory, or HOST:DIRECTORY on another machine, relative to the home directory "
-            "there. A detached run is located automatically.",
+            help="The run directory, or HOST:DIRECTORY for another machine, relative to the home directory "
+            "there. A detached run is found automatically.",
         ),
     ],
     /,
     *,
     web: Annotated[
         bool,
-        Parameter(help="Serve the report to a browser on this machine, updated every few seconds."),
+        Parameter(help="Serve the report to a browser on this machine, and update it every few seconds."),
         flag,
     ] = False,
     port: Annotated[
         str | None,
-        Parameter(
-            help="With --web: the port on 127.0.0.1. Default: 8765, or the next free one.", metavar="N"
-        ),
+        Parameter(help="Port on 127.0.0.1 for --web. Default: 8765, or the next free port.", metavar="N"),
     ] = None,
     ssh: Ssh = "ssh",
     python: Python = None,
 ) -> int:
-    """Follow a run in this terminal, from its first epoch. Ctrl-C leaves it running."""
-    if port is not None and not web:
-        raise UserError("--port applies only with --web: add --web, or leave out --port")
+    """Follow a run in this terminal, starting with its first epoch. Ctrl-C leaves it running."""
+    if not web:
+        refuse_without("--web", {"--port": port})
     if web:
-        return _on_a_page(run, None if port is None else whole_number("--port", port))
+        return _serve_report(run, None if port is None else whole_number("--port", port))
     from rankless.launch.hosts.names import ssh_words
     from rankless.launch.watching import watch as follow
 
     return follow(run, ssh_words(ssh), python)
 
 
-def _on_a_page(target: str, port: int | None) -> int:
+def _serve_report(target: str, port: int | None) -> int:
     """Serve a run's report to a browser until Ctrl-C."""
     from rankless.launch.watching import wait_for
     from rankless.report.live import HOST, report_server
@@ -167,7 +165,7 @@ def _plain(one: Overview) -> dict[str, Any]:
 
 
 Runs = Annotated[
-    Path, Parameter(name="RUN", help="The run directories; several are shown side by side.", required=True)
+    Path, Parameter(name="RUN", help="One or more run directories, shown side by side.", required=True)
 ]
 
 
@@ -185,13 +183,13 @@ def report(
     out: Annotated[
         Path | None,
         Parameter(
-            help="The file to write. Default: report.html in the run directory, or here for several runs.",
+            help="The file to write. Default: report.html in the run directory or, for several runs, here.",
             metavar="FILE",
         ),
     ] = None,
     force: Force = False,
 ) -> int:
-    """Write a self-contained HTML report of runs: scores, curves, images and times."""
+    """Write a self-contained HTML report of runs, with scores, curves, images and times."""
     collected = _collected(runs)
     is_own = out is None and len(collected) == 1
     from rankless.files.outputs import Outputs
@@ -230,7 +228,7 @@ def plot(
     ] = Path("curves.png"),
     force: Force = False,
 ) -> int:
-    """Draw the curves of runs as an image: loss, scores, learning rate, speed."""
+    """Plot loss, scores, learning rate and speed of runs."""
     from rankless.files.outputs import drawing
 
     outputs = drawing(out, "plot", force=force)
@@ -244,15 +242,15 @@ def plot(
 
 
 def _collected(runs: tuple[Path, ...]) -> list[Collected]:
-    """Read all runs; report all unreadable runs together."""
+    """Read all runs, and report all unreadable ones together."""
     from rankless.report.collected import Collected
 
     collected = [Collected(path) for path in dict.fromkeys(runs)]
-    return _named_apart(check_all(*(one.refresh for one in collected)))
+    return _with_unique_names(check_all(*(one.refresh for one in collected)))
 
 
-def _named_apart(runs: list[Collected]) -> list[Collected]:
-    """Rename runs that have the same name, using their paths as names."""
+def _with_unique_names(runs: list[Collected]) -> list[Collected]:
+    """Rename runs with the same name to their paths."""
     names = [one.name for one in runs]
     for one in runs:
         if names.count(one.name) > 1:

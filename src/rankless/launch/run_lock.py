@@ -79,7 +79,14 @@ def refuse_no_run(run: RunDirectory) -> None:
         )
 
 
+def refuse_used(run: RunDirectory) -> None:
+    """Raise a UserError if a new run cannot use the directory, because it contains a run or other files."""
+    _refuse_other_files(run)
+    _refuse_another(run, resume=False)
+
+
 def _refuse_other_files(run: RunDirectory) -> None:
+    """Raise a UserError if the directory contains files that do not belong to a run."""
     there = list[str]()
     with suppress(OSError):  # the directory is new, or not a folder
         there = sorted(path.name for path in run.path.iterdir() if not _may_precede_run(path))

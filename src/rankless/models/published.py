@@ -18,6 +18,7 @@ from rankless.models.checkpoints.darknet_weights import check_header
 from rankless.models.classifiers.adapters import timm_facts
 from rankless.models.classifiers.catalog import CLASSIFIERS, TIMM
 from rankless.models.detectors import torchvision as detectors
+from rankless.models.detectors.transformers_configs import REPOSITORIES
 from rankless.recipe.model_kinds import ModelKeys
 from rankless.recipe.transformers_config import folder_of
 
@@ -107,6 +108,11 @@ def named(name: str) -> PublishedFile:
     files = all_published()
     for found in (*(one for one in files if one.name == name), *(one for one in files if name in one.models)):
         return found
+    if name in REPOSITORIES:
+        raise UserError(
+            f"'{name}': its weights are a repository on the Hugging Face Hub; use "
+            f"model.pretrained={hub.PREFIX}{REPOSITORIES[name]}"
+        )
     known = [*(one.name for one in files), *(model for one in files for model in one.models)]
     raise UserError(
         f"'{name}': no weights are published under this name; expected a name listed by `rankless weights "

@@ -14,7 +14,7 @@ from rankless.recipe.fields import BUILT_IN_TASKS
 from rankless.recipe.fields import given as given_by
 from rankless.recipe.keys import KINDS, SHORTHANDS, KeyPath, Kinds, at, leaves, sections
 from rankless.recipe.loss_kinds import AutoLoss, loss_kind
-from rankless.recipe.mistakes import no_section, shown, unknown, wrong_value
+from rankless.recipe.mistakes import not_a_section, shown, unknown_key, wrong_value
 from rankless.recipe.model_kinds import ModelKeys, losses_of
 from rankless.recipe.recorded import with_network
 
@@ -66,12 +66,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Source:
-    """The origin of a recipe's values.
+    """Where a recipe's values come from.
 
     Attributes:
-        name: name for messages about values without a known location.
+        name: name of the source, for messages about values without a known location.
         places: the locations of keys and sections.
-        problems: problems found before validation, which are reported together with those of the values.
+        problems: problems found before validation, which are reported together with those found by it.
         check_name: checks the model's name; None skips this check.
     """
 
@@ -86,9 +86,9 @@ class Source:
         return next(known, Location(self.name))
 
     def written(self, path: KeyPath, *, is_section: bool) -> list[KeyPath]:
-        """Return the paths, as written by the user, to report for an unknown path.
+        """Return the paths to report for an unknown one, as the user wrote them.
 
-        For a section, these are the paths of its values; otherwise, the outermost given path at or below it.
+        For a section, these are the paths of its values; otherwise, the outermost paths at or below it.
         """
         below = [one for one in self.places if one[: len(path)] == path] or [path]
         if is_section:
@@ -112,11 +112,11 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
         names = (one.name for one in fields(recipe))
         given = {**dict(zip(names, given.args, strict=False)), **(given.kwargs or {})}
     if not isinstance(given, Mapping):
-        raise UserError(f"{source.of(())}: {no_section(recipe, (), given)}")
-    if counted(given) > MOST_KEYS:  # each unknown key is compared with all known ones
+        raise UserError(f"{source.of(())}: {not_a_section(recipe, (), given)}")
+    if count_keys(given) > MOST_KEYS:  # each unknown key is compared with all known ones
         what = f"this recipe has more than {MOST_KEYS:,} keys"
         raise UserError(f"{source.of(())}: {what}: expected some of the {len(leaves(recipe))} known keys")
-    tree, bad = _completed(with_network(_all_in_full(given)))
+    tree, bad = _completed(with_network(_expand_all(given)))
     kinds = Kinds.of(tree.get("task", recipe.task), tree["model"], tree["loss"])  # type: ignore[attr-defined]
     made, clashes = None, list[_Clash]()
     try:
@@ -141,7 +141,7 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
 def _in_sentences(
     error: ValidationError, recipe: type, tree: Mapping[str, Any], kinds: Kinds, source: Source
 ) -> tuple[dict[KeyPath, str], list[_Clash]]:
-    """Translate pydantic's errors to messages about keys and values, by path, and about contradictions."""
+    """Convert pydantic's errors to messages by key path, and to a list of contradictions."""
     bad: dict[KeyPath, str] = {}
     clashes: list[_Clash] = []
     known = leaves(recipe, kinds._replace(task=""))  # keys of the other task are reported elsewhere
@@ -156,9 +156,9 @@ def _in_sentences(
         if one["type"] == "unexpected_keyword_argument":
             name = str(at(tree, ("model", "name"), ModelKeys.name))
             given_as = source.written(path, is_section=path in sections(recipe))
-            bad |= {one: unknown(recipe, one, kinds, name) for one in given_as}
+            bad |= {one: unknown_key(recipe, one, kinds, name) for one in given_as}
         elif key is None:
-            bad[path] = no_section(recipe, path, at(tree, path))
+            bad[path] = not_a_section(recipe, path, at(tree, path))
         elif one["type"] == "expected":
             bad[key] = f"'{'.'.join(key)}' is {shown(at(tree, key))}: {one['msg']}"
         else:
@@ -169,7 +169,7 @@ def _in_sentences(
 def _unknown_name(
     tree: Mapping[str, Any], kinds: Kinds, bad: Mapping[KeyPath, str], source: Source
 ) -> Iterator[Problem]:
-    """Yield the problem with the model's name, located at the task if the name is not given."""
+    """Yield a problem if the model is unknown; it is located at the task if no model is named."""
     path = ("model", "name")
     name = at(tree, path)
     is_open = path in bad or at(tree, ("model", "cfg")) or (name is None and "task" not in tree)
@@ -179,7 +179,7 @@ def _unknown_name(
         yield Problem(source.of(("task",) if name is None else path), sentence)
 
 
-def in_full(section: Any, path: KeyPath) -> Any:
+def expand(section: Any, path: KeyPath) -> Any:
     """Expand a section given as a single value: ``heavy`` becomes ``{"preset": "heavy"}``."""
     key = SHORTHANDS.get(path)
     if not key or section is None or isinstance(section, Mapping | list) or is_dataclass(section):
@@ -187,8 +187,8 @@ def in_full(section: Any, path: KeyPath) -> Any:
     return {key: int(section) if key == "dilation" and isinstance(section, bool) else section}
 
 
-def counted(tree: Any) -> int:
-    """Count a tree's keys, but stop just above ``MOST_KEYS``: YAML anchors can make a tree endless."""
+def count_keys(tree: Any) -> int:
+    """Count a tree's keys, and stop above ``MOST_KEYS``, because YAML anchors can make a tree endless."""
     count, waiting = 0, [tree]
     while waiting and count <= MOST_KEYS:
         if isinstance(section := waiting.pop(), Mapping):
@@ -197,11 +197,11 @@ def counted(tree: Any) -> int:
     return count
 
 
-def _all_in_full(tree: Any, path: KeyPath = ()) -> Any:
-    tree = in_full(tree, path)
+def _expand_all(tree: Any, path: KeyPath = ()) -> Any:
+    tree = expand(tree, path)
     if not isinstance(tree, Mapping):
         return tree
-    return {_text(name): _all_in_full(value, (*path, _text(name))) for name, value in tree.items()}
+    return {_text(name): _expand_all(value, (*path, _text(name))) for name, value in tree.items()}
 
 
 def _text(name: Any) -> str:
@@ -209,7 +209,7 @@ def _text(name: Any) -> str:
 
 
 def _completed(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, str]]:
-    """Return the tree with the model's default loss filled in, and problems with the loss's name."""
+    """Return the tree with the model's default loss, and problems with the name of the given loss."""
     model, loss, bad = tree.get("model", {}), tree.get("loss", {}), dict[KeyPath, str]()
     known, name = losses_of(model), loss_kind(loss)
     if name not in ("auto", *known):
@@ -230,7 +230,7 @@ def _completed(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, str]
 def _without_effect(
     recipe: type, tree: Mapping[str, Any], kinds: Kinds, bad: Mapping[KeyPath, str]
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Yield each given key that has no effect because of other keys' values, with a message."""
+    """Yield the path of each given key that has no effect because of other keys, and a message."""
     for path, key in leaves(recipe, kinds._replace(task="")).items():
         if not key.conditions:
             continue
@@ -240,7 +240,7 @@ def _without_effect(
         for only in key.conditions if is_given else ():
             other = (*only.key.split("."),)
             if only.key == "task" and kinds.task in BUILT_IN_TASKS and kinds.task not in only.values:
-                yield path, unknown(recipe, path, kinds, "")
+                yield path, unknown_key(recipe, path, kinds, "")
             elif (
                 only.key != "task"
                 and value not in (key.default, "auto")
@@ -253,5 +253,5 @@ def _without_effect(
                     yield (
                         path,
                         f"'{'.'.join(path)}' is {shown(value)}, but '{only.key}' is {shown(actual)}: it has "
-                        f"an effect only with {needed}; leave '{'.'.join(path)}' out",
+                        f"an effect only with {needed}; remove '{'.'.join(path)}'",
                     )

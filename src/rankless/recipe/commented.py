@@ -1,4 +1,4 @@
-"""Recipes with a comment above each key."""
+"""Write recipes with a comment above each key."""
 
 from __future__ import annotations
 

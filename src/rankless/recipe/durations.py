@@ -8,7 +8,7 @@ from fractions import Fraction
 
 
 def epochs_of(duration: int | str) -> Fraction | None:
-    """Return a duration's number of epochs, or None for a duration in steps or percent."""
+    """Return a duration in epochs, or None for a duration in steps or percent."""
     number, unit = _parts(duration)
     return number if unit.startswith("epoch") else None
 

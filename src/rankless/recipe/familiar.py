@@ -6,82 +6,60 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from rankless.errors import printable
+from rankless.errors import printable, shell_word
 
 PYTORCH = (".pt", ".pth")
 """File extensions that PyTorch uses."""
-_DEVICES = "--devices N on the command line: a recipe does not say where a run happens"
 RUN = "--run runs/NAME on the command line"
-BATCH = "the images of a step on all devices together (a number per GPU times the GPUs)"
+BATCH = "the number of images per step on all devices together (the number per GPU times the number of GPUs)"
 BATCH_KEY = f"batch.images, {BATCH}"
-_MICRO = "batch.images for a step of all devices together, batch.micro for a forward pass"
-_IN_FLOAT32 = "not needed: weights, batch norms and optimizer stay in float32"
-_RANKS = "not needed: the launcher, or --devices N, sets it"
-_NO_EARLY_END = "not needed: no run ends early, and the best weights of a run are kept"
-_CLASSES = "not needed: the classes are those of the data, or those of data.classes"
 
-ELSEWHERE: Mapping[str, str] = {
-    "accumulate": _MICRO,
-    "subdivisions": _MICRO,
-    "accumulate_grad_batches": _MICRO,
-    "accumulation_steps": _MICRO,
-    "grad_accum": _MICRO,
-    "gradient_accumulation": _MICRO,
-    "gradient_accumulation_steps": _MICRO,
-    "gradient_accumulations": _MICRO,
-    "amp": "precision",
-    "half": "precision",
+# Words of other trainers, separated by spaces, and what to use instead.
+_BY_WORDS: Mapping[str, str] = {
+    "accumulate subdivisions accumulate_grad_batches accumulation_steps grad_accum gradient_accumulation "
+    "gradient_accumulation_steps gradient_accumulations": (
+        "batch.images for a step on all devices together, and batch.micro for a forward pass"
+    ),
+    "amp half mixed_precision": "precision",
     "fp16": "precision=fp16",
     "bf16": "precision=bf16",
-    "mixed_precision": "precision",
-    "batch_size": BATCH_KEY,
-    "bs": BATCH_KEY,
+    "batch_size bs": BATCH_KEY,
     "burn_in": "schedule.warmup",
-    "conf": "evaluate.confidence",
-    "conf_thres": "evaluate.confidence",
+    "conf conf_thres": "evaluate.confidence",
     "cos_lr": "schedule.name=cosine",
-    "delay_allreduce": "reduce: exact and fast both send gradients while others are computed",
+    "delay_allreduce": "reduce; exact and fast both send gradients while others are computed",
     "degrees": "data.augment.rotate",
-    "device": _DEVICES,
-    "devices": _DEVICES,
-    "gpu": _DEVICES,
-    "gpu_ids": _DEVICES,
-    "gpus": _DEVICES,
-    "exist_ok": RUN,
-    "project": RUN,
+    "device devices gpu gpu_ids gpus": "--devices N on the command line; a recipe does not specify devices",
+    "exist_ok project": RUN,
     "fliplr": "data.augment.flip",
     "flipud": "data.augment.flip_vertical",
     "hsv_h": "data.augment.hue",
     "hsv_s": "data.augment.saturation",
     "hsv_v": "data.augment.value",
-    "img_size": "model.image_size",
-    "imgsz": "model.image_size",
-    "input_size": "model.image_size",
+    "img_size imgsz input_size": "model.image_size",
     "iou_thres": "evaluate.iou",
-    "keep_batchnorm_fp32": _IN_FLOAT32,
+    "keep_batchnorm_fp32": "not needed: weights, batch norms and optimizer stay in float32",
     "label_smoothing": "loss.smoothing",
-    "learning_rate": "optim.lr",
-    "local_rank": _RANKS,
-    "loss_scale": "not needed: precision fp16 scales its loss by itself, and bf16 needs no scale",
-    "lr0": "optim.lr",
+    "learning_rate lr0": "optim.lr",
+    "local_rank world_size": "not needed: the launcher, or --devices N, sets it",
+    "loss_scale": "not needed: fp16 scales the loss automatically, and bf16 needs no scaling",
     "lrf": "schedule.final",
     "max_epochs": "epochs",
-    "nc": _CLASSES,
+    "nc num_classes": "not needed: the classes are those of the data, or those of data.classes",
     "names": "data.classes",
-    "num_classes": _CLASSES,
     "num_workers": "workers",
-    "opt_level": "precision: O0 is fp32, O1 is fp16 or bf16",
+    "opt_level": "precision; O0 is fp32, O1 is fp16 or bf16",
     "optimizer": "optim.name",
-    **dict.fromkeys(("patience", "early_stopping", "early_stop"), _NO_EARLY_END),
+    "patience early_stopping early_stop": "not needed: runs do not stop early, and the best weights are kept",
     "rect": "evaluate.rectangular",
     "resume": "--resume --run RUN on the command line",
     "save_period": "checkpoint.every",
     "sync_bn": "batch_norm=sync",
     "val_interval": "evaluate.every",
-    "world_size": _RANKS,
     "warmup_epochs": "schedule.warmup='3 epochs'",
     "weights": "model.pretrained",
 }
+ELSEWHERE: Mapping[str, str] = {word: meant for words, meant in _BY_WORDS.items() for word in words.split()}
 """Maps other trainers' names to their Rankless equivalents."""
 
 SECTIONS: Mapping[str, str] = {
@@ -107,27 +85,24 @@ def key_of_file(name: str, default: str) -> str:
 
 
 def without_key(word: str) -> str:
-    """Suggest what to write instead of a word without ``=``, which may name a file or a folder."""
+    """Return a hint for a word without ``=``, which may be the name of a file or a folder."""
     if not Path(word).exists():
         return "expected key=value, as in optim.lr=0.02"
-    return f"expected key=value; did you mean {key_of_file(word, 'data.root')}={word}?"
+    return f"expected key=value; did you mean {key_of_file(word, 'data.root')}={shell_word(word)}?"
 
 
 def imported(name: str) -> tuple[str, str]:
-    """Return a weights file's name after import and, for PyTorch's files, a note with the command."""
+    """Return the name of a weights file after import, and a note with the import command if it needs one."""
     if not name.endswith(PYTORCH):
         return name, ""
     ours = f"{Path(name).stem}.safetensors"
-    line = f"rankless import {name} --model NAME --out {ours}"
-    return (
-        ours,
-        f"{name}: expected weights of a network that 'rankless models' lists, after an import: {line}",
-    )
+    line = f"rankless import {shell_word(name)} --model NAME --out {shell_word(ours)}"
+    return ours, f"{name}: PyTorch files must be imported first, with: {line}"
 
 
 PUBLISHED = (
-    "published weights are model.pretrained=published or published/NAME (rankless weights list); other files "
-    "are imported first (rankless import FILE --model NAME --out NEW.safetensors)"
+    "for published weights, use model.pretrained=published or published/NAME (rankless weights list); import "
+    "other files first (rankless import FILE --model NAME --out NEW.safetensors)"
 )
 
 
@@ -137,14 +112,14 @@ def is_by_name(pretrained: str) -> bool:
 
 
 def line_of_file(name: str, values: Mapping[str, str]) -> str:
-    """Return the end of a message: the command that trains with a cfg or weights file.
-
-    ``values`` holds the other overrides by key; the command uses its data set.
-    """
+    """Return a hint with the command that trains with a cfg or weights file, on the data in ``values``."""
     ours, note = imported(name)
     data = values.get("data.root") or values.get("data") or "FOLDER"
     note = f"{note}, then " if note else ""
-    return printable(f"{note}write: rankless train {key_of_file(ours, '')}={ours} data.root={data}", 500)
+    return printable(
+        f"{note}run: rankless train {key_of_file(ours, '')}={shell_word(ours)} data.root={shell_word(data)}",
+        500,
+    )
 
 
 _OTHER_YOLO = re.compile(
@@ -153,7 +128,7 @@ _OTHER_YOLO = re.compile(
 
 
 def other_yolo(name: str) -> str:
-    """Return a hint about the model nearest to a missing YOLO such as yolov8n, or an empty string."""
+    """Return a hint about the model most similar to an unavailable YOLO such as yolov8n, or nothing."""
     match = _OTHER_YOLO.fullmatch(name)
     if not match:
         return ""
@@ -161,32 +136,27 @@ def other_yolo(name: str) -> str:
         return "that family is not available; for a classifier: rankless train resnet18 data.root=FOLDER"
     recipe = "yolov4" if match["size"].lower() in tuple("mlxbce") else "yolov4-tiny"
     return (
-        "that family is not available; the nearest are yolov4-tiny (6 million parameters) and yolov4 "
-        f"(64 million), which read the same data.yaml, as in: rankless train {recipe} data.root=data.yaml"
+        "that family is not available; the most similar models are yolov4-tiny (6 million parameters) and "
+        f"yolov4 (64 million), which read the same data.yaml: rankless train {recipe} data.root=data.yaml"
     )
 
 
 _WHOLE = "weights and optimizer stay in float32; bf16 and fp16 compute in half precision (Apex's O1)"
-_PURE = "; rankless benchmark RECIPE --pure times O3's, as a baseline of speed"
-_SYNC = "here it is sync"
+_PURE = f"{_WHOLE}; rankless benchmark RECIPE --pure times O3, as a baseline of speed"
+_PURE_WORDS = ("O3", "bf16-pure", "fp16-pure", "pure-bf16", "pure-fp16")
+_SYNC_WORDS = ("SyncBatchNorm", "SyncBN", "sync_bn", "syncbn")
 
 VALUES: Mapping[tuple[str, str], str] = {
+    ("data.format", "yolo"): "use darknet",
+    ("precision", "O0"): "use fp32",
+    ("precision", "O1"): "use bf16 or fp16",
     ("precision", "O2"): _WHOLE,
-    **{
-        ("precision", word): _WHOLE + _PURE
-        for word in ("O3", "bf16-pure", "fp16-pure", "pure-bf16", "pure-fp16")
-    },
-    ("data.format", "yolo"): "here it is darknet",
-    ("precision", "O0"): "here it is fp32",
-    ("precision", "O1"): "here it is bf16 or fp16",
-    **{("batch_norm", word): _SYNC for word in ("SyncBatchNorm", "SyncBN", "sync_bn", "syncbn")},
+    **{("precision", word): _PURE for word in _PURE_WORDS},
+    **{("batch_norm", word): "use sync" for word in _SYNC_WORDS},
 }
 """Maps a recipe key and another trainer's value for it to an explanation."""
 
 
 def answer(meant: str) -> str:
-    """Return the end of a message that gives the equivalent of another trainer's name."""
-    nothing = "not needed"
-    return (
-        f"{nothing} here{meant.removeprefix(nothing)}" if meant.startswith(nothing) else f"here it is {meant}"
-    )
+    """Return a hint from an entry of :data:`ELSEWHERE`."""
+    return meant if meant.startswith("not needed") else f"use {meant}"

@@ -1,4 +1,4 @@
-"""The types of a recipe's values, and further declarations for keys.
+"""The types of recipe values, and annotations of recipe keys.
 
 Every number has a limit, so that a typo cannot exhaust the memory.
 """
@@ -108,7 +108,7 @@ _IN_LINKS = re.compile(
 
 
 def _link_name(pattern: str) -> str:
-    """Refuse a pattern that cannot be formatted, is the same for all epochs, or gives no valid file name."""
+    """Refuse a pattern that cannot be formatted, has no epoch or step, or gives no valid file name."""
     with suppress(ValueError):
         known = not pattern or (_IN_LINKS.fullmatch(pattern) and re.search("{(epoch|step)[:}]", pattern))
         if known and len(pattern.format(**LINK_VALUES)) <= 200:
@@ -155,7 +155,7 @@ Period = Annotated[Count | _IN_UNITS, AfterValidator(_plain_steps), _RECORDED]
 
 
 def _rising(milestones: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Refuse durations of the same unit that do not increase; others are compared once the data is known."""
+    """Refuse durations of one unit that do not increase; others cannot be compared without the data."""
     for earlier, later in itertools.pairwise(milestones):
         units = {re.sub("[0-9. ]|s$", "", str(one)) for one in (earlier, later)}
         if len(units) == 1 and not _ONE_STEP.exact(earlier) < _ONE_STEP.exact(later):
@@ -168,9 +168,9 @@ Milestones = Annotated[tuple[Period, ...], AfterValidator(_rising)]
 
 
 def clash(sentence: str, *keys: str) -> PydanticCustomError:
-    """Return the error about values that are valid by themselves but contradict each other.
+    """Return an error about values that are valid by themselves but contradict each other.
 
-    ``keys`` are dotted paths from the recipe's root, the wrong one first.
+    ``keys`` are the dotted paths of the values, the wrong one first.
     """
     return PydanticCustomError("clash", "{sentence}", {"sentence": sentence, "keys": keys})
 
@@ -190,6 +190,6 @@ def given(section: Any) -> Mapping[str, Any]:
 
 
 def by_tag(union: Any) -> dict[str, Any]:
-    """Map the tags of a tagged union of classes to the classes."""
+    """Return the classes of a tagged union by their tags."""
     kinds, _ = get_args(union)
     return {get_args(kind)[1].tag: get_args(kind)[0] for kind in get_args(kinds)}

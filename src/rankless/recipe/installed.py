@@ -11,7 +11,7 @@ from rankless.errors import UserError, nearest
 
 SCHEMA_FILE = "recipe.schema.json"
 EDITOR_LINE = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
-"""First line of shipped recipes: editors read the schema from a file beside the recipe."""
+"""First line of the shipped recipes, which tells editors to read the schema from a file next to them."""
 
 _FOLDER = resources.files("rankless.recipe") / "shipped"
 
@@ -29,7 +29,7 @@ def shipped_text(name: str) -> str:
     """Return the text of a shipped recipe, including the header."""
     if name not in shipped():
         raise UserError(
-            f"no shipped recipe '{name}': expected {', '.join(shipped())}{nearest(name, shipped())}"
+            f"no shipped recipe '{name}': expected one of {', '.join(shipped())}{nearest(name, shipped())}"
         )
     return (_FOLDER / f"{name}.yaml").read_text("utf-8")
 

@@ -1,4 +1,4 @@
-"""The keys of a recipe, collected from its classes: path, type, default and declarations.
+"""The keys of a recipe, collected from its classes, with path, type, default and annotations.
 
 The keys depend on the task and on the kinds of ``model`` and ``loss``.
 """
@@ -52,13 +52,13 @@ class Kinds(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Key:
-    """A recipe key that has a value, unlike a section.
+    """A recipe key with a value, that is, not a section.
 
     Attributes:
         path: path from the recipe's root.
         section: the class that declares the key.
         field: pydantic's field: type, limits, default.
-        declared: the declarations of the key and of its sections.
+        declared: annotations of the key and of its sections, such as :class:`Only`.
     """
 
     path: KeyPath
@@ -103,7 +103,7 @@ def leaves(recipe: type, kinds: Kinds | None = None) -> dict[KeyPath, Key]:
     """Map the path of every key with a value to its :class:`Key`, in the recipe's order.
 
     With ``kinds``, return only the keys of recipes of these kinds; by default, the keys of all kinds, as
-    declared by the first kind that has each.
+    declared by the first kind that has the key.
     """
     found: dict[KeyPath, Key] = {}
     for path, one in _walk(recipe, (), kinds, ()):

@@ -19,14 +19,14 @@ from rankless.arguments import Overrides, several
 from rankless.errors import UserError, nearest, shell_word
 from rankless.files import reading, yaml12
 from rankless.printing import warn
-from rankless.recipe.checking import MOST_KEYS, Location, NameCheck, Problem, Source, counted, in_full
+from rankless.recipe.checking import MOST_KEYS, Location, NameCheck, Problem, Source, count_keys, expand
 from rankless.recipe.familiar import key_of_file, line_of_file, other_yolo, without_key
 from rankless.recipe.fields import given
 from rankless.recipe.installed import shipped, shipped_text
 from rankless.recipe.keys import KeyPath, Kinds, at, leaves, sections
 from rankless.recipe.mistakes import shown
 from rankless.recipe.model_kinds import ModelKeys, losses_of
-from rankless.recipe.recorded import upgraded, with_network
+from rankless.recipe.recorded import upgrade, with_network
 from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
 
 COMMAND_LINE = "command line"
@@ -46,7 +46,7 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
             ``model.image_size=[192, 320]``. The last one for a key counts. A preset, as in
             ``data.augment=heavy``, replaces the file's values in its section. With ``model.pretrained`` and
             no network, the network is that of the weights (:func:`.recorded.with_network`). Keys of a shipped
-            recipe that the network does not have are left out, with a warning.
+            recipe that the network does not have are dropped, with a warning.
         check_name: returns the problem with a model's name for a task, as
             :func:`rankless.models.names.problem` does; without it, any name is accepted here.
 
@@ -63,9 +63,9 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
 
 
 def parsed(text: str, name: str, overrides: Overrides = (), *, check_name: NameCheck | None = None) -> Recipe:
-    """Return the recipe in a text that Rankless wrote; like a shipped recipe, it may have unused keys.
+    """Return the recipe in a text that Rankless wrote, which messages call ``name``.
 
-    Messages call the text ``name``.
+    As in a shipped recipe, keys that the network does not have are dropped with a warning.
     """
     return _parse(text, name, overrides, check_name, is_shipped=True)
 
@@ -92,8 +92,18 @@ def is_cut(path: Path) -> bool:
     return not text.endswith("\n") or next(reversed(wanted)) not in lines
 
 
+def data_root(path: Path) -> str:
+    """Return ``data.root`` of a recipe with errors; empty if it is missing or the task is a custom one."""
+    try:
+        tree, _, _ = yaml12.read_in_part(*_text(path))
+    except UserError:
+        return ""
+    root, task = at(tree, ("data", "root"), ""), at(tree, ("task",), Recipe.task)
+    return root if isinstance(root, str) and task in BUILT_IN_TASKS else ""
+
+
 def is_recipe(path: Path) -> bool:
-    """Check whether a YAML file has sections of a recipe and does not describe a data set."""
+    """Check whether a YAML file is a recipe and not a description of a data set."""
     try:
         tree, _, _ = yaml12.read_in_part(*_text(path))
     except UserError:
@@ -113,23 +123,22 @@ def to_json(recipe: Recipe) -> str:
 
 
 def from_json(text: str, name: str = "recipe in JSON") -> Recipe:
-    """Read a recipe written by :func:`to_json`; messages name its source, such as a weights file."""
+    """Read a recipe written by :func:`to_json`. Messages call its source ``name``."""
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: this is not JSON: {error}") from None
-    return _RECIPE.validate_python(upgraded(tree), context=Source(name))
+    return _RECIPE.validate_python(upgrade(tree), context=Source(name))
 
 
 def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
     """List the dotted keys with different values, in the recipe's order, with the old and new values."""
-    before, after = dict(_flat(old)), dict(_flat(new))
-    keys = [key for key in dict.fromkeys((*before, *after)) if before.get(key) != after.get(key)]
-    return [(key, before.get(key), after.get(key)) for key in keys]
+    every = ((".".join(path), at(old, path), at(new, path)) for path in leaves(Recipe))
+    return [(key, before, after) for key, before, after in every if before != after]
 
 
 def free_keys() -> list[str]:
-    """List the dotted keys that may change when a run is resumed, keys outside of sections first."""
+    """List the dotted keys that may change when a run is resumed, starting with those outside of sections."""
     return [".".join(path) for path in sorted(leaves(Recipe), key=len) if leaves(Recipe)[path].is_free]
 
 
@@ -157,7 +166,7 @@ def _parse(
         [Problem(Location(name, line), sentence) for line, sentence in unread],
         check_name,
     )
-    return _built({} if tree is None else upgraded(tree), source, overrides, is_shipped=is_shipped)
+    return _built({} if tree is None else upgrade(tree), source, overrides, is_shipped=is_shipped)
 
 
 def _describes_data(tree: Any, name: str) -> bool:
@@ -171,7 +180,7 @@ def _describes_data(tree: Any, name: str) -> bool:
 def _built(tree: Any, source: Source, overrides: Overrides, *, is_shipped: bool = False) -> Recipe:
     """Return the recipe for a tree of keys and values, with overrides applied."""
     ours, places, problems = _overridden(overrides)
-    if not isinstance(tree, Mapping) or counted(tree) > MOST_KEYS:
+    if not isinstance(tree, Mapping) or count_keys(tree) > MOST_KEYS:
         return _RECIPE.validate_python(tree, context=source)  # raises the error
     whole = _over(tree, ours, presets_win=True)
     source = dataclasses.replace(
@@ -191,7 +200,7 @@ def _built(tree: Any, source: Source, overrides: Overrides, *, is_shipped: bool 
             for path in left_out:
                 whole = _without(whole, path)
             network, keys = at(whole, _NAME, "this network"), ", ".join(map(".".join, left_out))
-            warn(f"{source.name}: {network} does not have {keys}, so the recipe's value is left out")
+            warn(f"{source.name}: {network} does not have {keys}, so the recipe's values are ignored")
     source = dataclasses.replace(source, problems=[*source.problems, *_named_twice(whole, source)])
     return _RECIPE.validate_python(whole, context=source)
 
@@ -208,8 +217,8 @@ def _named_twice(tree: Mapping[str, Any], source: Source) -> Iterator[Problem]:
     is_late = where.name == COMMAND_LINE
     is_written = where.line is not None and beside.name != COMMAND_LINE
     if is_late or (is_written and name != ModelKeys.name):
-        text = f"'model.name' is {shown(name)}, but 'model.cfg' describes the network in its place"
-        yield Problem(where, f"{text}; leave one of them out (model.cfg='' removes a file's)")
+        text = f"'model.name' is {shown(name)}, but 'model.cfg' describes the network instead"
+        yield Problem(where, f"{text}; remove one of them (model.cfg='' removes that of a file)")
 
 
 def _overridden(overrides: Overrides) -> tuple[dict[str, Any], dict[KeyPath, Location], list[Problem]]:
@@ -228,8 +237,8 @@ def _overridden(overrides: Overrides) -> tuple[dict[str, Any], dict[KeyPath, Loc
         except UserError as error:
             problems += [Problem(where, sentence) for sentence in error.problems]
             continue
-        if counted(value) > MOST_KEYS:
-            problems.append(Problem(where, f"'{key}': more than {MOST_KEYS:,} keys; leave some out"))
+        if count_keys(value) > MOST_KEYS:
+            problems.append(Problem(where, f"'{key}': more than {MOST_KEYS:,} keys; remove some of them"))
             continue
         path = (*key.split("."),)
         for name in reversed(path):
@@ -244,7 +253,7 @@ def _over(old: Any, new: Any, path: KeyPath = (), *, presets_win: bool = False) 
 
     With ``presets_win``, a preset in ``new`` drops all old values of its section.
     """
-    old, new = in_full(old, path), in_full(new, path)
+    old, new = expand(old, path), expand(new, path)
     if not isinstance(new, Mapping) or old is None:
         return new
     if not isinstance(old, Mapping):  # a value instead of a section, which is reported as an error
@@ -260,7 +269,7 @@ def _over(old: Any, new: Any, path: KeyPath = (), *, presets_win: bool = False) 
 
 def _paths(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
     """Yield the path of every value in a tree."""
-    tree = in_full(tree, path)
+    tree = expand(tree, path)
     if not isinstance(tree, Mapping) or not tree:
         yield path
         return
@@ -273,7 +282,7 @@ def _without(tree: Any, path: KeyPath) -> Any:
     name, *inner = path
     tree = dict(tree)
     if inner:
-        tree[name] = _without(in_full(tree[name], path[:1]), (*inner,))
+        tree[name] = _without(expand(tree[name], path[:1]), (*inner,))
     else:
         del tree[name]
     return tree
@@ -286,19 +295,14 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
         return shipped_text(name), f"{name}.yaml"
     is_path = isinstance(source, Path) or bool(re.search(r"[/\\]|\.ya?ml$", name))
     if not is_path and not path.exists():
-        raise UserError(
-            f"no recipe '{name}': expected a file or a shipped recipe: {', '.join(shipped())}"
-            f"{_instead_of(name, check_name)}"
-        )
+        raise UserError(f"{missing(name)}{', '.join(shipped())}{_instead_of(name, check_name)}")
     try:
         return reading.read_text(path, reading.YAML), name
     except FileNotFoundError:
         beside = [str(file) for pattern in ("*.yaml", "*.yml") for file in path.parent.glob(pattern)]
         near = nearest(name, beside) or (f"; {other}" if (other := other_yolo(path.stem)) else "")
         near = near or nearest(path.stem, shipped())
-        raise UserError(
-            f"{name}: no such file; expected a file or a shipped recipe: {', '.join(shipped())}{near}"
-        ) from None
+        raise UserError(f"{missing(name)}{', '.join(shipped())}{near}") from None
     except IsADirectoryError:
         if (path / "recipe.yaml").is_file():
             expected = (
@@ -315,6 +319,16 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
         raise UserError(f"{name}: not UTF-8 text (byte {error.start}): expected a YAML file") from None
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
+
+
+def missing(name: str, *, or_data: bool = False) -> str:
+    """Return the start of the error about a missing recipe or, with ``or_data``, a recipe or data folder."""
+    if or_data:
+        return (
+            f"'{name}': neither a recipe nor a folder of this name exists; expected a data folder, a recipe "
+            "file or a shipped recipe: "
+        )
+    return f"no recipe '{name}': expected a recipe file or a shipped recipe: "
 
 
 def _instead_of(name: str, check_name: NameCheck | None) -> str:
@@ -354,12 +368,3 @@ def _given(section: Any) -> dict[str, Any]:
         name: _given(value) if dataclasses.is_dataclass(value) else value
         for name, value in given(section).items()
     }
-
-
-def _flat(recipe: Any, before: str = "") -> Iterator[tuple[str, Any]]:
-    for field in dataclasses.fields(recipe):
-        value = getattr(recipe, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from _flat(value, f"{before}{field.name}.")
-        else:
-            yield f"{before}{field.name}", value

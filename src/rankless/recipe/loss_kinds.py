@@ -1,6 +1,6 @@
 """The kinds of loss, each with exactly the keys that affect it.
 
-A recipe's ``loss`` is a tagged union of these classes; the kind is ``loss.name``.
+A recipe's ``loss`` is a tagged union of these classes, tagged by ``loss.name``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FOCAL = Only("loss.objectness_loss", ("focal", "quality-focal"))
 
 @dataclass(frozen=True, config=config)
 class LossKeys:
-    """The loss. Each loss has its own keys; ``auto`` is the loss that the model was published with."""
+    """The loss. Each loss has its own keys."""
 
     name: str = "auto"
     """Name of the loss; ``auto`` is the one the model was published with."""
@@ -39,31 +39,32 @@ class LossKeys:
 
 @dataclass(frozen=True, config=config)
 class _YoloLoss(LossKeys):
-    """The loss of a YOLO head; ``auto`` uses the values that the head was published with."""
+    """The loss of YOLO heads. ``auto`` is the value that the head was published with."""
 
     box: Literal["auto"] | NotNegative = "auto"
-    """Factor on the box loss."""
+    """Weight of the box loss."""
     objectness: Literal["auto"] | NotNegative = "auto"
-    """Factor on the objectness loss."""
+    """Weight of the objectness loss."""
     classes: Literal["auto"] | NotNegative = "auto"
-    """Factor on the classification loss."""
+    """Weight of the classification loss."""
     box_loss: Literal["auto", "mse", BoxSimilarity] = "auto"
-    """How a box is compared with the ground truth; ``mse`` is YOLOv3's error of center and size."""
+    """Box loss: one minus a similarity, or ``mse``, YOLOv3's squared error of center and size."""
     objectness_loss: Literal["auto", "bce", "focal", "quality-focal"] = "auto"
-    """Binary cross-entropy, focal loss, or quality focal loss, whose target is the IoU."""
+    """Objectness loss: binary cross-entropy, focal loss, or quality focal loss, whose target is the IoU."""
     gamma: Annotated[NotNegative, _FOCAL] = 2.0
     """Exponent of the focal losses."""
     alpha: Annotated[Literal["none"] | Fraction, _FOCAL] = "none"
-    """Weight of positives in the focal losses; negatives weigh 1 - alpha. ``none`` weighs both equally."""
+    """Weight of positives in the focal losses; the weight of negatives is 1 - alpha. With ``none``, both
+    weigh the same."""
     ignore: Literal["auto"] | Fraction = "auto"
-    """Predictions that overlap any ground-truth box by more than this IoU are not counted as negatives."""
+    """Predictions with a higher IoU than this with any ground-truth box do not count as negatives."""
     smoothing: Literal["auto"] | ProperFraction = "auto"
     """Label smoothing for the classes."""
 
 
 @dataclass(frozen=True, config=config)
 class Yolov3Loss(_YoloLoss):
-    """The loss of YOLOv3: a ground-truth box is assigned only to its best anchor."""
+    """The loss of YOLOv3, which assigns each ground-truth box only to its best anchor."""
 
     name: Literal["yolov3"] = "yolov3"
 
@@ -73,13 +74,13 @@ class _ManyAnchorsLoss(_YoloLoss):
     """A loss that may assign a ground-truth box to several anchors."""
 
     anchor_iou: Literal["auto"] | Fraction = "auto"
-    """Anchors of a layer are also positive if their shape's IoU with the box is above this (1: only the
-    best)."""
+    """Anchors whose shape has a higher IoU than this with a ground-truth box are also positive; with 1, only
+    the best anchor is."""
 
 
 @dataclass(frozen=True, config=config)
 class Yolov4Loss(_ManyAnchorsLoss):
-    """The loss of YOLOv4: a ground-truth box may be assigned to several anchors."""
+    """The loss of YOLOv4, which may assign a ground-truth box to several anchors."""
 
     name: Literal["yolov4"] = "yolov4"
 
@@ -97,17 +98,17 @@ class AnchorFreeLoss(LossKeys):
 
     name: Literal["anchor-free"] = "anchor-free"
     assign: Literal["simota", "task-aligned"] = "task-aligned"
-    """How points are assigned to ground-truth boxes: ``simota`` or ``task-aligned``."""
+    """How points are assigned to ground-truth boxes."""
     box_loss: BoxSimilarity = "giou"
-    """How a box is compared with the ground truth."""
+    """Box loss, which is one minus this similarity."""
     box: NotNegative = 2.5
-    """Factor on the box loss."""
+    """Weight of the box loss."""
     classes: NotNegative = 1.0
-    """Factor on the classification loss."""
+    """Weight of the classification loss."""
     dfl: NotNegative = 0.5
-    """Factor on the distribution focal loss."""
+    """Weight of the distribution focal loss."""
     smoothing: ProperFraction = 0.0
-    """Label smoothing ε of the positives' classes: quality · (y (1 - ε) + ε / 2)."""
+    """Label smoothing ε of the classes of positives: quality · (y (1 - ε) + ε / 2)."""
 
 
 @dataclass(frozen=True, config=config)
@@ -119,12 +120,12 @@ class PublishedLoss(LossKeys):
 
 @dataclass(frozen=True, config=config)
 class _ClassifierLoss(LossKeys):
-    """The keys that all classification losses have."""
+    """Keys that all classification losses have."""
 
     smoothing: ProperFraction = 0.0
     """Label smoothing ε: y (1 - ε) + ε / C (Szegedy et al., 2016)."""
     class_weights: Literal["none", "balanced"] | ClassWeights = "none"
-    """Factor for each class, or ``balanced``: inversely proportional to its number of training images."""
+    """Weight of each class, or ``balanced``: inversely proportional to its number of training images."""
 
 
 @dataclass(frozen=True, config=config)
@@ -147,13 +148,13 @@ class FocalLoss(_ClassifierLoss):
 
 
 def _left_open(*kinds: type[LossKeys]) -> type[LossKeys]:
-    """Return a loss class with the keys of all these classes; each key may also be ``auto``."""
+    """Return a loss class with the keys of all given classes, which may also be ``auto``."""
     types: dict[str, Any] = {"name": Literal["auto"]}
     for kind in kinds:
         for name, one in get_type_hints(kind, include_extras=True).items():
             types.setdefault(name, Literal["auto"] | one)
     body = {
-        "__doc__": "The loss that the model was published with, or, for a custom task's model, any.",
+        "__doc__": "The loss that the model was published with or, for a custom task, any loss.",
         "__module__": __name__,
         "__annotations__": types,
         **dict.fromkeys(types, "auto"),
@@ -185,5 +186,5 @@ LOSSES: Mapping[str, type[LossKeys]] = by_tag(AnyLoss)
 
 
 def Loss(**keys: Any) -> LossKeys:  # noqa: N802 (it stands where a class would)
-    """Return the section ``loss`` with these keys; without a name, the recipe's model determines the loss."""
+    """Return a ``loss`` section with these keys. Without a name, the recipe's model determines the loss."""
     return LOSSES.get(loss_kind(keys), AutoLoss)(**keys)

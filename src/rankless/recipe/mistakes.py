@@ -22,10 +22,10 @@ from rankless.recipe.keys import KINDS, Key, KeyPath, Kinds, leaves, sections
 from rankless.recipe.model_kinds import MODELS
 
 _FAR = 10_000
-"""A maximum of at least this is only a guard, and messages mention it only if a value exceeds it."""
+"""Maximums from this on are only guards, which messages mention only if a value exceeds them."""
 
 
-def unknown(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
+def unknown_key(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
     """Return the message about a key that does not exist, or does not exist in recipes of these kinds."""
     dotted = ".".join(path)
     if path not in leaves(recipe) and path not in sections(recipe):
@@ -45,8 +45,8 @@ def unknown(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
     return f"key '{dotted}': {who}; '{model}' is {MODELS[kinds.model].label}"
 
 
-def no_section(recipe: type, path: KeyPath, value: Any) -> str:
-    """Return the message about a plain value in place of a section."""
+def not_a_section(recipe: type, path: KeyPath, value: Any) -> str:
+    """Return the message about a plain value instead of a section."""
     dotted, keys = ".".join(path), sections(recipe)[path]
     what = f"'{dotted}' is" if path else "this recipe is"
     what = f"{what} {shown(value)}: expected a section with keys among {', '.join(keys)}"
@@ -66,7 +66,7 @@ def wrong_value(key: Key, value: Any) -> str:
     if dotted == "model.anchors" and (pairs := _flat_pairs(value)):
         return f"'model.anchors' has a list for each head: expected one list, smallest first: {pairs}"
     if value is None:
-        return f"{what}; leave the key out for the default, {shown(key.default)}"
+        return f"{what}; remove the key to use the default, {shown(key.default)}"
     if dotted == "model.pretrained":
         return f"{what}: a run or a weights file; {PUBLISHED}"
     if isinstance(value, str):
@@ -115,7 +115,7 @@ def expected(schema: Mapping[str, Any]) -> str:
 
 
 def _instead_of(recipe: type, path: KeyPath) -> str:
-    """Return the end of a message that suggests a key in place of an unknown one."""
+    """Return a hint about the key that was probably meant by an unknown one."""
     every = [*leaves(recipe), *(section for section in sections(recipe) if section)]
     dotted, names = ".".join(path), [".".join(other) for other in every]
     if dotted in names:
@@ -140,7 +140,7 @@ def _listed(words: list[str], joint: str) -> str:
 
 
 def _flat_pairs(value: Any) -> str:
-    """Return anchors grouped by head, [[[w, h], …], …], as the text of a flat list, or an empty string."""
+    """Return anchors that are grouped by head, [[[w, h], …], …], as one flat list, or an empty string."""
     try:
         pairs = [(float(width), float(height)) for head in value for width, height in head]
     except (TypeError, ValueError):
@@ -175,7 +175,7 @@ def _number(schema: Mapping[str, Any]) -> str:
 
 
 def _too_large(value: Any, schema: Mapping[str, Any]) -> str:
-    """Return the end of a message about the large limit that a number exceeds, or an empty string."""
+    """Return the end of a message with a maximum of at least ``_FAR`` if a number exceeds it."""
     options = _options(schema)
     items = [one.get("items") or (one.get("prefixItems") or [one])[0] for one in options]
     limits = [one["maximum"] for one in (*items, *options) if one.get("maximum", 0) >= _FAR]
@@ -187,7 +187,7 @@ def _too_large(value: Any, schema: Mapping[str, Any]) -> str:
 
 
 def _unquoted(text: str, schema: Mapping[str, Any]) -> str:
-    """Return a hint if quotes or underscores make a number text, or an empty string for other text."""
+    """Return a hint if quotes or underscores turn a number into text, or an empty string."""
     if not any(option.get("type") in ("integer", "number") for option in _options(schema)):
         return ""
     try:

@@ -1,7 +1,6 @@
 """The kinds of model, each with exactly the keys that affect it.
 
-A recipe's ``model`` is a tagged union of these classes; the kind follows from ``model.name``, or from
-``model.cfg``.
+A recipe's ``model`` is a tagged union of these classes. ``model.name`` or ``model.cfg`` determines the kind.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, config=config)
 class ModelKeys:
-    """The network; its kind follows from ``name``, and each kind has its own keys."""
+    """The network. ``name`` determines its kind, and each kind has its own keys."""
 
     label: ClassVar[str] = ""  # with an article, for messages
     pattern: ClassVar[str] = ""  # matches the names of this kind
@@ -56,14 +55,14 @@ class ModelKeys:
     """Size of the network's input in pixels: one side, or [height, width]; multiples of 32 for a detector;
     ``auto`` is the size the model was published with."""
     pretrained: Annotated[Text, TRAINING] = ""
-    """Weights to start from: a run, a file that Rankless wrote or imported, ``hf://OWNER/NAME/FILE``, or
-    ``published``, ``published/NAME`` or ``timm``, which are downloaded. Without ``name`` and ``cfg``, the
-    network is that of the weights."""
+    """Weights to start from: a run, a file that Rankless wrote or imported, a transformers model folder, or,
+    to download them, ``hf://OWNER/NAME`` (a transformers model), ``hf://OWNER/NAME/FILE``, ``published``,
+    ``published/NAME`` or ``timm``. Without ``name`` and ``cfg``, the network is that of the weights."""
     freeze: Annotated[Duration, TRAINING] = 0
     """How long the backbone is frozen: steps, or a duration such as ``5 epochs`` or ``10%`` (of the run)."""
     checkpointing: Bool = False
-    """Activation checkpointing: the backward pass computes the activations of blocks again instead of keeping
-    them. This takes less memory and more time, and gives the same bits."""
+    """Activation checkpointing: the backward pass recomputes activations instead of storing them. This saves
+    memory, takes more time, and gives the same bits."""
 
     @classmethod
     def losses_of(cls, model: Any) -> tuple[str, ...]:
@@ -86,7 +85,7 @@ class Involution:
     """Involution before the heads (Li et al., 2021); ``model.involution: 7`` sets the kernel size to 7."""
 
     kernel: Annotated[Literal[0, 3, 5, 7], NoBool] = 0
-    """Side of the kernels in pixels; 0 disables involution."""
+    """Kernel size in pixels; 0 disables involution."""
     where: Annotated[Literal["head", "trunk"], Only("model.involution.kernel", (3, 5, 7))] = "head"
     """``head`` inserts an involution before each head only; with ``trunk``, the next up- or down-sampling
     also reads its output."""
@@ -94,16 +93,16 @@ class Involution:
 
 @dataclass(frozen=True, config=config)
 class _ConvolutionalDetector(ModelKeys):
-    """The keys of all detectors built from this project's layers."""
+    """Keys that all of this project's convolutional detectors have."""
 
     width: Annotated[Float, Field(gt=0, le=64)] = 1.0
-    """Factor on every channel count of the backbone and the neck."""
+    """Multiplier of the number of channels in backbone and neck."""
     dropout: ProperFraction = 0.0
     """Fraction of the channels dropped before each head's last convolution."""
     activation: Activation = "auto"
-    """Activation function in place of the published ones; ``auto`` keeps them."""
+    """Activation function of all layers; ``auto`` keeps the published ones."""
     involution: Involution = field(default_factory=Involution)
-    """Options of the involution."""
+    """Involution before the heads."""
 
 
 @dataclass(frozen=True, config=config)
@@ -114,15 +113,16 @@ class YoloModel(_ConvolutionalDetector):
     pattern: ClassVar[str] = r"^yolo(?!.*-anchor-free$)"
 
     cfg: Text = ""
-    """A Darknet cfg file that describes the network in place of ``name``, or its text."""
+    """A Darknet cfg file, or its text, which describes the network instead of ``name``."""
     anchors: Literal["default", "kmeans"] | Anchors = "default"
     """``default`` (published), ``kmeans`` (from the training boxes), or [[width, height], …] in pixels of the
     input, smallest first."""
     num_anchors: Literal["auto"] | Annotated[Int, Field(ge=1, le=100)] = "auto"
-    """Anchors per head; ``auto`` is the published number. The finest feature map gets the first ones."""
+    """Number of anchors per head; ``auto`` is the published number. The finest feature map gets the first
+    anchors."""
     scale_xy: Literal["auto"] | Annotated[Float, Field(ge=1, le=100)] = "auto"
-    """Darknet's ``scale_x_y`` of every head, which lets a center lie outside of its cell: the center is
-    ``s·σ(t) - (s - 1)/2`` cells from the cell's corner; ``auto`` is the published value."""
+    """Darknet's ``scale_x_y`` of every head. A box's center is ``s·σ(t) - (s - 1)/2`` cells from its cell's
+    corner, so for s > 1 it may lie outside of the cell; ``auto`` is the published value."""
 
     @classmethod
     def losses_of(cls, model: Any) -> tuple[str, ...]:
@@ -150,14 +150,15 @@ class YoloModel(_ConvolutionalDetector):
 
 @dataclass(frozen=True, config=config)
 class AnchorFreeModel(_ConvolutionalDetector):
-    """A detector with this project's anchor-free heads."""
+    """A detector with anchor-free heads."""
 
     label: ClassVar[str] = "an anchor-free model"
     pattern: ClassVar[str] = r"^yolo.*-anchor-free$"
     losses: ClassVar[tuple[str, ...]] = ("anchor-free",)
 
     dfl: Annotated[Int, Field(ge=0, le=1024)] = 0
-    """Bins per distance to a box's side (distribution focal loss); 0 predicts the distances directly."""
+    """Number of bins per distance to a box's side, for the distribution focal loss; 0 predicts the distances
+    directly."""
 
 
 @dataclass(frozen=True, config=config)
@@ -178,10 +179,10 @@ class TransformersModel(ModelKeys):
     losses: ClassVar[tuple[str, ...]] = ("published",)
 
     config: Text = ""
-    """For the name ``hf/config``: the ``config.json`` of a transformers detector, its folder, or its text."""
+    """For the name ``hf/config``: the ``config.json`` of a transformers detector, its folder or its text."""
     normalize: Literal["auto", "none", "imagenet"] = "auto"
-    """Normalization of the input: ``none`` (0..1), or by ImageNet's mean and standard deviation; ``auto`` is
-    the published one."""
+    """Normalization of the input: ``none`` (values from 0 to 1), or ``imagenet``, by ImageNet's mean and
+    standard deviation; ``auto`` is the published one."""
 
     @field_validator("config")
     @classmethod
@@ -190,7 +191,7 @@ class TransformersModel(ModelKeys):
         if text and name.startswith("hf/") and name != "hf/config":
             raise clash(
                 f"'model.config' is given, but 'model.name' is '{name}', which has its own configuration; "
-                "leave model.config out, or use model.name=hf/config",
+                "remove model.config, or use model.name=hf/config",
                 "model.config",
                 "model.name",
             )
@@ -218,13 +219,13 @@ class ResnetModel(ModelKeys):
     dropout: ProperFraction = 0.0
     """Fraction of the features dropped before the last layer."""
     activation: Literal["auto", "leaky", "mish", "swish", "relu"] = "auto"
-    """Activation function in place of the published one; ``auto`` keeps it. ``prelu`` is not possible,
-    because the layers of a block would share its slope."""
+    """Activation function of all layers; ``auto`` keeps the published one. ``prelu`` is not possible, because
+    the layers of a block would share its slope."""
 
 
 @dataclass(frozen=True, config=config)
 class Separable:
-    """Depthwise-separable 3×3 convolutions of a DenseNet; ``separable: true`` is a dilation of 1."""
+    """Depthwise-separable 3×3 convolutions of a DenseNet. ``separable: true`` sets ``dilation`` to 1."""
 
     dilation: Annotated[Literal[0, 1, 2], NoBool] = 0
     """Dilation of the depthwise convolution, which keeps the feature map's size; 0 uses ordinary convolutions
@@ -235,7 +236,7 @@ class Separable:
 
 @dataclass(frozen=True, config=config)
 class Densenet:
-    """Options of a DenseNet; ``auto`` is the published value."""
+    """Options of a DenseNet. ``auto`` is the published value."""
 
     depth: Literal["auto"] | Annotated[Int, Field(ge=7, le=2000)] = "auto"
     """Number of layers; for CIFAR's networks 3n + 4, or 6n + 4 with bottlenecks."""
@@ -244,7 +245,7 @@ class Densenet:
     compression: Literal["auto"] | Annotated[Float, Field(gt=0, le=1)] = "auto"
     """Fraction of the channels that a transition layer keeps."""
     bottleneck: Literal["auto"] | Bool = "auto"
-    """Put a 1×1 convolution before each 3×3 convolution."""
+    """Insert a 1×1 convolution before each 3×3 convolution."""
     stem: Literal["auto", "imagenet", "small"] = "auto"
     """``imagenet`` (7×7 with stride 2 and pooling) or ``small`` (3×3, for images of about 32 pixels)."""
     separable: Separable = field(default_factory=Separable)
@@ -261,7 +262,7 @@ class DensenetModel(ModelKeys):
     dropout: ProperFraction = 0.0
     """Fraction of each layer's new features that is dropped."""
     activation: Activation = "auto"
-    """Activation function in place of the published ones; ``auto`` keeps them."""
+    """Activation function of all layers; ``auto`` keeps the published ones."""
     densenet: Densenet = field(default_factory=Densenet)
     """Options of the DenseNet."""
 
@@ -276,12 +277,12 @@ class DarknetClassifierModel(ModelKeys):
     dropout: ProperFraction = 0.0
     """Fraction of the features dropped before the last layer."""
     activation: Activation = "auto"
-    """Activation function in place of the published ones; ``auto`` keeps them."""
+    """Activation function of all layers; ``auto`` keeps the published ones."""
 
 
 @dataclass(frozen=True, config=config)
 class CustomModel(DensenetModel, AnchorFreeModel, YoloModel, TransformersModel):
-    """A model that only a custom task knows; all keys are allowed."""
+    """A model of a custom task. All keys are allowed."""
 
     label: ClassVar[str] = "a custom model"
     pattern: ClassVar[str] = ""
@@ -318,7 +319,7 @@ MODELS: Mapping[str, type[ModelKeys]] = by_tag(AnyModel)
 
 
 def Model(**keys: Any) -> ModelKeys:  # noqa: N802 (it stands where a class would)
-    """Return the section ``model`` with these keys; ``name`` or ``cfg`` determines its kind."""
+    """Return a ``model`` section with these keys. ``name`` or ``cfg`` determines its kind."""
     return MODELS[model_kind(keys)](**keys)
 
 
@@ -328,7 +329,7 @@ def losses_of(model: Any) -> tuple[str, ...]:
 
 
 def loss_of(model: Any, loss: LossKeys | None = None) -> LossKeys:
-    """Return the loss for a model; a loss without a name becomes the model's published one."""
+    """Return the loss for a model. A loss without a name becomes the model's published one."""
     name = losses_of(model)[0]
     if (loss and loss.name != "auto") or name == "auto":
         return loss or AutoLoss()

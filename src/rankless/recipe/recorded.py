@@ -13,6 +13,7 @@ from rankless.errors import UserError
 from rankless.files.hub import path_of
 from rankless.files.reading import MIB, opened
 from rankless.recipe.fields import BUILT_IN_TASKS, given
+from rankless.recipe.keys import at
 from rankless.recipe.transformers_config import folder_of, recipe_keys
 from rankless.runs.directory import weights_of
 
@@ -33,7 +34,7 @@ def recipe_in(path: Path) -> dict[str, Any] | None:
 
 
 def classes_of(pretrained: str) -> list[str]:
-    """Return the class names in the weights that ``model.pretrained`` names; empty if they cannot be read."""
+    """Return the class names in the weights of ``model.pretrained``; empty if they cannot be read."""
     try:
         names = _in_header(weights_of(path_of(pretrained), warn=lambda _: None), "class_names")
     except (UserError, OSError, ValueError):
@@ -42,7 +43,7 @@ def classes_of(pretrained: str) -> list[str]:
 
 
 def _in_header(path: Path, key: str) -> Any:
-    """Return an entry of a weights file's metadata; None if it cannot be read."""
+    """Return an entry of a weights file's metadata, or None if it cannot be read."""
     try:
         with opened(path) as file:
             (length,) = struct.unpack("<Q", file.read(8))
@@ -53,7 +54,7 @@ def _in_header(path: Path, key: str) -> Any:
 
 
 def instruction_set_of(path: Path) -> str:
-    """Return the ``cpu_isa`` of the recipe in a weights file; ``native`` if there is none."""
+    """Return the ``cpu_isa`` of the recipe in a weights file, or ``native`` if it has none."""
     return "avx2" if (recipe_in(path) or {}).get("cpu_isa") == "avx2" else "native"
 
 
@@ -106,29 +107,23 @@ _DURATIONS = (
 _RECORDED = (("threads",), ("reduce",), ("seed",), ("checkpoint", "keep"), ("ema", "decay"), *_DURATIONS)
 
 
-def upgraded(tree: Any) -> Any:
+def upgrade(tree: Any) -> Any:
     """Translate a recorded recipe to current keys and values with the same meaning.
 
     Durations used to be bare numbers, most of them in epochs. Before ``mosaic_min_area`` existed, mosaics
     dropped boxes with less than a quarter of their area left.
     """
-    if any(_value(tree, path) is None for path in _RECORDED):
+    if any(at(tree, path) is None for path in _RECORDED):
         return tree
     augment = dict(tree["data"]["augment"])
     if augment.get("mosaic"):
         augment.setdefault("mosaic_min_area", 0.25)
     tree = {**tree, "data": {**tree["data"], "augment": augment}}
-    if all(type(_value(tree, path)) is int for path in _DURATIONS):
+    if all(type(at(tree, path)) is int for path in _DURATIONS):
         for *outer, last in _DURATIONS[1:]:
             section = tree
             for name in outer:
                 section[name] = section = dict(section[name])
             if section[last] > 0:
                 section[last] = f"{section[last]} epochs"
-    return tree
-
-
-def _value(tree: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        tree = tree.get(name) if isinstance(tree, Mapping) else None
     return tree

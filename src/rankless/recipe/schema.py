@@ -57,13 +57,13 @@ from rankless.recipe.model_kinds import AnyModel, Model, ModelKeys, YoloModel
 __all__ = ["BUILT_IN_TASKS", "Loss", "Model"]
 
 IN_RECIPE = " (in a recipe: data.train, data.val)"
-"""Part of the messages about wrong splits; ``rankless.evaluate`` removes it for its option ``split``."""
+"""Part of the messages about unknown splits; ``rankless.evaluate`` removes it for its option ``split``."""
 
 Preset = Literal["none", "light", "yolov3", "yolov4", "heavy"]
 
 # From yolov3.cfg: hue .1, saturation and exposure 1.5 (the largest factors, so one less here), and jitter .3.
-# Jitter moves each edge in or out by up to .3 of the side, so that the view grows to at most 1.6 times the
-# side and shifts by at most .3. It also changes the aspect ratio, which no key here does.
+# Jitter moves each edge in or out by up to .3 of the side, so the view grows to at most 1.6 times the side
+# and shifts by at most .3. Jitter also changes the aspect ratio, which no key does here.
 _YOLOV3 = {"hue": 0.1, "saturation": 0.5, "value": 0.5, "scale": 0.6, "translate": 0.3}
 
 PRESETS: Mapping[str, Mapping[str, float | str]] = {
@@ -93,45 +93,45 @@ PRESETS: Mapping[str, Mapping[str, float | str]] = {
 
 @dataclass(frozen=True, config=config)
 class Augment:
-    """Augmentation of the training images: a preset's name, or keys. Zero disables an operation."""
+    """Augmentation of the training images: the name of a preset, or keys. 0 disables an operation."""
 
     preset: InitVar[Preset] = "light"
-    """Values for the omitted keys; ``light`` has the defaults. A recorded recipe has the values in place of
-    the preset."""
+    """Preset that sets the omitted keys; ``light`` sets the defaults. A recorded recipe contains the values
+    instead of the preset."""
     flip: Fraction = 0.5
     """Probability of a horizontal flip."""
     flip_vertical: Fraction = 0.0
     """Probability of a vertical flip."""
     hue: Annotated[Float, Field(ge=0, le=0.5)] = 0.015
-    """Largest rotation of the hue, as a fraction of the full circle."""
+    """Maximum rotation of the hue, as a fraction of the full circle."""
     saturation: Factor = 0.5
-    """The largest factor on the saturation is ``1 + x``, the smallest ``1 / (1 + x)``."""
+    """Range of the random saturation factor, from ``1 / (1 + x)`` to ``1 + x``."""
     value: Factor = 0.3
-    """The largest factor on the value (the brightness) is ``1 + x``, the smallest ``1 / (1 + x)``."""
+    """Range of the random brightness factor (HSV's value), from ``1 / (1 + x)`` to ``1 + x``."""
     scale: Factor = 0.3
-    """The largest zoom is ``1 + x``, the smallest ``1 / (1 + x)``."""
+    """Range of the random zoom factor, from ``1 / (1 + x)`` to ``1 + x``."""
     translate: ProperFraction = 0.1
-    """Largest shift, as a fraction of the input's side."""
+    """Maximum shift, as a fraction of the input's side."""
     rotate: Annotated[Float, Field(ge=0, le=180)] = 0.0
-    """Largest rotation, in degrees."""
+    """Maximum rotation, in degrees."""
     shear: Annotated[Float, Field(ge=0, lt=90)] = 0.0
-    """Largest shear, in degrees."""
+    """Maximum shear, in degrees."""
     perspective: Annotated[Float, Field(ge=0, lt=0.25)] = 0.0
-    """Largest shift of the input's corners, as a fraction of its side."""
+    """Maximum shift of the input's corners, as a fraction of its side."""
     mosaic: Annotated[Fraction, DETECT_ONLY] = 0.0
     """Probability that four images are combined into one input (detection)."""
     mosaic_min_area: Annotated[Fraction, DETECT_ONLY] = 0.1
-    """A mosaic drops a box if less than this fraction of its area remains visible (detection)."""
+    """Minimum fraction of a box's area that a mosaic must show; other boxes are dropped (detection)."""
     close_mosaic: Duration = 0
-    """Length of the end of the run without mosaic, mixup, cutmix and copy-paste: steps, or a duration such
+    """How long before the end of the run mosaic, mixup, cutmix and copy-paste stop: steps, or a duration such
     as ``10 epochs`` or ``10%`` (of the run)."""
     partners: Annotated[Literal["data", "batch"], DETECT_ONLY] = "data"
-    """Source of the other images for mosaic, mixup and copy-paste: all ``data``, or the same micro-``batch``,
-    so that each image is decoded only once (detection)."""
+    """Where mosaic, mixup and copy-paste get other images: from all ``data``, or from the same
+    micro-``batch``, which decodes each image only once (detection)."""
     copy_paste: Annotated[Fraction, DETECT_ONLY] = 0.0
     """Probability that objects of another image are pasted into this one (detection)."""
     crop: Annotated[Float, Field(gt=0, le=1), Reads(("classify",), ("classify",))] = 1.0
-    """Smallest fraction of the area that a random crop keeps; 1 disables cropping. In detection, a crop never
+    """Minimum fraction of the area that a random crop keeps; 1 disables cropping. In detection, a crop never
     cuts a box."""
     blur: Fraction = 0.0
     """Probability of a Gaussian blur."""
@@ -140,15 +140,13 @@ class Augment:
     jpeg: Fraction = 0.0
     """Probability of strong JPEG compression."""
     policy: Annotated[Literal["none", "randaugment", "trivialaugment"], CLASSIFY_ONLY] = "none"
-    """A sequence of random operations (classification)."""
+    """Policy of random operations (classification)."""
     erase: Annotated[Fraction, CLASSIFY_ONLY] = 0.0
     """Probability that a rectangle is erased (classification)."""
     mixup: NotNegative = 0.0
-    """α of the Beta distribution from which the weight of a blend of two images is drawn; 0 disables
-    mixup."""
+    """α of the Beta distribution of mixup's weight; 0 disables mixup."""
     cutmix: Annotated[NotNegative, CLASSIFY_ONLY] = 0.0
-    """α of the Beta distribution for pasting a part of one image into another; 0 disables cutmix
-    (classification)."""
+    """α of the Beta distribution of cutmix's area; 0 disables cutmix (classification)."""
     mixup_probability: Fraction = 1.0
     """Fraction of the images to which mixup and cutmix apply."""
 
@@ -181,14 +179,14 @@ class Data:
     """``digits`` (built in), a folder, a file such as a ``data.yaml``, ``torchvision/NAME``, or the address
     of tar shards, ``https://…`` or ``s3://…``."""
     folder: Name = "data"
-    """Folder with the files of ``torchvision/NAME``, as torchvision's ``root``."""
+    """Folder with the files of ``torchvision/NAME``, which torchvision calls ``root``."""
     format: Format = "auto"
     """Format of the data; ``auto`` detects it."""
     train: Name = "train"
     """Name of the split to train on, or its annotation file, relative to ``root``."""
     val: Name = "val"
-    """Name or file of the split to evaluate on. ``none`` trains without evaluations (on all images, if the
-    data has no splits), and the last weights are the result."""
+    """Name of the split to evaluate on, or its annotation file. ``none`` skips evaluations, trains on all
+    images if the data has no splits, and keeps the last weights."""
     classes: NamesFile | ClassNames = "auto"
     """``auto`` uses all classes of the data; a list, or a file of names, selects and orders them. If the data
     has only numbers, the list names the classes 0, 1, …."""
@@ -196,22 +194,22 @@ class Data:
     """How an image is resized to the input: ``letterbox`` preserves its aspect ratio; ``stretch``, Darknet's
     default, fills the input."""
     resample: Annotated[Literal["antialias", "darknet"], DETECT_ONLY, PREDICTING] = "antialias"
-    """How an image is reduced: ``antialias`` averages all pixels; ``darknet`` interpolates between the four
-    pixels around each point, as OpenCV and Darknet do, and decodes at full size, whatever ``detail`` is."""
+    """How images are downscaled: ``antialias`` averages all pixels; ``darknet`` interpolates between the four
+    nearest pixels, as OpenCV and Darknet do, and ignores ``detail``."""
     pad: Annotated[Int, Field(ge=0, le=255), DETECT_ONLY, PREDICTING] = 114
     """Gray value of the margin around an image; Darknet uses 128."""
     detail: Annotated[NotNegative, PREDICTING] = 2.0
-    """Decode at 1/2, 1/4 or 1/8 size while the result is at least this many times the displayed size; 0
-    always decodes at full size."""
+    """Decode at 1/2, 1/4 or 1/8 size if the result is at least this many times as large as the image on the
+    input; 0 always decodes at full size."""
     multi_scale: Annotated[Float, Field(ge=0, le=15), DETECT_ONLY, TRAINING] = 0.0
-    """Draw a new input size every few steps, from ``1 / (1 + x)`` to ``1 + x`` times ``model.image_size``
-    (detection)."""
+    """Range of random input sizes, from ``1 / (1 + x)`` to ``1 + x`` times ``model.image_size`` (detection);
+    0 always uses ``model.image_size``."""
     multi_scale_every: Annotated[Count, DETECT_ONLY, TRAINING] = 10
-    """Number of steps between two draws."""
+    """Number of steps between changes of the input size (detection)."""
     cache: Annotated[Literal["none", "ram", "disk"], FREE] = "none"
-    """Where decoded images are cached: nowhere, in memory, or on disk. It changes no result."""
+    """Where decoded images are cached: nowhere, in memory, or on disk. Results do not depend on it."""
     max_bad: Annotated[Fraction, FREE] = 0.01
-    """Largest fraction of unreadable images; a run with more of them ends."""
+    """Maximum fraction of unreadable images; with more, the run fails."""
     train_images: Annotated[Images, DETECT_ONLY, TRAINING] = 4096
     """Number of training images of the built-in data; other data has a fixed number."""
     val_images: Annotated[Images, DETECT_ONLY] = 256
@@ -225,7 +223,7 @@ class Data:
         if folder != cls.folder and not info.data.get("root", "torchvision/").startswith("torchvision/"):
             raise clash(
                 f"'data.folder' is {folder!r}, which has an effect only with data.root=torchvision/NAME; "
-                "leave data.folder out, or give the folder as data.root",
+                "remove data.folder, or give the folder as data.root",
                 "data.folder",
                 "data.root",
             )
@@ -239,7 +237,7 @@ class Batch:
     images: Annotated[BatchImages, TRAINING] = 64
     """Size of the global batch, on any number of devices."""
     micro: Annotated[BatchImages, Field(validate_default=True)] = 8
-    """Number of images per micro-batch; divides ``images``."""
+    """Number of images per micro-batch; must divide ``images``."""
 
     @property
     def micro_batches(self) -> int:
@@ -268,7 +266,7 @@ class Ema:
     """An exponential moving average of the weights, used for evaluation and prediction."""
 
     decay: ProperFraction = 0.0
-    """Weight of the old average per step, ``min(decay, (1 + step) / (10 + step))``; 0 disables it."""
+    """Decay of the average per step, at most ``(1 + step) / (10 + step)``; 0 disables averaging."""
 
 
 @dataclass(frozen=True, config=config)
@@ -277,32 +275,32 @@ class Evaluate:
 
     every: Annotated[Duration, FREE, TRAINING] = "1 epoch"
     """Time between evaluations: steps, or a duration such as ``5 epochs`` or ``10%`` (of the run). The
-    last step is always evaluated; 0 evaluates only that one."""
+    weights of the last step are always evaluated; with 0, only those."""
     best: Annotated[Name, TRAINING] = "auto"
     """Score that selects the best checkpoint: ``loss`` (on the evaluation images), AP, AP50 … for a detector,
     top1, nll … for a classifier. ``auto`` is AP, top1, or a custom task's own choice. For ``loss`` and
-    ``nll``, the lowest value is the best."""
+    ``nll``, lower is better."""
     batch: Literal["auto"] | BatchImages = "auto"
     """Batch size of the evaluation; ``auto`` is ``batch.micro``."""
     confidence: Annotated[Fraction, DETECT_ONLY] = 0.001
     """Detections with a lower score are discarded."""
     nms: Annotated[Literal["iou", "diou"], DETECT_ONLY, PREDICTING] = "iou"
-    """How NMS compares two boxes: ``iou``, or ``diou``, IoU minus (d²/c²) ** 0.6, Darknet's ``greedynms``."""
+    """Overlap measure of NMS: ``iou``, or ``diou``, IoU minus (d²/c²) ** 0.6, Darknet's ``greedynms``."""
     iou: Annotated[Fraction, DETECT_ONLY, PREDICTING] = 0.6
-    """NMS removes a detection that overlaps a better one of the same class by more than this."""
+    """NMS removes a detection if its overlap with a better one of the same class is higher than this."""
     class_agnostic: Annotated[Bool, DETECT_ONLY, PREDICTING] = False
-    """Let NMS compare boxes of different classes."""
+    """Also let NMS remove detections that overlap a better one of another class."""
     multi_label: Annotated[Bool, DETECT_ONLY] = True
-    """Give a box several classes, as is usual on COCO; otherwise only its best one."""
+    """Allow several classes per box, as is usual on COCO; otherwise, only the best one is kept."""
     detections: Annotated[Int, Field(ge=1, le=100_000), DETECT_ONLY, PREDICTING] = 100
     """Maximum number of detections per image."""
     rectangular: Annotated[Bool, DETECT_ONLY] = False
-    """Batch images of similar aspect ratio, with an input no larger than they need."""
+    """Batch images of similar aspect ratio together, and make the input no larger than they need."""
     tta: Annotated[Literal["none", "flip", "full"], PREDICTING] = "none"
-    """Test-time augmentation: also predict on the mirrored image (``flip``), and in three sizes as well
-    (``full``)."""
+    """Test-time augmentation: ``flip`` also predicts on the mirrored image; ``full`` predicts on both in
+    three sizes."""
     classes_map: ClassPairs = ()
-    """Pairs of a class in the evaluation data and the model's class, for classes with different names
+    """Pairs of class names, in the evaluation data and in the model, for classes whose names differ
     (``--classes-map``)."""
 
 
@@ -312,13 +310,13 @@ class Checkpoint:
 
     every: Annotated[Minutes | Period, FREE] = "10 min"
     """Time between checkpoints: steps, or a duration such as ``10 min``, ``1 epoch`` or ``10%`` (of the
-    run); the last step is always saved."""
+    run). The last step is always saved."""
     keep: Annotated[Count, FREE] = 2
-    """Number of newest checkpoints to keep; the best one is also kept."""
+    """Number of latest checkpoints to keep, in addition to the best one."""
     name: LinkName = ""
     """Name of a link in the run directory to the weights of each checkpoint that ends an epoch, as in
-    ``ep{epoch:03d}-loss{loss:.3f}-val{val_loss:.3f}``; ``step`` and ``lr`` are also available. Empty: no
-    link."""
+    ``ep{epoch:03d}-loss{loss:.3f}-val{val_loss:.3f}``; ``step`` and ``lr`` are also available. If it
+    is empty, there are no links."""
 
 
 @dataclass(frozen=True, config=config)
@@ -326,20 +324,20 @@ class Check:
     """Detection of silent errors: a device that computes wrong results, or memory that loses bits."""
 
     recompute: Annotated[CountOrZero, FREE] = 0
-    """Number of steps between checks. Each rank recomputes a micro-batch of another rank (a single rank
-    one of its own), and the bits of loss and gradients are compared. 0 disables the checks. They change no
-    result."""
+    """Number of steps between checks. In a check, each rank recomputes a micro-batch of another rank (a
+    single rank, one of its own), and loss and gradients are compared bit by bit. 0 disables the checks. They
+    do not change results."""
     exclude: Annotated[Bool, FREE] = False
-    """If an error can be traced to a device, continue from the newest checkpoint without it; otherwise, the
-    run ends if the error repeats."""
+    """If an error can be traced to a device, continue from the latest checkpoint without this device;
+    otherwise, the run fails if the error repeats."""
 
     @field_validator("exclude")
     @classmethod
     def _something_is_checked(cls, exclude: bool, info: ValidationInfo) -> bool:
         if exclude and info.data.get("recompute") == 0:
             raise clash(
-                "'check.exclude' is true, but check.recompute is 0, so no device is checked: "
-                "set check.recompute to a number of steps such as 100, or leave check.exclude out",
+                "'check.exclude' is true, but check.recompute is 0, so no device is checked; "
+                "set check.recompute to a number of steps such as 100, or remove check.exclude",
                 "check.exclude",
                 "check.recompute",
             )
@@ -351,12 +349,12 @@ class Optim:
     """The optimizer."""
 
     name: Literal["sgd", "adam", "adamw", "muon"] = "sgd"
-    """``sgd`` (with momentum), ``adam``, ``adamw``, or ``muon``, which makes the steps of large weights
-    orthogonal and uses AdamW for all other parameters."""
+    """``sgd`` (with momentum), ``adam``, ``adamw``, or ``muon``, which orthogonalizes the updates of large
+    weights and uses AdamW for all other parameters."""
     lr: Positive = 0.01
     """Peak learning rate, which the schedule scales."""
     backbone_factor: Positive = 1.0
-    """Factor on the learning rate of the backbone; 0.1 is usual for pretrained ones."""
+    """Multiplier of the backbone's learning rate; 0.1 is usual for a pretrained backbone."""
     momentum: ProperFraction = 0.9
     """Momentum of SGD and Muon."""
     nesterov: Annotated[Bool, Only("optim.name", ("sgd",))] = False
@@ -369,7 +367,7 @@ class Optim:
     decay_norms_and_biases: Bool = False
     """Apply weight decay to all parameters; otherwise only to weights of convolutions and linear layers."""
     clip: NotNegative = 0.0
-    """Largest global norm of the gradient; 0 disables clipping."""
+    """Maximum global norm of the gradient; 0 disables clipping."""
 
     @field_validator("nesterov")
     @classmethod
@@ -400,25 +398,25 @@ class Schedule:
     power``), ``exponential`` (times ``decay`` after each epoch), ``one-cycle`` (up and down once) or
     ``constant``."""
     warmup: Annotated[Literal["auto"] | Duration, _WITH_WARMUP] = "5%"
-    """How long the rate rises from 0: steps, or a duration such as ``5 epochs`` or ``5%`` (of the run).
-    ``auto`` is ``5%``, with at most n / 40 of ``optim.lr`` in step n, which lowers the peak of short runs
-    and does not change runs of 800 or more steps. Not for ``one-cycle``."""
+    """How long the learning rate rises from 0: steps, or a duration such as ``5 epochs`` or ``5%`` (of the
+    run). ``auto`` is ``5%``, with at most n / 40 of ``optim.lr`` in step n, which lowers the peak of short
+    runs and does not change runs of 800 or more steps. Not for ``one-cycle``."""
     warmup_power: Annotated[Positive, _WITH_WARMUP] = 1.0
     """Exponent of the warm-up, ``((step + 1) / warmup) ** warmup_power``; Darknet uses 4."""
     length: Annotated[Literal["run"] | Period, _schedule("cosine", "poly")] = "run"
     """When ``cosine`` and ``poly`` reach their end: at the end of the ``run``, or after a duration, which may
     be longer than the run, such as ``200 epochs`` for a run of 90 (``T_max`` in PyTorch)."""
     final: Fraction = 0.01
-    """Last rate of ``cosine``, as a fraction of ``optim.lr``."""
+    """Final learning rate of ``cosine``, as a fraction of ``optim.lr``."""
     milestones: Milestones = ()
-    """When ``step`` lowers the rate: steps, or a duration such as ``30 epochs`` or ``80%`` (of the run),
-    in increasing order; empty means ``80%`` and ``90%``."""
+    """When ``step`` lowers the rate: steps, or durations such as ``30 epochs`` or ``80%`` (of the run), in
+    increasing order. If it is empty, ``80%`` and ``90%`` are used."""
     gamma: Positive = 0.1
-    """Factor on the rate at each milestone of ``step``."""
+    """Factor by which ``step`` multiplies the rate at each milestone."""
     power: Annotated[Positive, _schedule("poly")] = 0.9
     """Exponent of ``poly``; 1 is linear, Darknet's classifiers use 4."""
     decay: Annotated[Float, Field(gt=0, le=1), _schedule("exponential")] = 0.95
-    """Factor of ``exponential`` after each epoch that follows the warm-up."""
+    """Factor by which ``exponential`` multiplies the rate after each epoch that follows the warm-up."""
     rise: Annotated[Period, _schedule("one-cycle")] = "30%"
     """How long ``one-cycle`` rises to its peak: steps, or a duration such as ``5 epochs`` or ``30%`` (of
     the run)."""
@@ -427,8 +425,8 @@ class Schedule:
     final_div_factor: Annotated[Float, Field(ge=1, le=1e9), _schedule("one-cycle")] = 10_000.0
     """The last rate of ``one-cycle`` is its first one divided by this."""
     cycle_momentum: Annotated[Bool, _schedule("one-cycle")] = True
-    """Let the momentum (or the first of ``optim.betas``) fall from 0.95 to 0.85 at the peak of ``one-cycle``,
-    and rise again."""
+    """Lower the momentum (or the first of ``optim.betas``) from 0.95 to 0.85 until the peak of ``one-cycle``,
+    and raise it again afterwards."""
 
 
 @dataclass(frozen=True, config=config)
@@ -438,15 +436,15 @@ class Recipe:
     task: Name = "detect"
     """``detect``, ``classify``, or for a custom task ``package.module:Class`` or ``file.py:Class``."""
     model: AnyModel = field(default_factory=YoloModel)
-    """The network; the available keys follow from ``model.name``."""
+    """The network. ``model.name`` determines which keys are available."""
     data: Data = field(default_factory=Data)
     batch: Batch = field(default_factory=Batch)
     epochs: Annotated[Count, FREE, TRAINING] = 100
-    """Passes over the training images."""
+    """Number of passes over the training images."""
     seed: Annotated[Seed, TRAINING] = 0
     """Seed of all random numbers."""
     loss: AnyLoss = field(default_factory=AutoLoss)
-    """The loss; the available keys follow from ``loss.name``."""
+    """The loss. ``loss.name`` determines which keys are available."""
     optim: Annotated[Optim, TRAINING] = field(default_factory=Optim)
     schedule: Annotated[Schedule, TRAINING] = field(default_factory=Schedule)
     precision: Annotated[Precision, PREDICTING] = "auto"
@@ -462,17 +460,17 @@ class Recipe:
     reduce: Annotated[Literal["exact", "fast"], TRAINING] = "exact"
     """``exact`` adds gradients in the order of a fixed tree; ``fast`` leaves the order to the backend."""
     find_unused_parameters: Annotated[Bool, FREE, TRAINING] = False
-    """Accept parameters that the loss of a micro-batch does not depend on, with a gradient of zero; otherwise
-    they are an error."""
+    """Accept parameters on which the loss of a micro-batch does not depend, with a gradient of zero;
+    otherwise, they are an error."""
     ema: Annotated[Ema, TRAINING] = field(default_factory=Ema)
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: Annotated[Checkpoint, TRAINING] = field(default_factory=Checkpoint)
     check: Annotated[Check, TRAINING] = field(default_factory=Check)
     workers: Annotated[Literal["auto"] | Annotated[Int, Field(ge=0, le=256)], FREE] = "auto"
     """Number of loader processes per rank; 0 loads in the rank's process, ``auto`` uses the cores that the
-    ranks leave free. It changes no result."""
+    ranks leave free. Results do not depend on it."""
     threads: Annotated[Int, Field(ge=1, le=1024)] = 1
-    """Number of CPU threads per operation; it changes the bits of convolutions."""
+    """Number of CPU threads per operation. It affects the bits that convolutions compute."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -502,7 +500,7 @@ class Recipe:
         if augment.close_mosaic and not mixes:
             raise clash(
                 f"'data.augment.close_mosaic' is {augment.close_mosaic!r}, but mixup and cutmix are both "
-                "off; leave data.augment.close_mosaic out",
+                "off; remove data.augment.close_mosaic",
                 *(f"data.augment.{key}" for key in keys),
             )
         return data
@@ -513,8 +511,8 @@ class Recipe:
         without_bins = getattr(info.data.get("model"), "dfl", None) == 0
         if isinstance(loss, AnchorFreeLoss) and without_bins and loss.dfl != AnchorFreeLoss.dfl:
             raise clash(
-                f"'loss.dfl' is {loss.dfl}, but model.dfl is 0, so the distances have no distributions: "
-                "leave loss.dfl out, or set model.dfl to a number of bins such as 16",
+                f"'loss.dfl' is {loss.dfl}, but model.dfl is 0, so the distances have no distributions; "
+                "remove loss.dfl, or set model.dfl to a number of bins such as 16",
                 "loss.dfl",
                 "model.dfl",
             )
@@ -531,7 +529,7 @@ class Recipe:
         if check.recompute and wrong:
             found = " and ".join(f"{key} is '{value}', {why}" for key, (value, why) in wrong.items())
             raise clash(
-                f"'check.recompute' is {check.recompute}, but {found}: set check.recompute to 0, or use "
+                f"'check.recompute' is {check.recompute}, but {found}; set check.recompute to 0, or use "
                 f"another {' and '.join(wrong)}",
                 "check.recompute",
                 *wrong,

@@ -6,11 +6,11 @@ They are read as plain data, without transformers.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankless.errors import UserError, nearest, one_of
+from rankless.errors import UserError, check_all, nearest, one_of
 from rankless.files import hub, reading
 from rankless.recipe.model_kinds import IMAGENET_MEAN, IMAGENET_STD
 
@@ -47,8 +47,8 @@ def normalizes(kind: str) -> bool:
 def folder_of(text: str) -> Path | None:
     """Return the folder of a path or an ``hf://OWNER/NAME`` if transformers wrote it, or None otherwise.
 
-    The address's files are downloaded unless they are in the cache. A folder that Rankless wrote, or one
-    without ``config.json``, does not count as written by transformers.
+    Files at an address are downloaded unless they are cached. A folder that Rankless wrote, or one without
+    ``config.json``, does not count as written by transformers.
     """
     if text.startswith(hub.PREFIX):
         address = hub.parse(text)
@@ -83,11 +83,13 @@ def read_config(given: str, where: str = "model.config") -> dict[str, Any]:
         raise UserError(
             f"{name}: model_type is '{kind}'; expected a detector: {one_of(KINDS)}{nearest(kind, KINDS)}"
         )
-    classes = _checked(name, tree, "architectures", None, _is_list_or_null, "a list of names") or []
+    architectures = [] if tree.get("architectures") is None else tree["architectures"]
+    if not isinstance(architectures, list):
+        raise UserError(f"{name}: architectures is {json.dumps(architectures)}; expected a list of names")
     wanted = f"{KINDS[kind]}ForObjectDetection"
     problems = [
         f"{name}: its architecture is {other}; expected {wanted}, which predicts boxes only"
-        for other in classes
+        for other in architectures
         if other != wanted
     ]
     if "quantization_config" in tree:
@@ -132,8 +134,12 @@ def class_names(folder: Path, where: str) -> tuple[str, ...]:
     tree = _object(folder / CONFIG, where)
     labels = tree.get("id2label")
     if labels is None:  # transformers omits the names if they are LABEL_0 and LABEL_1
-        expected = f"a whole number from 1 to {_MOST_CLASSES:,}"
-        count = _checked(f"{where}: {folder / CONFIG}", tree, "num_labels", 2, _is_count, expected)
+        count = tree.get("num_labels", 2)
+        if type(count) is not int or not 1 <= count <= _MOST_CLASSES:
+            raise UserError(
+                f"{where}: {folder / CONFIG}: num_labels is {json.dumps(count)}; expected a whole number "
+                f"from 1 to {_MOST_CLASSES:,}"
+            )
         return tuple(f"LABEL_{label}" for label in range(count))
     by_number = {str(key): str(name) for key, name in labels.items()} if isinstance(labels, dict) else {}
     names = tuple(by_number.get(str(label), "") for label in range(len(by_number)))
@@ -146,30 +152,25 @@ def class_names(folder: Path, where: str) -> tuple[str, ...]:
 
 
 def recipe_keys(folder: Path, where: str) -> dict[str, dict[str, Any]]:
-    """Return the recipe keys for the network in a folder and for its published preprocessing.
+    """Return the recipe keys that describe a transformers folder's network and its preprocessing.
 
     Raises:
         UserError: the network or its preprocessing is not supported; all problems at once.
     """
-    problems: list[str] = []
-    keys: dict[str, Any] = {}
-    for part in (_network_keys, _preprocessing_keys):
-        try:
-            keys |= part(folder, where)
-        except UserError as error:
-            problems += error.problems
-    if problems:
-        raise UserError(problems)
-    fit, size = keys.pop("fit"), keys.pop("size")
-    model = {"name": "hf/config", "image_size": size, **keys}
+    config, (size, normalize, fit) = check_all(
+        lambda: read_config(str(folder), where), lambda: _preprocessing(folder, where)
+    )
+    model = {
+        "name": "hf/config",
+        "image_size": size,
+        "config": json.dumps(config, separators=(",", ":")),
+        "normalize": normalize,
+    }
     return {"model": model, "data": {"fit": fit}, "evaluate": {"iou": 1.0}}
 
 
-def _network_keys(folder: Path, where: str) -> dict[str, Any]:
-    return {"config": json.dumps(read_config(str(folder), where), separators=(",", ":"))}
-
-
-def _preprocessing_keys(folder: Path, where: str) -> dict[str, Any]:
+def _preprocessing(folder: Path, where: str) -> tuple[list[Any], str, str]:
+    """Return the values of ``model.image_size``, ``model.normalize`` and ``data.fit``."""
     path = folder / PREPROCESSOR
     kind = _object(folder / CONFIG, where).get("model_type")
     said = _object(path, where) if path.is_file() else {}
@@ -197,25 +198,7 @@ def _preprocessing_keys(folder: Path, where: str) -> dict[str, Any]:
     if problems:
         raise UserError([f"{where}: {path}: {problem}" for problem in problems])
     fit = "letterbox" if isinstance(size, dict) and "shortest_edge" in size else "stretch"
-    return {"normalize": "imagenet" if normalized else "none", "size": list(sides), "fit": fit}
-
-
-def _is_list_or_null(value: object) -> bool:
-    return value is None or isinstance(value, list)
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 1 <= value <= _MOST_CLASSES
-
-
-def _checked(
-    name: str, tree: dict[str, Any], key: str, default: object, check: Callable[[object], bool], expected: str
-) -> Any:
-    """Return the value of a key, or the default; raise an error if ``check`` rejects the value."""
-    value = tree.get(key, default)
-    if not check(value):
-        raise UserError(f"{name}: {key} is {json.dumps(value)}; expected {expected}")
-    return value
+    return list(sides), "imagenet" if normalized else "none", fit
 
 
 def _object(path: Path, where: str = "model.config") -> dict[str, Any]:

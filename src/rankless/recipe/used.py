@@ -20,28 +20,28 @@ def keys_of_prediction(task: str) -> list[str]:
 
 
 def refuse_unused_in_scoring(overrides: Sequence[str], task: str) -> None:
-    """Refuse overrides that affect no score; a custom task may read any key."""
+    """Raise a UserError for overrides that affect no score. A custom task may read any key."""
     keys = _keys(overrides)
     if "task" in keys or task not in BUILT_IN_TASKS:
         return
     unused = [key for key in keys if not _is_scored((*key.split("."),), task)]
     if unused:
         raise UserError(
-            f"command line: key '{key}': evaluation does not use it; leave {key} out" for key in unused
+            f"command line: key '{key}': evaluation does not use it; remove {key}" for key in unused
         )
 
 
 def refuse_unused_in_prediction(overrides: Sequence[str], task: str) -> None:
-    """Refuse overrides that affect no prediction; see :func:`refuse_unused_in_scoring`."""
+    """Raise a UserError for overrides that affect no prediction."""
     used = keys_of_prediction(task)
     unused = [key for key in _keys(overrides) if key not in used]
     if unused:
         hints = {
-            "evaluate.confidence": "give --confidence",
-            "evaluate.multi_label": "each box is shown with its best class; leave evaluate.multi_label out",
+            "evaluate.confidence": "use --confidence",
+            "evaluate.multi_label": "each box has only its best class; remove evaluate.multi_label",
         }
         if task == "classify":
-            no_boxes = "a classifier has no boxes and answers with its five best classes; leave it out"
+            no_boxes = "a classifier predicts the five best classes and no boxes; remove it"
             hints |= dict.fromkeys(("evaluate.iou", "evaluate.detections"), no_boxes)
         raise UserError(
             f"command line: key '{key}': prediction does not use it; "
@@ -51,7 +51,7 @@ def refuse_unused_in_prediction(overrides: Sequence[str], task: str) -> None:
 
 
 def _is_scored(path: KeyPath, task: str) -> bool:
-    """Check whether scoring reads a key, or any key of a section; unknown keys count as read."""
+    """Check whether scoring reads a key or any key of a section. Unknown keys count as read."""
     inside = [key for known, key in leaves(Recipe).items() if known[: len(path)] == path]
     return not inside or any(task in key.reads.scoring for key in inside)
 

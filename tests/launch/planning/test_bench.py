@@ -147,8 +147,8 @@ def test_a_mistake_is_a_sentence(words, problem, capsys) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["digits", "--formats", "onnx"], "--formats applies to a trained model, but a recipe"),
-        (["runs/none", "--devices", "2"], "--devices applies to a recipe, but a trained model"),
+        (["digits", "--formats", "onnx"], "--formats: needs a trained model, but a recipe"),
+        (["runs/none", "--devices", "2"], "--devices: needs a recipe, but a trained model"),
         (["runs/none"], "runs/none: no such file or directory"),
         (["digit"], "no recipe 'digit'"),
     ],

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from rankless.errors import INTERRUPTED, UserError, escaped
+from rankless.errors import INTERRUPTED, UserError, escaped, shell_word
 from rankless.files.reading import MIB, read_text
 from rankless.files.writing import write_atomically
 from rankless.launch.hosts import detached
@@ -104,7 +104,7 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], access: Access, ssh
         done = _ask(hosts[0], access.ssh, access.helper, request, captured=True)
     except KeyboardInterrupt:
         _record(run, record)
-        say(f"\nthe start continues; stop it with: rankless attach {run} --stop")
+        say(f"\nthe start continues; stop it with: rankless attach {shell_word(run)} --stop")
         return INTERRUPTED
     output, process = done.stderr.decode(errors="replace").strip(), done.stdout.decode().strip()
     if done.returncode and not process:  # nothing has been started
@@ -124,8 +124,8 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], access: Access, ssh
         return done.returncode
     _record(run, record)
     say(f"training in {run}, coordinated by {hosts[0].name} (process {process})")
-    say(f"watch it: rankless attach {run}")
-    say(f"stop it:  rankless attach {run} --stop")
+    say(f"watch it: rankless attach {shell_word(run)}")
+    say(f"stop it:  rankless attach {shell_word(run)} --stop")
     return 0
 
 
@@ -152,7 +152,7 @@ def attach(run: Path, *, stop: bool) -> int:
         do = "stop" if stop else "follow"
         code = _ask(record.host, record.ssh, record.python, {**request, "do": do}, captured=False).returncode
     except KeyboardInterrupt:
-        say(f"\nthe training continues; stop it with: rankless attach {run} --stop")
+        say(f"\nthe training continues; stop it with: rankless attach {shell_word(run)} --stop")
         return 0
     if code == _SSH_FAILED:
         raise UserError(f"{record.host.name}: does not respond; {_if_lost(run, record)}")
@@ -164,7 +164,7 @@ def _if_lost(run: Path, record: Coordinator) -> str:
     others = [str(host) for host in hosts if host.name != record.host.name]
     if not others:
         return text
-    again = f"rankless train --resume --run {run} --hosts {','.join(others)}"
+    again = f"rankless train --resume --run {shell_word(run)} --hosts {shell_word(','.join(others))}"
     return f"{text}; if it is lost, the others end within a minute; continue with: {again}"
 
 

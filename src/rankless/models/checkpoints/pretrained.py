@@ -197,8 +197,9 @@ def _refuse_another_network(pretrained: str, ours: ModelKeys, misfits: Misfits, 
         if getattr(theirs, "cfg", "") and not getattr(ours, "cfg", ""):
             differ = f"model.name is {_short(ours.name)}, but the network in the file comes from a cfg file"
         raise UserError(
-            f"{what}, which contains another network ({misfits.counts}): {differ}; remove these keys to use "
-            "the network in the file, remove model.pretrained to start untrained, or use weights that fit"
+            f"{what}, which contains another network ({misfits.counts}): {differ}; to use the network in the "
+            "file, remove these keys from the recipe, or use the recipe fine-tune; to start untrained, "
+            "remove model.pretrained"
         )
 
 

@@ -135,7 +135,7 @@ def build_timm(
         with_options = " and ".join(asked[option] for option in options) or "as it is"
         raise UserError(
             f"'model.name' is 'timm/{name}': timm cannot build it {'with ' * bool(options)}{with_options} "
-            f"({type(error).__name__}: {error}); remove these keys, or use another model"
+            f"({type(error).__name__}: {error}); remove these keys from the recipe, or use another model"
         ) from error
 
 

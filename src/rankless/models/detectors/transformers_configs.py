@@ -99,3 +99,14 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     ),
 }
 """The configurations by name."""
+
+REPOSITORIES: Mapping[str, str] = {
+    "hf/rtdetr_r18vd": "PekingU/rtdetr_r18vd",
+    "hf/rtdetr_r50vd": "PekingU/rtdetr_r50vd",
+    "hf/rtdetr_v2_r18vd": "PekingU/rtdetr_v2_r18vd",
+    "hf/dfine_n": "ustc-community/dfine-nano-coco",
+    "hf/dfine_s": "ustc-community/dfine-small-coco",
+    "hf/dfine_m": "ustc-community/dfine-medium-coco",
+    "hf/dfine_l": "ustc-community/dfine-large-coco",
+}
+"""Repositories on the Hugging Face Hub with weights for each configuration."""
