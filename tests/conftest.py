@@ -35,8 +35,10 @@ for number in (signal.SIGINT, signal.SIGQUIT):
 
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare a process that runs tests; the one that only hands them out to workers imports no PyTorch."""
+    os.environ.setdefault(SHARED, f"{CACHE.name}/server")
+    if AVAILABLE and "PYTHON_EXEC" not in os.environ:
+        os.environ["PYTHON_EXEC"] = _forked_python()
     if config.getoption("numprocesses", 0) and not hasattr(config, "workerinput"):
-        os.environ[SHARED] = f"{CACHE.name}/server"
         return
     import numpy.testing  # noqa: F401 - older releases run lscpu in this import; here it is not inside a test
     import torch  # noqa: F401 - so does its import, by way of the bindings for CUDA
@@ -49,6 +51,14 @@ def pytest_configure(config: pytest.Config) -> None:
         fork_server._running = RankServer()  # type: ignore[assignment]
     workers.usable_cores = lambda: 1  # so that tests alone decide about loader processes
     fill_with_nan()  # so that what reads memory that nobody wrote shows
+
+
+def _forked_python() -> str:
+    """A program like Python's, with which torchrun starts ranks that have PyTorch at once."""
+    program = Path(CACHE.name) / "python"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{HERE / "forked_python.py"}" "$@"\n')
+    program.chmod(0o755)
+    return str(program)
 
 
 # `make test-fast` leaves out what is marked as starting processes. So that no mark is forgotten, a test

@@ -32,7 +32,7 @@ from typing import IO, Any
 
 TAG, NOBODY = "FAULT_TAG", "-" * 32  # a variable by whose value processes are found in /proc
 STARTED = "process_server.start"  # an audit event
-SHARED = "RANKLESS_TEST_SERVER"  # a variable: the socket of the server that all of pytest's workers share
+SHARED = "RANKLESS_TEST_SERVER"  # a variable: where the sockets of servers are that pytest's workers share
 AVAILABLE = sys.platform == "linux" and hasattr(os, "pidfd_open")
 # What commands and ranks import; no more, as they must not depend on what only tests have imported. The task
 # of classification brings torchvision, which takes as long to import as PyTorch.
@@ -98,12 +98,13 @@ class ProcessServer:
     """Started when first needed, and ended with the process that started it.
 
     Args:
-        modules: what it imports beyond PRELOADED.
+        name: of the server.
+        modules: what it imports beyond PRELOADED, as far as it is installed.
         parent: the server that it is forked from.
     """
 
-    def __init__(self, *modules: str, parent: ProcessServer | None = None) -> None:
-        self._modules = modules
+    def __init__(self, name: str, *modules: str, parent: ProcessServer | None = None) -> None:
+        self._name, self._modules = name, modules
         self._parent = parent
         self._connection: socket.socket | None = None
         self._environment = dict(os.environ)  # as it was before any test changed it
@@ -153,12 +154,21 @@ class ProcessServer:
         return Forked(status)
 
     def run(
-        self, *words: str, cwd: Path | str, seconds: float = 120, **environment: str
+        self,
+        *words: str,
+        cwd: Path | str,
+        seconds: float = 120,
+        terminal: int | None = None,
+        **environment: str,
     ) -> subprocess.CompletedProcess[str]:
-        """Do what ``python WORDS`` does with more variables, and wait for its end."""
+        """Do what ``python WORDS`` does with more variables, maybe in a terminal, and wait for its end."""
         variables = {**os.environ, "RANKLESS_CPU": "1", **environment}
-        with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-            process = self.start(words, environment=variables, cwd=cwd, output=output, errors=errors)
+        with (
+            tempfile.TemporaryFile("w+") as output,
+            tempfile.TemporaryFile("w+") as errors,
+            os.fdopen(os.dup(output.fileno() if terminal is None else terminal), "wb") as shown,
+        ):
+            process = self.start(words, environment=variables, cwd=cwd, output=shown, errors=errors)
             try:
                 code = process.wait(seconds)
             except BaseException:
@@ -168,53 +178,57 @@ class ProcessServer:
             return subprocess.CompletedProcess(words, code, output.read(), errors.read())
 
     def _started(self) -> socket.socket:
+        """A connection to the server, which the first of pytest's workers that asks starts."""
+        place = Path(os.environ.get(SHARED) or f"{ALONE.name}/server").with_suffix(f".{self._name}")
         environment = {**self._environment, TAG: NOBODY}
-        if (place := os.environ.get(SHARED)) and self._parent is None:
-            return _shared(Path(place), environment)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [__file__, *self._modules]
-        server: Forked | subprocess.Popen[bytes]
-        if self._parent:
-            with os.fdopen(os.dup(2), "wb") as output:
-                server = self._parent.start(
-                    words, environment=environment, cwd=Path.cwd(), output=output, given=theirs
-                )
-        else:
-            server = subprocess.Popen(
-                [sys.executable, *words], env=environment, stdin=theirs, start_new_session=True
-            )
-        theirs.close()
-        atexit.register(lambda: (ours.close(), server.wait()))
+        ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with place.with_suffix(f".{self._name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                ours.connect(str(place))
+            except OSError:  # nobody has started it, or all have left it
+                place.unlink(missing_ok=True)
+                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                    listener.bind(str(place))
+                    listener.listen()
+                    atexit.register(_end, ours, self._server(listener, environment))
+                ours.connect(str(place))
         return ours
 
+    def _server(
+        self, listener: socket.socket, environment: Mapping[str, str]
+    ) -> Forked | subprocess.Popen[bytes]:
+        words = [__file__, *self._modules]
+        if self._parent is None:
+            return subprocess.Popen(
+                [sys.executable, *words], env=environment, stdin=listener, start_new_session=True
+            )
+        with os.fdopen(os.dup(2), "wb") as output:
+            return self._parent.start(
+                words, environment=environment, cwd=Path.cwd(), output=output, given=listener
+            )
 
-def _end(connection: socket.socket, server: subprocess.Popen[bytes]) -> None:
+
+def _end(connection: socket.socket, server: Forked | subprocess.Popen[bytes]) -> None:
     """Wait until the other workers have left the server, too."""
     connection.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         server.wait(60)
 
 
-def _shared(place: Path, environment: Mapping[str, str]) -> socket.socket:
-    """A connection to the server at ``place``, which the first that asks starts."""
-    ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with place.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not place.exists():
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-                listener.bind(str(place))
-                listener.listen()
-                words = [sys.executable, __file__]
-                server = subprocess.Popen(words, env=environment, stdin=listener, start_new_session=True)
-            atexit.register(_end, ours, server)
-        ours.connect(str(place))
-    return ours
-
-
-SERVER = ProcessServer()
+ALONE = tempfile.TemporaryDirectory(prefix="rankless-server-")  # of a process that shares none
+SERVER = ProcessServer("commands")
 # Of ranks that run a test's own functions, whose modules import these, which takes seconds too.
 RANKS = ProcessServer(
-    "PIL.Image", "hypothesis", "sklearn.datasets", "timm", "torchvision.transforms.v2", parent=SERVER
+    "ranks",
+    "PIL.Image",
+    "hypothesis",
+    "sklearn.datasets",
+    "timm",
+    "torchvision.transforms.v2",
+    "transformers.models.d_fine.modeling_d_fine",
+    "transformers.models.rt_detr.modeling_rt_detr",
+    parent=SERVER,
 )
 
 
@@ -233,25 +247,27 @@ class RankServer:
             return SERVER.start(words, environment=environment, cwd=Path.cwd(), output=output)
 
 
-def _serve(given: socket.socket, modules: Sequence[str]) -> None:
-    """Fork until nobody can ask any more, over this connection or over those made to this listener."""
-    listens = bool(given.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+def _serve(listener: socket.socket, modules: Sequence[str]) -> None:
+    """Fork until nobody can ask any more."""
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
     tag = libc.getenv(TAG.encode())  # where the kernel shows it; setting variables makes copies elsewhere
-    for module in (*PRELOADED, *modules):
+    for module in PRELOADED:
         importlib.import_module(module)
+    for module in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
     workers = importlib.import_module("rankless.engine.workers")
     workers.usable_cores = lambda: 1  # so that tests alone decide about loader processes
     gc.collect()
     gc.freeze()
     with selectors.DefaultSelector() as selector:
-        selector.register(given, selectors.EVENT_READ)
-        asking = 0 if listens else 1
+        selector.register(listener, selectors.EVENT_READ)
+        asking = 0
         while True:
             for key, _ in selector.select():
-                if listens and key.fileobj is given:
-                    selector.register(given.accept()[0], selectors.EVENT_READ)
+                if key.fileobj is listener:
+                    selector.register(listener.accept()[0], selectors.EVENT_READ)
                     asking += 1
                     continue
                 connection = key.fileobj

@@ -16,22 +16,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import whole_runs
 from rankless import cli
-from rankless.engine import loop
-from rankless.engine.settings import computes_like
-from rankless.engine.state import TrainingState
-from rankless.models.checkpoints.weights import digest_file
-from rankless.recipe.load import load
-from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
-from rankless.structures import Scores
-from rankless.world.process_group import World
 
 pytestmark = pytest.mark.processes
 
 IMAGES, SCORED, STEPS = 19, 5, 8  # 8 images a step: epochs end inside steps 3 and 5
 CUT, SIDEWAYS, LARGE, OVER_THE_EDGE = 2, 4, 5, 6
-FILES = ("model", "ema", "training")
 
 RECIPE = """\
 model: {name: yolov4-tiny, width: 0.125, image_size: 64}
@@ -72,8 +64,7 @@ class Way:
 WAYS = {
     "coco, kept in memory": Way("coco", more=("data.cache=ram",)),
     "tar shards, kept on the disk, two ranks": Way("shards", 2, ("data.cache=disk", "workers=1")),
-    "darknet, two ranks": Way("darknet", 2),
-    "two ranks stopped": Way(ranks=2, stop=4, goes_on=(1, 2)),
+    "darknet, two ranks stopped": Way("darknet", 2, stop=4, goes_on=(1, 2)),
 }
 
 
@@ -133,39 +124,22 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(folder / name) for name in ("recipe.yaml", "voc", "coco", "darknet", "shards")}
 
 
-def work(world: World, words: list[str], folder: str, resume: bool, stop_after: int) -> bool:
-    """Train; whether it came to its end."""
-    recipe = load(words[0], words[1:])
-    stop = loop.StopRequest()
-
-    def observe(step: int, state: TrainingState, scores: Scores | None) -> None:
-        if step == stop_after:
-            stop.signal = 15
-
-    with computes_like(recipe):
-        done = loop.train(
-            recipe, RunDirectory(Path(folder)), world, resume=resume, stop=stop, observe=observe
-        )
-        world.barrier()
-    return done
-
-
 def outcome(
     ranks: Any, sources: dict[str, str], way: Way, folder: Path
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """The SHA-256 of weights, average and optimizer after the last step; the journal's numbers."""
     words = [sources["recipe.yaml"], f"data.root={sources[way.data]}", *way.more]
-    done = ranks(way.ranks, work, words, str(folder), False, way.stop)
+    done = ranks(way.ranks, whole_runs.work, words, str(folder), False, way.stop)
     run = RunDirectory(folder)
     if way.stop:
-        assert done == [False] * way.ranks
+        assert done == [["False"]] * way.ranks
         assert way.stop <= (run.pointed("last") or 0) < STEPS
         size, workers = way.goes_on
-        done = ranks(size, work, [*words, f"workers={workers}"], str(folder), True, 0)
-    assert all(done)
-    assert run.pointed("last") == STEPS
-    digests = [digest_file(run.step_directory(STEPS) / f"{name}.safetensors") for name in FILES]
-    return digests, journal.numbers(run.journal)
+        done = ranks(size, whole_runs.work, [*words, f"workers={workers}"], str(folder), True)
+    assert all(answer[0] == "True" for answer in done)
+    last, digests, numbers = whole_runs.outcome(run)
+    assert last == STEPS
+    return digests, numbers
 
 
 @pytest.fixture(scope="module")

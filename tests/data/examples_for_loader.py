@@ -69,7 +69,7 @@ class Facts:
         if index == 2:
             raise ZeroDivisionError("an error in the user's code")
         if index == 1:
-            time.sleep(60)
+            time.sleep(3600)
         ignored = all(signal.getsignal(s) == signal.SIG_IGN for s in (signal.SIGINT, signal.SIGTERM))
         return os.getpid(), torch.get_num_threads(), int(ignored), index
 

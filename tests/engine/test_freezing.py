@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import weakref
@@ -151,13 +152,26 @@ KINDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def alone(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The digests after each step of a kind's run on one rank, and its directory."""
+
+    @functools.cache
+    def of(kind: str) -> tuple[list[dict[str, str]], RunDirectory]:
+        folder = tmp_path_factory.mktemp(kind)
+        (steps,) = ranks(1, work, to_json(KINDS[kind]), str(folder), False, 0)
+        return steps, RunDirectory(folder)
+
+    return of
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bits_are_the_same_on_any_number_of_ranks_and_after_a_resume(
-    ranks: Any, tmp_path: Path, kind: str
+    ranks: Any, alone: Any, tmp_path: Path, kind: str
 ) -> None:
     text = to_json(KINDS[kind])
-    (expected,) = ranks(1, work, text, str(tmp_path / "one"), False, 0)
+    expected, run = alone(kind)
     assert len(expected) == STEPS
     # Before, at and after the release, with every step on two and on three ranks.
     stops = ((2, 1, 2), (RELEASE, 2, 1), (RELEASE + 1, 1, 3), (7, 3, 2))
@@ -168,8 +182,7 @@ def test_the_bits_are_the_same_on_any_number_of_ranks_and_after_a_resume(
         second = ranks(after, work, text, folder, True, 0)
         assert all(answer == expected[:stop] for answer in first)
         assert all(answer == expected[stop:] for answer in second)
-    numbers = journal.numbers(RunDirectory(tmp_path / "one").journal)
-    assert journal.numbers(RunDirectory(tmp_path / "stop-4").journal) == numbers
+    assert journal.numbers(RunDirectory(tmp_path / "stop-4").journal) == journal.numbers(run.journal)
 
 
 def held(name: str) -> bool:
@@ -178,9 +191,9 @@ def held(name: str) -> bool:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", ["micro", "sync", "frozen"])
-def test_held_then_trained(ranks: Any, tmp_path: Path, kind: str) -> None:
+def test_held_then_trained(alone: Any, kind: str) -> None:
     settings = KINDS[kind]
-    (steps,) = ranks(1, work, to_json(settings), str(tmp_path), False, 0)
+    steps, run = alone(kind)
     start = {f"model/{name}": fingerprint(value) for name, value in initial(settings).items()}
     # Biases are left out: before a norm they have no gradient but rounding.
     idle = ["stem.1.", "deep.1.", "head.2."] if kind == "frozen" else []
@@ -193,14 +206,12 @@ def test_held_then_trained(ranks: Any, tmp_path: Path, kind: str) -> None:
         slots = {n for n in step if not n.startswith(("model/", "ema/"))}
         assert any(held(n) for n in slots) == (number > RELEASE)
     # Each step counts once in the norms that learned, however long they were held.
-    saved = safetensors.torch.load_file(RunDirectory(tmp_path).step_directory(STEPS) / "model.safetensors")
+    saved = safetensors.torch.load_file(run.step_directory(STEPS) / "model.safetensors")
     if kind != "frozen":
         assert saved["head.2.num_batches_tracked"] == STEPS
         assert saved["stem.1.num_batches_tracked"] == STEPS - RELEASE
-    events = [
-        entry for entry in journal.read(RunDirectory(tmp_path).journal) if entry.get("event") == "release"
-    ]
-    assert [event["at"] for event in events] == [RELEASE]
+    released = [entry["at"] for entry in journal.read(run.journal) if entry.get("event") == "release"]
+    assert released == [RELEASE]
 
 
 def initial(settings: Recipe) -> dict[str, Tensor]:

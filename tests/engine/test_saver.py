@@ -229,14 +229,19 @@ def test_room_for_two_is_needed_before_the_first_step(ranks: Any, tmp_path: Path
         assert not list(disk.iterdir())
 
 
+@pytest.fixture(scope="module")
+def wanted(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The checksums of the last checkpoint on a large disk."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert ranks(1, run_wide, str(folder), False) == ["True"]
+    return (RunDirectory(folder).step_directory(8) / "SHA256SUMS").read_text()
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [4400, 5000, 6400, 16000])
 def test_a_run_ends_on_a_small_disk_as_on_a_large_one_or_says_so(
-    ranks: Any, tmp_path: Path, size: int
+    ranks: Any, wanted: str, tmp_path: Path, size: int
 ) -> None:
-    (whole,) = ranks(1, run_wide, str(tmp_path / "whole"), False)
-    assert whole == "True"
-    wanted = (RunDirectory(tmp_path / "whole").step_directory(8) / "SHA256SUMS").read_text()
     with small_disk(tmp_path / "disk", size) as disk:
         run = RunDirectory(disk / "run")
         (answer,) = ranks(1, run_wide, str(run.path), False)

@@ -11,20 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from rankless.engine import loop
-from rankless.engine.evaluate import fingerprint
 from rankless.engine.schedule import StepSchedule
-from rankless.engine.settings import computes_like
-from rankless.engine.state import TrainingState
 from rankless.engine.unreadable import UnreadableImages
-from rankless.errors import UserError
-from rankless.models.checkpoints.weights import digest_file
 from rankless.recipe.load import load
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
-from rankless.structures import Detections, Scores, Unreadable
+from rankless.structures import Detections, Unreadable
 from rankless.tasks import open_task
-from rankless.world.process_group import World
+from whole_runs import outcome, work
 
 DAMAGED = (3, 17)
 SCORED = 5
@@ -63,57 +57,27 @@ def damaged(small_recipe: str, tmp_path: Path) -> Path:
     return folder / "small.yaml"
 
 
-def work(world: World, words: list[str], folder: str, resume: bool, stop_after: int) -> list[str]:
-    """Train; how it ended, and the digest of every tensor after the last step."""
-    recipe = load(words[0], words[1:])
-    stop = loop.StopRequest()
-    found: list[str] = []
-
-    def observe(step: int, state: TrainingState, scores: Scores | None) -> None:
-        if step == stop_after:
-            stop.signal = 15
-        if step == STEPS:
-            found.append(fingerprint(dict(state.tensors())))
-
-    with computes_like(recipe):
-        try:
-            done = loop.train(
-                recipe, RunDirectory(Path(folder)), world, resume=resume, stop=stop, observe=observe
-            )
-        except UserError as error:
-            return ["stopped", *error.problems]
-        world.barrier()
-    return [str(done), *found]
-
-
 def reported(run: RunDirectory) -> list[str]:
     """The images that the journal tells of, in its order."""
     events = [entry for entry in journal.read(run.journal) if entry.get("event") == "unreadable"]
     return [entry["text"].split(" cannot be read")[0] for entry in events]
 
 
-def files(run: RunDirectory) -> list[str]:
-    place = run.step_directory(run.pointed("last") or 0)
-    return [digest_file(place / f"{name}.safetensors") for name in ("model", "ema", "training")]
-
-
 @pytest.mark.processes
 def test_the_weights_do_not_know_who_met_a_damaged_image(ranks: Any, damaged: Path, tmp_path: Path) -> None:
     words = [str(damaged), *WORDS, "data.max_bad=0.2"]
-    (alone,) = ranks(1, work, words, str(tmp_path / "one"), False, 0)
+    (alone,) = ranks(1, work, words, str(tmp_path / "one"))
     assert alone[0] == "True" and len(alone) == 2
     one, two, three = (RunDirectory(tmp_path / name) for name in ("one", "two", "three"))
     # An image that is replaced is no silent error.
     more = ["workers=1", "check.recompute=1"]
-    assert ranks(2, work, [*words, *more], str(two.path), False, 0) == [alone] * 2
+    assert ranks(2, work, [*words, *more], str(two.path)) == [alone] * 2
     assert not [entry for entry in journal.read(two.journal) if entry.get("event") == "silent error"]
     # Three ranks that are stopped, and one that goes on.
     assert ranks(3, work, words, str(three.path), False, 4) == [["False"]] * 3
     assert ranks(1, work, words, str(three.path), True, 0)[0][0] == "True"  # its files are compared below
+    assert outcome(one) == outcome(two) == outcome(three)
     numbers = journal.numbers(one.journal)
-    for run in (two, three):
-        assert journal.numbers(run.journal) == numbers
-        assert files(run) == files(one)
     images = damaged.parent / "images"
     wanted = [images / "train" / f"{n:02}.png" for n in DAMAGED] + [images / "val" / f"{SCORED:02}.png"]
     for run in (one, two, three):
@@ -137,14 +101,13 @@ def test_too_many_end_the_run_at_the_same_step_on_every_rank(
 ) -> None:
     words = [str(damaged), *WORDS, "data.max_bad=0.05", "evaluate.every=0"]  # 1.05 of 21 images
     one, two = (RunDirectory(tmp_path / name) for name in ("one", "two"))
-    (alone,) = ranks(1, work, words, str(one.path), False, 0)
-    assert alone[0] == "stopped" and len(alone) == 4
+    (alone,) = ranks(1, work, words, str(one.path))
+    assert alone[0] == "refused" and len(alone) == 4
     for problem, number in zip(alone[1:3], DAMAGED, strict=True):
         assert problem.startswith(f"{damaged.parent}/images/train/{number:02}.png cannot be read: ")
     assert alone[3].startswith("2 of the 21 training images cannot be read, which is more than data.max_bad")
-    assert ranks(2, work, words, str(two.path), False, 0) == [alone] * 2
-    assert one.pointed("last") == two.pointed("last")
-    assert files(one) == files(two)
+    assert ranks(2, work, words, str(two.path)) == [alone] * 2
+    assert outcome(one)[:2] == outcome(two)[:2]
     # The second one met ends it, the step in which it was is whole.
     recipe = load(words[0], words[1:])
     seen: set[int] = set()
@@ -162,8 +125,8 @@ def test_too_many_end_the_run_at_the_same_step_on_every_rank(
 def test_too_many_to_score_are_an_error(ranks: Any, damaged: Path, tmp_path: Path) -> None:
     words = [str(damaged), *WORDS, "data.max_bad=0.1"]  # 2.1 of 21, 1.1 of 11
     cut(damaged.parent / "images" / "val" / "02.png")
-    answers = ranks(2, work, words, str(tmp_path / "run"), False, 0)
-    assert [answer[0] for answer in answers] == ["stopped"] * 2
+    answers = ranks(2, work, words, str(tmp_path / "run"))
+    assert [answer[0] for answer in answers] == ["refused"] * 2
     assert answers[0] == answers[1]
     assert "02.png cannot be read" in answers[0][1] and "05.png cannot be read" in answers[0][2]
     assert "2 of the 11 images to be scored cannot be read" in answers[0][3]

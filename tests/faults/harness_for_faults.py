@@ -98,7 +98,7 @@ class Run(Watched):
         world: ranks.
         more: words for the command line.
         environment: more variables.
-        before: called in the new process before it becomes rankless.
+        prepared: what the process does before it becomes rankless: see ``prepared.py``.
         new: a new interpreter, and not one that is forked. Those that are forked have in common how texts are
             hashed, and what libraries read when they are loaded.
     """
@@ -109,7 +109,7 @@ class Run(Watched):
         world: int,
         *more: str,
         environment: Mapping[str, str] | None = None,
-        before: Callable[[], None] | None = None,
+        prepared: str = "",
         new: bool = False,
     ) -> None:
         self.run, self.tag = RunDirectory(folder), uuid.uuid4().hex
@@ -118,17 +118,16 @@ class Run(Watched):
         words = ["--resume"] if "--resume" in more else [str(recipe_file(folder))]
         words += [word for word in more if word != "--resume"]
         words = ["-m", "rankless", "train", *words, "--run", str(folder), "--devices", str(world)]
+        words = [str(HERE / "prepared.py"), prepared, *words] if prepared else words
         added = {TAG: self.tag, "RANKLESS_CPU": "1", **(environment or {})}
-        self.process = self._new(words, added, before) if new or before else self._forked(words, added)
+        self.process = self._new(words, added) if new else self._forked(words, added)
 
     def _forked(self, words: list[str], added: Mapping[str, str]) -> Forked | subprocess.Popen[bytes]:
         if not AVAILABLE or any(not name.startswith(READ_LATE) for name in added):
-            return self._new(words, added, None)
+            return self._new(words, added)
         return SERVER.start(words, environment={**os.environ, **added}, cwd=HERE, output=self.output)
 
-    def _new(
-        self, words: list[str], added: Mapping[str, str], before: Callable[[], None] | None
-    ) -> subprocess.Popen[bytes]:
+    def _new(self, words: list[str], added: Mapping[str, str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, *words],
             cwd=HERE,
@@ -136,7 +135,8 @@ class Run(Watched):
             stdout=self.output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # as a terminal does: a group of its own
-            preexec_fn=lambda: _begin(before),
+            # Ignored where the tests themselves run in the background.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def __enter__(self) -> Run:
@@ -224,8 +224,8 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 
 def undisturbed(folder: Path, *more: str) -> dict[str, Any]:
-    """What a run that nothing happened to leaves behind."""
-    with Run(folder, 1, *more, new=True) as run:
+    """What a run that nothing happened to leaves behind; that of the plain recipe is a new interpreter's."""
+    with Run(folder, 1, *more, new=not more) as run:
         assert run.wait() == 0, run.text()
         run.gone()
     return outcome(folder)
@@ -269,12 +269,6 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
     """Send a signal to a process that may be gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def _begin(before: Callable[[], None] | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where the tests themselves run in the background
-    if before:
-        before()
 
 
 def _all_processes() -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import resource
 from pathlib import Path
 from typing import Any
@@ -43,19 +42,13 @@ def test_a_disk_that_takes_not_even_the_note_ends_the_run_with_a_sentence(tmp_pa
         assert not run.noise(), run.text()
 
 
-def common() -> None:
-    """Take from root what lets it pass over permissions."""
-    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH of <linux/capability.h>
-        ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP of <linux/prctl.h>
-
-
 @pytest.mark.parametrize("place", ["run", "checkpoints"])
 def test_a_run_directory_that_is_closed_in_mid_run_ends_it_with_a_sentence(
     tmp_path: Path, expected: dict[str, Any], place: str
 ) -> None:
     folder = tmp_path / "run"
     closed = folder if place == "run" else folder / "checkpoints"
-    with Run(folder, 2, environment={"FAULT_SLEEP": "0.05"}, before=common) as run:
+    with Run(folder, 2, environment={"FAULT_SLEEP": "0.05"}, prepared="common") as run:
         run.until(lambda: run.run.pointed("last"))
         closed.chmod(0o500)
         try:

@@ -59,10 +59,10 @@ def test_a_rank_that_hangs_is_killed_and_replaced(tmp_path: Path, expected: dict
 
 
 def test_the_run_survives_the_process_that_forks_its_ranks(tmp_path: Path, expected: dict[str, Any]) -> None:
-    with Run(tmp_path / "run", 2, environment=SLOW) as run:
+    with Run(tmp_path / "run", 1, environment=SLOW) as run:
         run.until(lambda: run.step() >= 4 and run.run.pointed("last"))
         server = parent(run.pid("rank 0"))
-        assert server == parent(run.pid("rank 1")) != run.process.pid
+        assert server != run.process.pid
         kill(server)
         run.until(lambda: len(run.starts()) == 2)
         assert parent(run.pid("rank 0")) == run.process.pid, "a new interpreter, as nothing is left to fork"

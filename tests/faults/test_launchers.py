@@ -49,7 +49,7 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
 
 
 def launched(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """What a launcher that is a module of Python's has done in a folder; its ranks are new interpreters."""
+    """What a launcher that is a module of Python's has done in a folder."""
     return SERVER.run(*words, cwd=folder, seconds=200, **environment(more))
 
 
@@ -171,13 +171,14 @@ def events(run: RunDirectory, name: str) -> list[int]:
 def test_torchruns_on_two_machines_are_one_training(
     tmp_path: Path, recipe: str, expected: dict[str, Any]
 ) -> None:
+    """Its ranks are new interpreters; in the other tests they are forked."""
     port = free_port()
     train = (*TRAIN, recipe, "--out", "run")
     where = ("--master-addr", "127.0.0.1", "--master-port", port)
 
     def agent(node: int) -> subprocess.CompletedProcess[str]:
         words = (*TORCHRUN[:-1], "1", "--nnodes", "2", "--node-rank", str(node))
-        return launched(tmp_path, *words, *where, *train)
+        return launched(tmp_path, *words, *where, *train, PYTHON_EXEC=sys.executable)
 
     with ThreadPoolExecutor(2) as both:
         agents = [*both.map(agent, range(2))]

@@ -37,7 +37,7 @@ def test_variables_of_an_outer_launcher_and_a_busy_port_change_nothing(
             "TORCHELASTIC_RESTART_COUNT": "2",
             "TORCHELASTIC_RUN_ID": "outer",
             "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "FAULT_SLEEP": "0.2",
+            "FAULT_SLEEP": "0.1",
         }
         with Run(folder, 2, environment=outer) as run:
             run.until(lambda: run.step() >= 1)

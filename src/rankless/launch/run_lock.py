@@ -82,7 +82,7 @@ def refuse_no_run(run: RunDirectory) -> None:
 def refuse_used(run: RunDirectory) -> None:
     """Raise a UserError if a new run cannot use the directory, because it contains a run or other files."""
     _refuse_other_files(run)
-    _refuse_another(run, resume=False)
+    _refuse_existing_run(run, resume=False)
 
 
 def _refuse_other_files(run: RunDirectory) -> None:
