@@ -82,6 +82,8 @@ def augment(
 
 def mirror(image: Tensor, boxes: Tensor, sideways: bool, upside_down: bool) -> tuple[Tensor, Tensor]:
     """Mirror an input, (3, H, W), and its boxes, (N, 4), along one or both axes."""
+    if not (sideways or upside_down):
+        return image, boxes
     height, width = image.shape[-2:]
     x1, y1, x2, y2 = boxes.unbind(1)
     if sideways:
@@ -89,7 +91,7 @@ def mirror(image: Tensor, boxes: Tensor, sideways: bool, upside_down: bool) -> t
     if upside_down:
         y1, y2 = height - y2, height - y1
     axes = [axis for axis, flipped in ((-1, sideways), (-2, upside_down)) if flipped]
-    return image.flip(axes) if axes else image, torch.stack((x1, y1, x2, y2), 1)
+    return image.flip(axes), torch.stack((x1, y1, x2, y2), 1)
 
 
 def drawn_color(options: Augment, hue: float, saturation: float, value: float) -> NDArray[np.float32] | None:
