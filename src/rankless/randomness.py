@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from typing import Any
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
+from numpy.typing import NDArray
 
 GENERATORS = threading.RLock()
 """Hold this lock while seeding and using the process's generators, because other threads may be ranks."""
@@ -35,9 +38,21 @@ def key(seed: int, *path: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=16).digest(), "little")
 
 
+class _Key(ISeedSequence):
+    """A key for Philox, given as a seed: if it is given as ``key``, NumPy also draws a seed from the system."""
+
+    def __init__(self, number: int) -> None:
+        self.words = np.array((number & (2**64 - 1), number >> 64), np.uint64)
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> NDArray[np.uint64]:
+        """Return the key, which Philox asks for as two words of 64 bits."""
+        return self.words
+
+
 def generator(seed: int, *path: int | str) -> np.random.Generator:
     """Return a counter-based NumPy generator (Philox) for one purpose; see :func:`key`."""
-    return np.random.Generator(np.random.Philox(key=key(seed, *path)))
+    # NumPy's annotations leave out ISeedSequence.
+    return np.random.Generator(np.random.Philox(_Key(key(seed, *path))))  # type: ignore[arg-type]
 
 
 def torch_seed(seed: int, *path: int | str) -> int:

@@ -210,8 +210,8 @@ def paste(patch: Tensor, corner: tuple[int, int], size: tuple[int, int], placing
 def lay(canvas: Tensor, patch: Tensor, corner: tuple[int, int]) -> None:
     """Copy a patch onto a canvas at pixel (x, y), cropped to the canvas; both are uint8 (3, H, W)."""
     x, y = corner
-    cut = patch[:, max(0, -y) :, max(0, -x) :]
-    onto = canvas[:, max(0, y) :, max(0, x) :]
+    cut = patch.numpy()[:, max(0, -y) :, max(0, -x) :]  # PyTorch takes ten times as long to slice
+    onto = canvas.numpy()[:, max(0, y) :, max(0, x) :]
     rows, columns = min(cut.shape[1], onto.shape[1]), min(cut.shape[2], onto.shape[2])
     onto[:, :rows, :columns] = cut[:, :rows, :columns]
 
@@ -231,10 +231,10 @@ def in_source(where: Letterbox, reduced: int, source: tuple[int, int] | None) ->
 
 def to_input(boxes: Tensor, letterbox: Letterbox) -> Tensor:
     """Convert boxes (…, 4), xyxy, from source pixels to input pixels, without clipping."""
-    placed = boxes * letterbox.scale
+    placed = boxes.numpy() * letterbox.scale  # for ten boxes, PyTorch takes three times as long
     if letterbox.stretch != (1.0, 1.0):
-        placed = placed * placed.new_tensor(letterbox.stretch * 2)
-    return placed + placed.new_tensor((letterbox.left, letterbox.top) * 2)
+        placed = placed * np.array(letterbox.stretch * 2, placed.dtype)
+    return torch.from_numpy(placed + np.array((letterbox.left, letterbox.top) * 2, placed.dtype))
 
 
 def to_source(boxes: Tensor, letterbox: Letterbox) -> Tensor:

@@ -48,6 +48,15 @@ def test_exif_orientation(tmp_path: Path, ending: str, orientation: int) -> None
     assert header(tmp_path / f"a.{ending}").size == expected.shape[:2]
 
 
+@pytest.mark.parametrize("xmp", [b'<x tiff:Orientation="6"/>', b"<x:xmpmeta/>"])
+def test_an_orientation_that_only_xmp_states(tmp_path: Path, xmp: bytes) -> None:
+    RGB.save(tmp_path / "a.jpg", xmp=xmp)
+    with Image.open(tmp_path / "a.jpg") as image:
+        expected = np.asarray(ImageOps.exif_transpose(image))
+    assert expected.shape[:2] == ((30, 20) if b"6" in xmp else (20, 30))
+    assert np.array_equal(rows(read(tmp_path / "a.jpg")), expected)
+
+
 @pytest.mark.parametrize(
     ("name", "format", "contradicts"),
     [

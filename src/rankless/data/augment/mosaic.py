@@ -7,7 +7,6 @@ clipped at the border of the input. Only the visible part of an image is resized
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -124,7 +123,7 @@ class _Tiles:
             room, at = (y1 - y0, x1 - x0), (scale, left - x0, top - y0)
             patch, corner, where = recolored_patch(sample.image, matrix, room, *at, self.placing)
             lay(self.canvas[:, y0:y1, x0:x1], patch, corner)
-            where = replace(where, left=where.left + x0, top=where.top + y0)
+            where = Letterbox(scale, where.left + x0, where.top + y0, height, width)
             region = np.array([[x0, y0, x1, y1]], np.float32)
             self._regions.append(region.repeat(len(sample.labels), 0))
         else:

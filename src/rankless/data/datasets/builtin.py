@@ -121,7 +121,8 @@ class DigitScenes(_Digits, DetectionImages):
             paint = ink(rng, canvas, box, contrast)
             if hidden is None or mask is not digits[hidden]:
                 canvas.paste(paint, box, mask)
-        planes = np.stack([np.asarray(plane) for plane in canvas.split()])  # (3, H, W)
+        bands = bytearray().join(canvas.tobytes("raw", band) for band in "RGB")  # writable, for the noise
+        planes = np.frombuffer(bands, np.uint8).reshape(3, *self.size)
         sensor_noise(rng, planes)
         return Sample(
             image=torch.from_numpy(planes),
@@ -294,8 +295,10 @@ def warp(rng: Draws, glyph: Image.Image, height: float) -> Image.Image:
     shape = glyph.transform((width, rows), Image.Transform.AFFINE, back, Image.Resampling.BILINEAR)
     levels, curve = shape.tobytes(), _ink_curve(rng, _CELL * scale)
     # bytes.translate is faster than Image.point, which spends most of its time on the table.
-    coverage = Image.frombytes("L", shape.size, levels.translate(curve))
-    visible = Image.frombytes("L", shape.size, levels.translate(curve.translate(_VISIBLE_CURVE)))
+    coverage, visible = (
+        Image.frombuffer("L", shape.size, levels.translate(table), "raw", "L", 0, 1)
+        for table in (curve, curve.translate(_VISIBLE_CURVE))
+    )
     return coverage.crop(visible.getbbox())
 
 

@@ -9,6 +9,7 @@ An image that will be shown much smaller can be reduced during decoding; see :cl
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import warnings
@@ -153,17 +154,42 @@ def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
         name: name of the image for error messages. Default: the path.
     """
     try:
-        with _quiet(), _opened(path) as file, Image.open(file) as image:
-            width, height = _header(image)
-            turn = _orientation(image)
-            source = (width, height) if turn in _TURNED else (height, width)
-            factor = 1 if shown is None else shown.reduction(*source)
-            pixels = _pixels(image, file, turn, factor)
+        data = _content(path)
+        pixels, factor, source = _upright_jpeg(data, shown) or _any_image(data, shown)
     except Exception as error:  # damaged files cause many types of errors, such as struct.error and KeyError
         raise UnreadableImage(name or str(path), _reason(error)) from error
     import torch  # processes that only read image sizes start ten times as fast without torch
 
     return Decoded(torch.from_numpy(pixels).permute(2, 0, 1), factor, source)
+
+
+def _upright_jpeg(data: bytes, shown: Shown | None) -> tuple[Pixels, int, tuple[int, int]] | None:
+    """Decode an intact JPEG without a stated orientation, for which Pillow is not needed.
+
+    Return the pixels, the factor by which they are reduced, and the file's (H, W), or None if Pillow must
+    decide.
+    """
+    if not data.startswith(b"\xff\xd8\xff") or b"Exif" in data or b"Orientation" in data:  # EXIF or XMP
+        return None
+    try:
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:
+        return None
+    if colors not in ("YCbCr", "RGB", "Gray") or height * width > MOST_PIXELS:
+        return None
+    factor = 1 if shown is None else shown.reduction(height, width)
+    pixels = _jpeg(data, height, width, factor)
+    return None if pixels is None else (pixels, factor, (height, width))
+
+
+def _any_image(data: bytes, shown: Shown | None) -> tuple[Pixels, int, tuple[int, int]]:
+    """Decode an image of any format, and return the same as :func:`_upright_jpeg`."""
+    with _quiet(), Image.open(io.BytesIO(data)) as image:
+        width, height = _header(image)
+        turn = _orientation(image)
+        source = (width, height) if turn in _TURNED else (height, width)
+        factor = 1 if shown is None else shown.reduction(*source)
+        return _pixels(image, data, turn, factor), factor, source
 
 
 def header(path: Source, *, name: str = "") -> Header:
@@ -198,14 +224,35 @@ def _opened(path: Source) -> Iterator[BinaryIO]:
     if not isinstance(path, str | os.PathLike):
         yield path
         return
-    state = os.stat(path)  # noqa: PTH116 - twice as fast as Path
-    if not stat.S_ISREG(state.st_mode):  # opening a pipe would wait for a writer
+    _size(path)
+    with open(path, "rb") as file:  # noqa: PTH123 - half the cost of a Path
+        yield file
+
+
+def _content(path: Source) -> bytes:
+    """Return the bytes of an image file. System calls are rare, because some machines make them expensive."""
+    if not isinstance(path, str | os.PathLike):
+        path.seek(0)
+        return path.read()
+    size, content = _size(path), b""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while len(content) < size and (more := os.read(file, size - len(content))):
+            content += more
+    finally:
+        os.close(file)
+    return content
+
+
+def _size(path: str | os.PathLike[str]) -> int:
+    """Return the bytes of a file; raise ValueError if it is no regular file or too large."""
+    state = os.stat(path)  # noqa: PTH116 - half the cost of a Path
+    if not stat.S_ISREG(state.st_mode):  # opening a pipe would wait for its writer
         what = "a folder" if stat.S_ISDIR(state.st_mode) else "a pipe or a device, not a file"
         raise ValueError(f"the path is {what}")
     if state.st_size > MOST_BYTES:
         raise ValueError(too_large(state.st_size))
-    with open(path, "rb") as file:  # noqa: PTH123 - as above
-        yield file
+    return state.st_size
 
 
 def _header(image: Image.Image) -> tuple[int, int]:
@@ -215,13 +262,14 @@ def _header(image: Image.Image) -> tuple[int, int]:
     return image.size
 
 
-def _pixels(image: Image.Image, file: BinaryIO, turn: int, factor: int) -> Pixels:
+def _pixels(image: Image.Image, data: bytes, turn: int, factor: int) -> Pixels:
     """Decode an image, rotate it upright and reduce it."""
     width, height = image.size
     # If the size is not a multiple of the factor, rotate first, so that the partial blocks are at the end.
     uneven = (turn in _UPSIDE_DOWN and height % factor) or (turn in _SIDEWAYS and width % factor)
     early = 1 if uneven else factor
-    pixels = _jpeg(image, file, early)
+    plain = image.format in ("JPEG", "MPO") and image.mode in ("RGB", "L")
+    pixels = _jpeg(data, height, width, early) if plain else None
     if pixels is None:
         image.load()
         whole = _rgb(image)
@@ -231,15 +279,12 @@ def _pixels(image: Image.Image, file: BinaryIO, turn: int, factor: int) -> Pixel
     return np.array(Image.fromarray(pixels).reduce(factor)) if uneven else pixels
 
 
-def _jpeg(image: Image.Image, file: BinaryIO, factor: int) -> Pixels | None:
-    """Decode and reduce a JPEG with libjpeg-turbo; return None if there is any problem."""
-    if image.format not in ("JPEG", "MPO") or image.mode not in ("RGB", "L"):
-        return None
-    file.seek(0)
-    height, width = -(-image.height // factor), -(-image.width // factor)
+def _jpeg(data: bytes, height: int, width: int, factor: int) -> Pixels | None:
+    """Decode a JPEG of the given size with libjpeg-turbo and reduce it; None if there is any problem."""
+    height, width = -(-height // factor), -(-width // factor)
     least = (height, width) if factor > 1 else (0, 0)
     try:
-        pixels = simplejpeg.decode_jpeg(file.read(), min_height=least[0], min_width=least[1], strict=True)
+        pixels = simplejpeg.decode_jpeg(data, min_height=least[0], min_width=least[1], strict=True)
     except ValueError:  # also raised for files that Pillow can repair
         return None
     return cast(Pixels, pixels) if pixels.shape == (height, width, 3) else None
