@@ -136,7 +136,9 @@ def test_a_flipped_byte_anywhere_in_weights_is_named(origin: RunDirectory, tmp_p
         hurt = content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :]
         (folder / name).write_bytes(hurt)
         for read in (weights.load, weights.digest_file, weights.load_tensors):
-            with pytest.raises(UserError, match=r"is damaged: its checksum differs from the one in SHA256SUMS"):
+            with pytest.raises(
+                UserError, match=r"is damaged: its checksum differs from the one in SHA256SUMS"
+            ):
                 read(folder / name)
         alone.write_bytes(hurt)
         try:
