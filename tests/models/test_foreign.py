@@ -125,7 +125,7 @@ def test_the_average_is_preferred_and_the_other_named(tmp_path):
     torch.save({"model": net.state_dict(), "ema": average.state_dict()}, tmp_path / "w")
     assert same(average, loaded(tmp_path / "w"))
     facts = " ".join(read_checkpoint(tmp_path / "w").facts)
-    assert "under 'ema' (averaged weights)" in facts and "'model': --key" in facts
+    assert "under 'ema' (averaged weights)" in facts and "'model'; use --key" in facts
     assert same(net, loaded(tmp_path / "w", key="model"))
 
 
