@@ -125,7 +125,7 @@ def test_another_prediction_does_not_go_on(colors, stopped, tmp_path, painted_fi
         (sources, {"save": ["json"]}, "different outputs"),
         (more, {"classes": ["red"]}, "different images and options"),
     ):
-        with pytest.raises(UserError, match=f"was started with {said}; give the same command"):
+        with pytest.raises(UserError, match=f"was started with {said}; repeat the original command"):
             predict(colors, words, out=out, device="cpu", resume=True, **options)
     os.utime(colors)
     with pytest.raises(UserError, match="different weights"):

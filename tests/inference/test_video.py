@@ -116,7 +116,7 @@ def test_what_is_no_video_is_named_and_the_others_go_on(colors, clip, tmp_path):
     names = [str(tmp_path / name) for name in ("bad.mp4", "empty.avi", "sound.mkv", "clip.mp4")]
     report = predict(colors, names, out=tmp_path / "out", device="cpu")
     assert [Path(source).name for source, _ in report.failed] == ["bad.mp4", "empty.avi", "sound.mkv"]
-    assert report.failed[0][1].startswith("not a video that can be read (Invalid data")
+    assert report.failed[0][1].startswith("the video cannot be read (Invalid data")
     assert "only sound" in report.failed[2][1] and len(report.images) == 7 and report.exit_code == 1
     nothing = predict(colors, names[:1], out=tmp_path / "nothing", device="cpu")
     assert nothing.exit_code == 2
@@ -151,7 +151,7 @@ def test_a_stopped_video_begins_again_and_the_images_before_do_not(
 
 def test_ctrl_c_ends_a_camera_with_whole_results(colors, clip, tmp_path, monkeypatch):
     """A camera has no other end; here a file stands for it."""
-    real, left = recording.Recording._keep, [5]
+    real, left = recording.Recording._record, [5]
 
     def keep(*words):
         left[0] -= 1
@@ -160,7 +160,7 @@ def test_ctrl_c_ends_a_camera_with_whole_results(colors, clip, tmp_path, monkeyp
         real(*words)
 
     opened = video._opened
-    monkeypatch.setattr(recording.Recording, "_keep", keep)
+    monkeypatch.setattr(recording.Recording, "_record", keep)
     monkeypatch.setattr(video, "_opened", lambda name: opened(str(clip)))
     report = predict(colors, ["rtsp://user:secret@camera/live?x=1"], out=tmp_path / "out", device="cpu")
     assert len(report.images) == 4 and report.images[0].source == "rtsp://camera/live?x=1"

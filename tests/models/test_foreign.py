@@ -125,7 +125,7 @@ def test_the_average_is_preferred_and_the_other_named(tmp_path):
     torch.save({"model": net.state_dict(), "ema": average.state_dict()}, tmp_path / "w")
     assert same(average, loaded(tmp_path / "w"))
     facts = " ".join(read_checkpoint(tmp_path / "w").facts)
-    assert "under 'ema' (averaged weights)" in facts and "'model': --key" in facts
+    assert "under 'ema' (averaged weights)" in facts and "'model'; use --key" in facts
     assert same(net, loaded(tmp_path / "w", key="model"))
 
 
@@ -211,8 +211,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "meta": (lambda: {"w": torch.ones(3, device="meta")}, "without values"),
     "list": (lambda: [torch.ones(3)], "contains a list; expected a state_dict"),
     "tensor": (lambda: torch.ones(3), "contains a Tensor; expected a state_dict"),
-    "nothing": (lambda: {"epoch": 3, "model": {}}, "no tensors by name"),
-    "optimizer alone": (lambda: {"optimizer": {"x": torch.ones(2)}}, "no tensors by name"),
+    "nothing": (lambda: {"epoch": 3, "model": {}}, "no named tensors"),
+    "optimizer alone": (lambda: {"optimizer": {"x": torch.ones(2)}}, "no named tensors"),
     "tuple keys": (lambda: {tuple(range(99)): torch.ones(2)}, "long tuple"),
 }
 

@@ -122,7 +122,7 @@ class Predictor:
         if isinstance(images, str | os.PathLike | Image.Image) or (
             isinstance(images, np.ndarray | torch.Tensor) and images.ndim < 4
         ):
-            images = [images]  # type: ignore[list-item]
+            images = [images]
         sources: Iterable[Source] = (source_of(one, number) for number, one in enumerate(images))
         with self._opened.settings(), threads() as pool:
             for one in outcomes(self._opened, sources, pool, batch):

@@ -111,7 +111,7 @@ class PredictionReport:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the command: 0 if all images could be read, 1 if some could not, 2 if none could."""
+        """The exit code: 0 if all images could be read, 1 if some could not, 2 if none could."""
         return 0 if not self.failed else 1 if self.images else 2
 
     @property

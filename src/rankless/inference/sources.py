@@ -118,9 +118,10 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
     folder = Path(os.path.realpath(out))
     inside = [source for source in sources if folder in Path(os.path.realpath(source)).parents]
     if inside:
+        others = f" and {counted(len(inside) - 1, 'other source')}" if len(inside) > 1 else ""
         raise UserError(
-            f"{counted(len(inside), 'source is', 'sources are')} in the output folder {out}, such as "
-            f"'{inside[0]}'; expected a folder without sources; use another --out"
+            f"'{inside[0]}'{others} {'are' if others else 'is'} in the output folder {out}; expected a "
+            "folder without sources; use another --out"
         )
     taken: set[str] = set()
     names = []

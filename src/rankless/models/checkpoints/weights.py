@@ -100,7 +100,7 @@ def load(path: Path, *, checked: bool = False) -> Weights:
     missing = sorted(_NEEDED - set(metadata))
     if missing:
         raise UserError(
-            f"{path}: {', '.join(missing)} missing from the header, because the file was changed; use "
+            f"{path}: the header lacks {', '.join(missing)}, because another program changed the file; use "
             "another copy"
         )
     recipe = from_json(metadata["recipe"], f"{path}: the recipe inside")
