@@ -123,7 +123,7 @@ def test_packets_that_are_too_large_for_the_network_between(rig: Rig) -> None:
             on(rig, host, "ip link set eth0 mtu 1500 gso_max_segs 65535")
     assert code == 1
     assert "h1 → h2 at 10.91.7.2: connects, but large packets are lost (eth0 has MTU 9000)" in text
-    assert "fix: ip link set eth0 mtu 1500 on h1 and h2" in text
+    assert "fix: run ip link set eth0 mtu 1500 on h1 and h2" in text
 
 
 def test_all_that_is_wrong_with_all_hosts_is_found_at_once(rig: Rig) -> None:
