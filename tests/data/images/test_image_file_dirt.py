@@ -205,7 +205,7 @@ def test_what_is_no_file_is_reported_at_once(tmp_path: Path) -> None:
     started = time.monotonic()
     for name, reason in (
         ("folder.jpg", "the path is a folder"),
-        ("pipe.jpg", "it is a pipe or a device, not a file"),
+        ("pipe.jpg", "the path is a pipe or a device, not a file"),
     ):
         for reader in (read, header):
             with pytest.raises(UnreadableImage, match=reason):
