@@ -278,7 +278,7 @@ def test_stats(cells, capsys):
 def test_stats_point_at_check(cells, capsys):
     assert "rankless data check" not in run(capsys, "stats", cells)
     Path("cells/labels/train/3.txt").write_text("7 0.5 0.5 0.25 0.25\n1 0.9 0.5 0.5 0.5\n")
-    assert run(capsys, "stats", cells).endswith(": rankless data check cells\n")
+    assert run(capsys, "stats", cells).endswith("run `rankless data check cells`\n")
     assert "\n2 findings before decoding and comparing the images" in run(capsys, "stats", cells)
 
 

@@ -60,7 +60,7 @@ def test_a_division_of_the_same_data_is_used_again(tmp_path):
         facts_of(str(other), tmp_path / "new")
     shutil.rmtree(root)
     detection(root, {"trainval": [*[BOX] * 60, [[0, 0, 60, 40, 1]]]})
-    with pytest.raises(UserError, match=r"d has changed since.*move .*new away"):
+    with pytest.raises(UserError, match=r"changed since.*move .*new away"):
         facts_of(str(root), tmp_path / "new")
 
 

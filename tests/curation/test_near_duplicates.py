@@ -13,7 +13,7 @@ from PIL import Image
 from rankless.curation import near_duplicates
 from rankless.curation.checking import check
 from rankless.curation.data_set import join_splits
-from rankless.curation.near_duplicates import find_duplicates, joined
+from rankless.curation.near_duplicates import connected, find_duplicates
 from rankless.curation.splitting import split
 from rankless.data.datasets.open_split import examine
 
@@ -101,7 +101,7 @@ def test_the_search_misses_no_pair(seed, count, spread):
     base = rng.integers(0, 256, (3, 768))
     near = base[rng.integers(0, 3, count)] + rng.integers(-spread, spread + 1, (count, 768))
     thumbnails = near.clip(0, 255).astype(np.uint8)
-    found = joined(count, near_duplicates.near_pairs(thumbnails))
+    found = connected(count, near_duplicates.near_pairs(thumbnails))
     limit = np.clip(0.1 * thumbnails.std(1), 1, 3)
     wanted = []
     for one in range(count):
@@ -109,7 +109,7 @@ def test_the_search_misses_no_pair(seed, count, spread):
             apart = np.abs(thumbnails[one].astype(float) - thumbnails[other])
             if (apart**2).mean() <= min(limit[one], limit[other]) ** 2 and apart.max() <= 12:
                 wanted.append((one, other))
-    assert found == joined(count, wanted)
+    assert found == connected(count, wanted)
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def find_duplicates(whole: Annotations, *, near: bool = True) -> Duplicates:
     close = near_pairs(np.array(thumbnails, np.uint8)) if len(thumbnails) > 1 else ()
     similar = [(numbers[one], numbers[other]) for one, other in close]
     groups: defaultdict[int, list[int]] = defaultdict(list)
-    for index, lowest in enumerate(joined(len(whole), [*pairs, *similar])):
+    for index, lowest in enumerate(connected(len(whole), [*pairs, *similar])):
         groups[lowest].append(index)
     found = len({other for _, other in similar})
     return Duplicates([group for group in groups.values() if len(group) > 1], len(pairs), found)
@@ -151,7 +151,7 @@ def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
                 yield from ((one, int(other)) for other in others[close])
 
 
-def joined(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
+def connected(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
     """Return the smallest member of each number's connected component, using union-find.
 
     The nodes are the numbers below ``count``, and ``pairs`` are the edges.

@@ -25,7 +25,7 @@ from rankless.curation.data_set import (
     names_below,
     open_data_set,
 )
-from rankless.curation.near_duplicates import find_duplicates, joined
+from rankless.curation.near_duplicates import connected, find_duplicates
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.formats.registry import write
 from rankless.data.formats.writing import ImageFiles
@@ -118,7 +118,7 @@ def split(
     names = names_below(root, whole)
     units, notes = _units(names, expression.search if expression else None, group)
     alike = find_duplicates(whole, near=near)
-    units = _merged(units, alike.groups, len(whole))
+    units = _merge(units, alike.groups, len(whole))
     notes += alike.notes()
     hashed = [key(seed, "split", unit) / 2**128 for unit in units]
     made = _divided(whole, list(units.values()), hashed, wanted, stratify=stratify)
@@ -255,7 +255,7 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
     return dict(units), notes
 
 
-def _merged(
+def _merge(
     units: Mapping[str, list[int]], groups: Iterable[Sequence[int]], count: int
 ) -> dict[str, list[int]]:
     """Merge units that share duplicates, under the first of their names.
@@ -263,7 +263,7 @@ def _merged(
     The split of an image without duplicates still depends only on its name.
     """
     parts = [*units.values(), *groups]
-    lowest = joined(count, ((members[0], other) for members in parts for other in members))
+    lowest = connected(count, ((members[0], other) for members in parts for other in members))
     merged: dict[int, tuple[str, list[int]]] = {}
     for name, members in sorted(units.items()):
         merged.setdefault(lowest[members[0]], (name, []))[1].extend(members)

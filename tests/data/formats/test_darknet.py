@@ -187,7 +187,7 @@ def test_undivided_data_is_one_split_and_nothing_is_none(tmp_path: Path) -> None
     assert names(open_annotations(str(flat), "train")) == ["a"] and splits(flat) == ["train"]
     for folder in (tmp_path / "a" / "labels", tmp_path / "a" / "images", tmp_path / "nowhere"):
         assert not recognize(folder)
-        expected = f"give {folder.parent}" if folder.exists() else "data.yaml"
+        expected = f"data set {folder.parent}" if folder.exists() else "data.yaml"
         assert expected in problems_of(folder)
     assert "digits" in problems_of(tmp_path / "nowhere")
 

@@ -111,7 +111,7 @@ def test_images_that_are_not_there(tmp_path):
     assert "such as 'x/gone.jpg'" in problem(tmp_path)
     put(tmp_path, "", images=())
     assert "no split 'val'" in problem(tmp_path / "train.txt", "val")
-    assert "it has no line" in problem(tmp_path / "train.txt")
+    assert "no lines found" in problem(tmp_path / "train.txt")
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def of_another_task(pretrained: str, task: str, root: str, *, boxed: bool) -> st
 def _of_other_splits(
     name: str, root: Location, split: str, made: Annotations, chosen: Sequence[str]
 ) -> Iterator[str]:
-    """Yield the classes of the other splits if a chosen class is missing in this split's class folders."""
+    """Yield the classes of the other splits, which matter only if this split lacks a selected class."""
     if not made.has_boxes and not set(chosen) <= set(made.class_names):
         page = format_named(name)
         for other in page.splits(root):

@@ -22,7 +22,7 @@ from rankless.data.formats.coco_json import (
     Classes,
     Image,
     Parts,
-    decoded,
+    decode,
     entries,
     identity,
     load,
@@ -160,7 +160,7 @@ class _Reader(ListedImages):
         box = entry.bbox
         try:
             if not box:
-                outline = outlines.of_segmentation(decoded(entry.segmentation))
+                outline = outlines.of_segmentation(decode(entry.segmentation))
                 if outline is None:
                     self.report("not understood", where, "no 'bbox' and no valid 'segmentation'")
                     return
@@ -170,7 +170,7 @@ class _Reader(ListedImages):
                 x1, y1, width, height = box
                 x2, y2 = x1 + width, y1 + height
                 if isinstance(entry.attributes, dict) and (degrees := entry.attributes.get("rotation")):
-                    x1, y1, x2, y2 = outlines.turned((x1, y1, x2, y2), degrees)  # as written by CVAT
+                    x1, y1, x2, y2 = outlines.rotated_bounds((x1, y1, x2, y2), degrees)  # as written by CVAT
                     self.report("turned", where)
             area = _area(entry, x2 - x1, y2 - y1)
             self.made.add_box(image, (x1, y1, x2, y2), label, line, flags, area)

@@ -34,7 +34,7 @@ class Image(msgspec.Struct, gc=False):
 
 
 class Annotation(msgspec.Struct, gc=False):
-    """An entry of the list ``annotations``; :func:`decoded` decodes the ``segmentation``."""
+    """An entry of the list ``annotations``; :func:`decode` decodes the ``segmentation``."""
 
     id: Any = None
     image_id: Any = None
@@ -92,7 +92,7 @@ def entries(part: Sequence[Any], kind: type[Entry]) -> Iterator[Entry | None]:
         try:
             yield decoder.decode(each) if isinstance(each, msgspec.Raw) else _entry(each, kind)
         except _REFUSED:
-            yield _entry(decoded(each), kind)
+            yield _entry(decode(each), kind)
 
 
 def _entry(value: Any, kind: type[Entry]) -> Entry | None:
@@ -101,7 +101,7 @@ def _entry(value: Any, kind: type[Entry]) -> Entry | None:
     return kind(**{name: value[name] for name in kind.__struct_fields__ if name in value})
 
 
-def decoded(value: Any) -> Any:
+def decode(value: Any) -> Any:
     """Decode a JSON value; return None if it is invalid."""
     if not isinstance(value, msgspec.Raw):
         return value

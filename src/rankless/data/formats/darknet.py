@@ -390,7 +390,7 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
             made.findings.add("not finite", f"{file}:{number}", f"'{shown}'; expected finite numbers")
             continue
         if polygon:
-            box = outlines.around(row[::2], row[1::2])
+            box = outlines.bounds(row[::2], row[1::2])
         else:
             x, y, width, height = row
             box = x - width / 2, y - height / 2, x + width / 2, y + height / 2

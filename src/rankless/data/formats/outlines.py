@@ -10,14 +10,14 @@ from typing import Any
 Box = tuple[float, float, float, float]
 
 
-def around(xs: Sequence[float], ys: Sequence[float]) -> Box:
+def bounds(xs: Sequence[float], ys: Sequence[float]) -> Box:
     """Return the xyxy bounds of points, or four NaNs if any coordinate is not finite."""
     if not all(map(math.isfinite, chain(xs, ys))):
         return (math.nan,) * 4
     return min(xs), min(ys), max(xs), max(ys)
 
 
-def turned(box: Box, degrees: float) -> Box:
+def rotated_bounds(box: Box, degrees: float) -> Box:
     """Return the xyxy bounds of an xyxy box that is rotated about its center."""
     x1, y1, x2, y2 = box
     cos, sin = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))

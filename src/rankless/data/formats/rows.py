@@ -150,7 +150,7 @@ def _columns(tables: Sequence[Table]) -> _Columns:
 
 
 def _first(value: Any) -> Mapping[str, Any]:
-    """Return a dict of lists, or the first dict of a list, or an empty dict for other values."""
+    """Return a cell's dict of lists or the first dict of its list; an empty dict for other values."""
     value = value[0] if isinstance(value, list) and value else value
     return value if isinstance(value, dict) else {}
 

@@ -21,7 +21,7 @@ import numpy as np
 from rankless.data.formats.darknet_description import YAML_NAMES
 from rankless.data.formats.folders import FolderNames, SplitFiles, composed, read_text, subfolders
 from rankless.data.formats.splits import as_file_name, chosen, usual_order
-from rankless.data.formats.voc_xml import NOT_XML, Annotation, VocObject, parse, unreadable, written
+from rankless.data.formats.voc_xml import NOT_XML, Annotation, VocObject, parse, to_xml, unreadable
 from rankless.data.formats.writing import (
     ImageFiles,
     file_names,
@@ -375,7 +375,7 @@ def _written(annotations: Annotations, index: int, name: str, names: Sequence[st
         VocObject(names[label], (x1, y1, x2, y2), bool(flag & (DIFFICULT | CROWD)))
         for (x1, y1, x2, y2), label, flag, _ in annotations.objects(index)
     )
-    return written(name, (height, width), objects)
+    return to_xml(name, (height, width), objects)
 
 
 def _lost(splits: Mapping[str, Annotations], names: Sequence[str]) -> list[str]:

@@ -81,7 +81,7 @@ def _first_pixel(root: ElementTree.Element) -> int:
     return 0 if of_cvat or _text(root, "owner/name") == "Label Studio" else 1
 
 
-def written(name: str, size: tuple[int, int], objects: Iterable[VocObject]) -> bytes:
+def to_xml(name: str, size: tuple[int, int], objects: Iterable[VocObject]) -> bytes:
     """Return the content of an annotation file.
 
     Args:
@@ -147,7 +147,7 @@ def _object(element: ElementTree.Element, number: int, problems: list[tuple[str,
         report("outline", "")
     x1, y1, x2, y2 = sides
     if degrees:
-        x1, y1, x2, y2 = outlines.turned((x1, y1, x2, y2), degrees)
+        x1, y1, x2, y2 = outlines.rotated_bounds((x1, y1, x2, y2), degrees)
         report("turned", "")
     return VocObject(name, (x1, y1, x2, y2), difficult in _TRUE, number)
 
@@ -188,7 +188,7 @@ def _bounds(polygon: ElementTree.Element, report: Callable[[str, str], None]) ->
     if len(x) != len(y) or len(x) < 3 or None in numbers["x"] + numbers["y"]:
         report("not understood", " has an invalid <polygon>; expected at least three points with x and y")
         return ()
-    return outlines.around(x, y)
+    return outlines.bounds(x, y)
 
 
 def _size(root: ElementTree.Element) -> tuple[int, int]:

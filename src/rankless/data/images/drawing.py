@@ -100,7 +100,7 @@ def _ink(background: Color) -> Color:
 def _outline(
     draw: ImageDraw.ImageDraw, frame: Rectangle, fill: Color, line: int, *, dashed: bool = False
 ) -> None:
-    """Draw a frame in the given color with dark rims, which are visible on light areas."""
+    """Draw a frame in the given color with dark rims, so that it is visible on light areas."""
     rim = _rim(line)
     x1, y1, x2, y2 = _pixels(frame)
     wide = line + 2 * rim
