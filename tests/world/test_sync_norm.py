@@ -315,7 +315,7 @@ def test_micro_batches_that_call_other_norms_are_reported(
     ranks: Any, ways: list[list[str]], said: str
 ) -> None:
     (found,) = ranks(1, meet, ways)
-    assert [sentence.split("where ")[1].split(";")[0] for sentence in found] == ([said] if said else [])
+    assert [sentence.split("order: ")[1].split(";")[0] for sentence in found] == ([said] if said else [])
 
 
 @pytest.mark.processes

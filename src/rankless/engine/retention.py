@@ -1,4 +1,4 @@
-"""Saving checkpoints and keeping only the newest ones and the best one."""
+"""The saving of checkpoints and the removal of all but the newest ones and the best one."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class Saver:
         return None
 
     def is_due(self, step: int) -> bool:
-        """Check whether a checkpoint is due after ``step`` steps, possibly by the clock of rank 0."""
+        """Check whether a checkpoint is due after ``step`` steps or, for an interval in minutes, now."""
         every = self.recipe.checkpoint.every
         if isinstance(every, str) and every.endswith("min"):
             return time.monotonic() - self.saved_at >= 60 * float(every.removesuffix("min"))

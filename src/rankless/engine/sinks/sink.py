@@ -56,7 +56,7 @@ class Sink(Protocol):
         """Prepare for the run. Called once, before the first step."""
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Receive the journal's entry of a step: ``step``, ``epoch``, ``lr``, ``loss``, ``parts`` …"""
+        """Receive the journal's entry of a step with ``step``, ``epoch``, ``lr``, ``loss``, ``parts`` etc."""
 
     def scores(self, step: int, scores: Scores, is_best: bool) -> None:
         """Receive the scores of the weights after ``step`` steps."""
