@@ -168,7 +168,7 @@ def test_the_command_lists_and_draws(planted, tmp_path, capsys):
         "errors: 1 background, 1 classification, 1 missed",
     ]
     assert any("1.png: 1 classification" in line for line in lines) and lines[-1] == f"drawn: {out}"
-    assert "3 labels to check, where the model disagrees (the surest first)" in lines
+    assert "3 labels to check, where the model disagrees (the most certain first)" in lines
     assert any("labeled green, predicted red (90%) at 16, 20, 56, 70" in line for line in lines)
     assert "5.png: " in printed.err
     page = Sources()
@@ -179,7 +179,7 @@ def test_the_command_lists_and_draws(planted, tmp_path, capsys):
         "",
         "",
         "",
-        "Labels to check, the surest first",
+        "Labels to check, the most certain first",
         "",
         "",
         "",
@@ -276,7 +276,7 @@ def test_a_classifiers_worst_images_are_the_surest(tmp_path, monkeypatch):
         "labeled dog, predicted cat (90%) · dog1.png",
     ]
     headings = [cell.heading for cell in errors_sheet.shown(found, opened, 2)]
-    assert headings == ["Worst images", "", "Labels to check, the surest first", ""]
+    assert headings == ["Worst images", "", "Labels to check, the most certain first", ""]
 
 
 def test_a_task_of_a_users_own_is_refused(tmp_path, monkeypatch):
