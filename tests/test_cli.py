@@ -547,7 +547,7 @@ def test_files_given_as_elsewhere_lead_to_keys(calls, capsys, tmp_path, monkeypa
     ]
     for name in ("obj.data", "data.yaml", "nameless.yaml"):
         assert problems(capsys, "train", name) == [
-            f"{name}: this describes a data set and is not a recipe; give it as the data: "
+            f"{name}: this describes a data set and is not a recipe; use it as the data: "
             f"rankless train yolov4-tiny data.root={name}"
         ]
     (said,) = problems(capsys, "train", "./flowers")

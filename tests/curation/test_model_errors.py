@@ -168,7 +168,7 @@ def test_the_command_lists_and_draws(planted, tmp_path, capsys):
         "errors: 1 background, 1 classification, 1 missed",
     ]
     assert any("1.png: 1 classification" in line for line in lines) and lines[-1] == f"drawn: {out}"
-    assert "3 labels to check, where the model disagrees (the surest first)" in lines
+    assert "3 labels to check, where the model disagrees (the most certain first)" in lines
     assert any("labeled green, predicted red (90%) at 16, 20, 56, 70" in line for line in lines)
     assert "5.png: " in printed.err
     page = Sources()

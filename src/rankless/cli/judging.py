@@ -193,7 +193,7 @@ def _print_errors(found: ModelErrors, count: int) -> None:
     if found.is_blind and found.looked_at:
         say(
             f"the model found nothing: no detection scores {found.confidence:g} or more"
-            f"{f', the best {found.best:.2g}' if found.best else ''}; train for longer, or give a lower "
+            f"{f', the best {found.best:.2g}' if found.best else ''}; train for longer, or use a lower "
             "--confidence"
         )
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(found.counts().items()))
@@ -205,7 +205,7 @@ def _print_errors(found: ModelErrors, count: int) -> None:
         say(f"{image.cost:6.2f}  {image.source}: {summary(found, image)}")
     if doubtful := found.doubtful():
         what = f"{counted(len(doubtful), 'label')} to check, where the model disagrees"
-        say(f"\n{what} (the surest first{_first(len(doubtful), count)})")
+        say(f"\n{what} (the most certain first{_first(len(doubtful), count)})")
     for wrong, one in doubtful[:count]:
         where = "" if not any(one.box) else f" at {', '.join(f'{side:.0f}' for side in one.box)}"
         say(f"{one.doubt:6.2f}  {wrong.source}: {doubt(found, one)}{where}")

@@ -304,7 +304,7 @@ def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """Split words into the recipe's name (the first word without ``=``, or None) and unchecked overrides."""
     name = next((word for word in words if "=" not in word), None)
     if name == "":
-        raise UserError("the recipe is an empty string; expected a name or a file, or remove the argument")
+        raise UserError("the recipe is an empty string; expected the name of a recipe or a file")
     overrides = list(words)
     if name is not None:
         overrides.remove(name)

@@ -128,7 +128,7 @@ _OTHER_YOLO = re.compile(
 
 
 def other_yolo(name: str) -> str:
-    """Return a hint about the model most similar to an unavailable YOLO such as yolov8n, or nothing."""
+    """Return a hint about the model most similar to an unavailable YOLO such as yolov8n, or ""."""
     match = _OTHER_YOLO.fullmatch(name)
     if not match:
         return ""

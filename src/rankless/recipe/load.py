@@ -156,7 +156,7 @@ def _parse(
         raise UserError(f"{name}: the file is empty: expected at least one key, such as 'model:'")
     if _describes_data(tree, name):
         raise UserError(
-            f"{name}: this describes a data set and is not a recipe; give it as the data: "
+            f"{name}: this describes a data set and is not a recipe; use it as the data: "
             f"rankless train yolov4-tiny data.root={shell_word(name)}"
         )
 

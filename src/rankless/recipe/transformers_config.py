@@ -145,7 +145,7 @@ def class_names(folder: Path, where: str) -> tuple[str, ...]:
     names = tuple(by_number.get(str(label), "") for label in range(len(by_number)))
     if not names or not all(names):
         raise UserError(
-            f"{where}: {folder / CONFIG}: id2label is not a name for each of the numbers 0, 1, 2 …; expected "
+            f"{where}: {folder / CONFIG}: id2label has no name for each of the numbers 0, 1, 2 …; expected "
             '{"0": "cat", "1": "dog", …}'
         )
     return names
