@@ -51,6 +51,14 @@ def test_keys_never_change() -> None:
     assert torch_seed(7, "augment", 3, 1290) == key(7, "augment", 3, 1290) % 2**63
 
 
+@given(st.integers(0, 5), paths)
+def test_a_generator_is_numpys_philox_with_the_key(seed: int, path: tuple[int | str, ...]) -> None:
+    expected = np.random.Generator(np.random.Philox(key=key(seed, *path)))
+    assert generator(seed, *path).integers(0, 2**64, 9, np.uint64).tolist() == (
+        expected.integers(0, 2**64, 9, np.uint64).tolist()
+    )
+
+
 def test_generators_do_not_know_each_other() -> None:
     alone = generator(0, "x", 1).random(5)
     first, second = generator(0, "x", 1), generator(0, "x", 2)

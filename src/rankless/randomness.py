@@ -39,7 +39,7 @@ def key(seed: int, *path: int | str) -> int:
 
 
 class _Key(ISeedSequence):
-    """A key for Philox, given as a seed: if it is given as ``key``, NumPy also draws a seed from the system."""
+    """A key for Philox in the form of a seed, because NumPy draws a seed from the system beside a ``key``."""
 
     def __init__(self, number: int) -> None:
         self.words = np.array((number & (2**64 - 1), number >> 64), np.uint64)

@@ -179,7 +179,7 @@ def test_the_command_lists_and_draws(planted, tmp_path, capsys):
         "",
         "",
         "",
-        "Labels to check, most doubtful first",
+        "Labels to check, the most certain first",
         "",
         "",
         "",
@@ -276,7 +276,7 @@ def test_a_classifiers_worst_images_are_the_surest(tmp_path, monkeypatch):
         "labeled dog, predicted cat (90%) · dog1.png",
     ]
     headings = [cell.heading for cell in errors_sheet.shown(found, opened, 2)]
-    assert headings == ["Worst images", "", "Labels to check, most doubtful first", ""]
+    assert headings == ["Worst images", "", "Labels to check, the most certain first", ""]
 
 
 def test_a_task_of_a_users_own_is_refused(tmp_path, monkeypatch):

@@ -62,12 +62,28 @@ class MicroBatches(Generic[B]):
         pin_memory: bool = False,
     ) -> None:
         self.waited, self.is_waiting = 0.0, False
+        self._batches: Iterator[Any]
+        fetch, guarded = _Fetch(examples), _Guarded(collate)
+        if workers or pin_memory:
+            self._batches = self._loaded(fetch, guarded, schedule, workers, pin_memory=pin_memory)
+        else:  # a DataLoader takes 0.1 ms for each batch
+            self._batches = (guarded(fetch.__getitems__(line)) for line in schedule)
+        self._processes: list[BaseProcess] = list(getattr(self._batches, "_workers", ()))
+        # Also runs at interpreter exit, where multiprocessing would wait forever for processes that ignore
+        # SIGTERM.
+        self._end = weakref.finalize(self, _end, self._batches, self._processes)
+
+    @staticmethod
+    def _loaded(
+        fetch: _Fetch, guarded: _Guarded, schedule: Iterable[Line], workers: int, *, pin_memory: bool
+    ) -> Iterator[Any]:
+        """Return the batches of a DataLoader, and start its processes."""
         if workers:
-            loader_server.ensure(_modules(examples, collate))
+            loader_server.ensure(_modules(fetch.examples, guarded.collate))
         loader = DataLoader(
-            _Fetch(examples),
+            fetch,
             batch_sampler=schedule,  # type: ignore[arg-type]  # torch needs only an iterable of lists
-            collate_fn=_Guarded(collate),
+            collate_fn=guarded,
             num_workers=workers,
             pin_memory=pin_memory,
             multiprocessing_context="forkserver" if workers else None,
@@ -75,13 +91,9 @@ class MicroBatches(Generic[B]):
             generator=torch.Generator(),  # otherwise, torch would use the global generator
         )
         try:
-            self._batches: Iterator[Any] = iter(loader)
+            return iter(loader)
         except OSError as error:  # no space for a semaphore
             raise shortage(error) or error from None
-        self._processes: list[BaseProcess] = list(getattr(self._batches, "_workers", ()))
-        # This also runs at interpreter exit, where multiprocessing would wait forever for the processes,
-        # which ignore SIGTERM.
-        self._end = weakref.finalize(self, _end, self._batches, self._processes)
 
     def __iter__(self) -> MicroBatches[B]:
         return self
