@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple, TextIO
 
-from rankless.data.formats.voc_xml import NOT_XML, VocObject, written
+from rankless.data.formats.voc_xml import NOT_XML, VocObject, to_xml
 from rankless.data.formats.writing import on_one_line
 from rankless.errors import UserError, nearest, one_of, printable
 
@@ -138,7 +138,7 @@ def voc_xml(image: dict[str, Any]) -> bytes:
         for found in image["detections"]
     )
     name = NOT_XML.sub("\ufffd", PurePath(image["source"]).name)
-    return written(name, (image["height"], image["width"]), objects)
+    return to_xml(name, (image["height"], image["width"]), objects)
 
 
 def write_csv(entries: Entries, file: Path) -> None:
