@@ -208,8 +208,8 @@ def test_the_module_runs():
             "--confidence is '25': expected a number from 0 to 1",
         ),
         (["predict", "x.onnx", "digits:val:0", "--confidence", "nan"], "--confidence is 'nan'"),
-        (["predict", "x.onnx", "digits:val:0", "--format", "cvatt"], "--format has 'cvatt'"),
-        (["predict", "x.onnx", "digits:val:0", "--save", "jsn"], "--save has 'jsn'"),
+        (["predict", "x.onnx", "digits:val:0", "--format", "cvatt"], "--format contains 'cvatt'"),
+        (["predict", "x.onnx", "digits:val:0", "--save", "jsn"], "--save contains 'jsn'"),
         (
             ["predict", "x.onnx", "x", "--save", "json", "--format", "csv"],
             "are the same option; remove one",

@@ -329,7 +329,7 @@ def test_a_network_larger_than_the_memory_is_never_begun(monkeypatch: pytest.Mon
     monkeypatch.setattr(memory, "available", lambda: 1_000_000)
     with pytest.raises(UserError, match=r"parameters needs at least .* of memory, but only 1\.0 MB are free"):
         zoo.build(Model(name="yolov4-tiny", width=4.0), 80)
-    with pytest.raises(UserError, match=r"are free; give a smaller model\.densenet\.growth"):
+    with pytest.raises(UserError, match=r"are free; use a smaller model\.densenet\.growth"):
         catalog.build_classifier(Model(name="densenet121", densenet=Densenet(growth=512)), 10)
 
 

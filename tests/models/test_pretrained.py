@@ -160,7 +160,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None
     state = values(Net(3, seed=1))
     state["body.0.weight"][0] = float("nan")
     safetensors.torch.save_file(state, tmp_path / "plain.safetensors")
-    with pytest.raises(UserError, match=r"plain\.safetensors: NaN .* in body\.0\.weight; take"):
+    with pytest.raises(UserError, match=r"plain\.safetensors: NaN .* in body\.0\.weight"):
         start_from(Net(3, seed=2), str(tmp_path / "plain.safetensors"), NAMES)
 
 
@@ -233,7 +233,7 @@ def test_another_network_is_reported_by_its_keys(tmp_path: Path) -> None:
     weights.save(
         tmp_path / "cfg.safetensors", {}, recipe=Recipe(model=Model(cfg="[net]\nwidth=64")), class_names=NAMES
     )
-    with pytest.raises(UserError, match=r"name is 'yolov4-tiny', but .* comes from a cfg file; r") as refused:
+    with pytest.raises(UserError, match=r"name is 'yolov4-tiny', but .* comes from a cfg file;") as refused:
         start_from(Net(3, seed=2), str(tmp_path / "cfg.safetensors"), NAMES, Model(name="yolov4-tiny"))
     assert "model.cfg" not in str(refused.value)
     safetensors.torch.save_file({"stem": torch.zeros(2)}, tmp_path / "plain.safetensors")

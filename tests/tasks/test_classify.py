@@ -144,7 +144,7 @@ def test_errors_of_the_recipe():
         open_task(Recipe(task="classify"))
     with pytest.raises(UserError, match="has 2 numbers; expected 10"):
         Classify(digits(loss=Loss(class_weights=(1.0, 2.0))))
-    with pytest.raises(UserError, match="expected 'detect' or 'classify', or"):
+    with pytest.raises(UserError, match="expected 'detect', 'classify'"):
         open_task(Recipe(task="clasify"))
 
 

@@ -328,7 +328,7 @@ def missing(name: str, *, or_data: bool = False) -> str:
             f"'{name}': neither a recipe nor a folder of this name exists; expected a data folder, a recipe "
             "file or a shipped recipe: "
         )
-    return f"no recipe '{name}': expected a recipe file or a shipped recipe: "
+    return f"'{name}': no such recipe; expected a recipe file or a shipped recipe: "
 
 
 def _instead_of(name: str, check_name: NameCheck | None) -> str:

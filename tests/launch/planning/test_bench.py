@@ -133,7 +133,7 @@ def test_the_table_fits_into_80_columns() -> None:
     ("words", "problem"),
     [
         (["--seconds", "0"], "--seconds is 0: expected a number above 0, at most 3600"),
-        (["--devices", "3"], "--devices is 3, but a step has only 2 micro-batches to share"),
+        (["--devices", "3"], "--devices is 3, but a step has only 2 micro-batches"),
         (["--devices", "0,1"], "--devices is 0,1, which selects GPUs, but only their number"),
         (["data.root=/nowhere"], "data.root is '/nowhere': no such file or folder"),
     ],
@@ -150,7 +150,7 @@ def test_a_mistake_is_a_sentence(words, problem, capsys) -> None:
         (["digits", "--formats", "onnx"], "--formats: needs a trained model, but a recipe"),
         (["runs/none", "--devices", "2"], "--devices: needs a recipe, but a trained model"),
         (["runs/none"], "runs/none: no such file or directory"),
-        (["digit"], "no recipe 'digit'"),
+        (["digit"], "'digit': no such recipe"),
     ],
 )
 def test_the_first_word_decides_between_training_and_prediction(words, problem, capsys) -> None:

@@ -28,7 +28,7 @@ SMALL = (
         (["--check", "1,two"], ["--check is '1,two': expected whole numbers of at least 1, as in 1,2,4"]),
         (["--check", "1", "--step-ms", "5"], ["--check trains on this machine, but --step-ms"]),
         (["--force"], ["--force: has no effect without --out"]),
-        (["--check", "64"], ["--check has 64, but a step has only 4 micro-batches to share"]),
+        (["--check", "64"], ["--check has 64, but a step has only 4 micro-batches"]),
     ],
 )
 def test_a_mistake_is_a_sentence_each(capsys, words, problems):

@@ -165,7 +165,7 @@ def fit(
             )
         elif partial and 2 * len(same := leading(model_state, theirs)) > len(_without_counters(theirs)):
             hint = (
-                f"no tensor matches by name, but the first {len(same)} shapes match in order; "
+                f"no tensor matches by name, but the shapes of the first {counted(len(same), 'tensor')} agree; "
                 "add --by-order --partial to load them"
             )
         raise mismatch(source, misfits, hint)
