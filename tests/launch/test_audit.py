@@ -149,7 +149,7 @@ def test_a_changed_image_is_named_and_changes_the_weights(run: RunDirectory, tmp
         f"{elsewhere}: has 20 images, but the run was trained on 21",
         f"{image}: is missing",
     ]
-    reason = "they cannot be trained again with this data"
+    reason = "cannot be trained again with this data"
     assert report.results == [] and {why for _, why in report.not_shown} == {reason}
     file.write_text(file.read_text().replace("[red, green]", "[red, green, blue]"))
     report = audited(run.path, elsewhere)
@@ -395,4 +395,4 @@ def test_the_commands(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> 
     assert "optim.lr: an audit keeps the recipe of the run; expected one of 'data.root'" in said
     assert "--seed is 'x': expected a whole number" in said and "/not/there" in said
     assert main(["audit", os.fspath(run.path / "nothing")]) == 2
-    assert "nothing: no such directory; expected the directory of a run" in capsys.readouterr().err
+    assert "nothing: no such directory; expected a run directory" in capsys.readouterr().err

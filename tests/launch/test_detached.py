@@ -131,7 +131,7 @@ def test_of_a_changed_host_key_one_line_is_quoted_and_what_to_do(
     assert done.returncode == 2
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "Host key for [h1]:2222 has changed and you have requested strict checking" in error
-    assert "; ssh-keygen -R '[h1]:2222', if the change is expected" in error
+    assert "; run ssh-keygen -R '[h1]:2222' if the change is expected" in error
     assert len(error) < 250 and "NASTY" not in done.stderr and "@@" not in done.stderr
 
 

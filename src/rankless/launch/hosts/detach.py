@@ -97,7 +97,7 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], access: Access, ssh
     env = {name: value for name, value in access.env.items() if name.startswith("RANKLESS_")}
     request = {"do": "start", "argv": argv, "env": {**env, HERE: hosts[0].name}, "recipe": recipe}
     request |= {"cwd": access.cwd, "run": str(run)}
-    say(f"starting the training in {run} on {there}")
+    say(f"starting {run} on {there}; waiting until the training starts")
     sys.stdout.flush()
     record = Coordinator(hosts[0], list(access.ssh), access.helper, access.cwd, there)
     try:
