@@ -157,14 +157,14 @@ def test_what_is_no_data_set_is_reported_first(capsys, files, said):
         Path("new", name).write_text("")
     assert cli.main(["data", "check", "new"]) == 2
     first, *formats = capsys.readouterr().err.splitlines()
-    assert first == f"error: new: no known data format ({said}); expected one of:"
+    assert first == f"error: new: no known data format: {said}; expected one of:"
     assert len(formats) == len(NAMES)
     assert any(line.startswith("error:   Pascal VOC: ") for line in formats)
 
 
 def test_a_image_is_no_data_set(cells, capsys):
     assert cli.main(["data", "check", "cells/images/val/8.png"]) == 2
-    assert "no known data format (it is an image); expected" in capsys.readouterr().err
+    assert "no known data format: it is an image; expected" in capsys.readouterr().err
 
 
 def test_an_interruption_speaks_of_no_training(cells, capsys, monkeypatch):

@@ -74,7 +74,7 @@ def test_a_choice_of_classes_in_every_format_of_boxes(tmp_path, format, chosen):
         assert whole.class_names == NAMES  # what was cached of all classes stays as it was
         lost = sum(map(len, by_name(whole))) - sum(map(len, kept))
         others = "1 other class" if len(chosen) == 2 else "2 other classes"
-        about = [note for note in found.about if f"; {lost} box" in note and others in note]
+        about = [note for note in found.about if f"dropped {lost} box" in note and others in note]
         assert len(about) == (len(chosen) < 3)
 
 

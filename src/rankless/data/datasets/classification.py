@@ -111,7 +111,7 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
 
 
 def collate(items: Sequence[ClassificationItem]) -> ClassificationBatch:
-    """Stack items into a batch."""
+    """Stack items into one batch."""
     images = stacked([item.image for item in items])  # (B, 3, H, W)
     targets = torch.stack([item.target for item in items])  # (B, C)
     unreadable = [one for item in items for one in item.unreadable]

@@ -142,7 +142,7 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
         return name, why
     raise UserError(
         [
-            f"{root}: no known data format ({_what_is_there(path)}); expected one of:",
+            f"{root}: no known data format: {_what_is_there(path)}; expected one of:",
             *(f"  {format_named(name).TITLE}: {format_named(name).LAYOUT}" for name in NAMES),
         ]
     )
