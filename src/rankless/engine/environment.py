@@ -168,7 +168,7 @@ def record(path: Path, now: Environment, world: World, step: int, launched: Mapp
     if problem:
         warnings.append(
             f"{path} cannot be read ({problem}), so the environment of the run so far is unknown; the "
-            f"original file was renamed to {keep_beside(path)}"
+            f"original file is now {keep_beside(path)}"
         )
     if before and step:
         warnings += _differences(before[-1], now)
