@@ -275,7 +275,9 @@ def test_a_file_without_keys_is_an_error(tmp_path, text):
 
 def test_a_source_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"'digit': no such recipe.*digits, .*did you mean 'digits'\? the name"):
+    with pytest.raises(
+        UserError, match=r"'digit': no such recipe.*digits, .*did you mean 'digits'\? the name"
+    ):
         load("digit")
     Path("mine.yaml").write_text("seed: 1")
     with pytest.raises(UserError, match=r"'nime.yaml': no such recipe.*digits.*did you mean 'mine.yaml'\?$"):
