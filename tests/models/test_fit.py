@@ -112,7 +112,7 @@ def test_a_partial_fit_takes_what_fits_and_lists_the_rest():
 def test_a_partial_fit_of_nothing_is_an_error():
     own = nn.BatchNorm2d(3).state_dict()
     for found in ({"x": torch.ones(3)}, {"num_batches_tracked": torch.tensor(4)}, {}):
-        with pytest.raises(UserError, match="no tensor (matches by name|fits)"):
+        with pytest.raises(UserError, match="no tensor "):
             fit(own, found, partial=True)
 
 

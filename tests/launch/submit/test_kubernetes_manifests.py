@@ -183,7 +183,7 @@ def test_every_mistake_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -
     assert cli.main(["submit", "kubernetes", "nowhere.yaml", *options.split()]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    found = {line.split()[1].rstrip(":") for line in err.splitlines()}
+    found = {line.split()[1].strip("':") for line in err.splitlines()}
     assert found == {"nowhere.yaml", "--claim", "--nodes", "--name", "--memory", "--namespace", "--gpu"}, err
 
 

@@ -165,8 +165,8 @@ def fit(
             )
         elif partial and 2 * len(same := leading(model_state, theirs)) > len(_without_counters(theirs)):
             hint = (
-                f"no tensor matches by name, but the shapes of the first {counted(len(same), 'tensor')} agree; "
-                "add --by-order --partial to load them"
+                f"no tensor matches by name, but the shapes of the first {counted(len(same), 'tensor')} "
+                "agree; add --by-order --partial to load them"
             )
         raise mismatch(source, misfits, hint)
     state = {name: tensor.detach().clone() for name, tensor in model_state.items()}
