@@ -45,7 +45,7 @@ OWN = {
     "yolov3": ["model.width=0.25"],  # emulation is slow
     "yolov4": ["model.width=0.25"],
     "rtdetr": ["model.image_size=128"],  # has cells for 300 queries
-    "dfine": ["model.image_size=128"],
+    "dfine": ["model.image_size=256"],  # the smallest that it supports
 }
 
 
