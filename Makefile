@@ -22,7 +22,7 @@ CHANGES :=
 # Some of the tests: make test TESTS=tests/data
 TESTS :=
 # 500 examples of each property instead of 15 or 30, and every variant of every test: make test HYPOTHESIS=thorough
-# The fast tests draw 5 or 10.
+# The fast tests draw 3 or 6.
 HYPOTHESIS :=
 test-fast: HYPOTHESIS := short
 # Other cases: make fuzz FUZZ="--seed 1"

@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import json
@@ -154,21 +155,12 @@ class ProcessServer:
         return Forked(status)
 
     def run(
-        self,
-        *words: str,
-        cwd: Path | str,
-        seconds: float = 120,
-        terminal: int | None = None,
-        **environment: str,
+        self, *words: str, cwd: Path | str, seconds: float = 120, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        """Do what ``python WORDS`` does with more variables, maybe in a terminal, and wait for its end."""
+        """Do what ``python WORDS`` does with more variables, and wait for its end."""
         variables = {**os.environ, "RANKLESS_CPU": "1", **environment}
-        with (
-            tempfile.TemporaryFile("w+") as output,
-            tempfile.TemporaryFile("w+") as errors,
-            os.fdopen(os.dup(output.fileno() if terminal is None else terminal), "wb") as shown,
-        ):
-            process = self.start(words, environment=variables, cwd=cwd, output=shown, errors=errors)
+        with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+            process = self.start(words, environment=variables, cwd=cwd, output=output, errors=errors)
             try:
                 code = process.wait(seconds)
             except BaseException:
@@ -179,7 +171,7 @@ class ProcessServer:
 
     def _started(self) -> socket.socket:
         """A connection to the server, which the first of pytest's workers that asks starts."""
-        place = Path(os.environ.get(SHARED) or f"{ALONE.name}/server").with_suffix(f".{self._name}")
+        place = Path(os.environ.get(SHARED) or f"{_own_folder().name}/server").with_suffix(f".{self._name}")
         environment = {**self._environment, TAG: NOBODY}
         ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with place.with_suffix(f".{self._name}.lock").open("w") as lock:
@@ -209,6 +201,16 @@ class ProcessServer:
             )
 
 
+@functools.cache
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
+    """Of a process that shares no server.
+
+    It is not made where this is imported: what a folder registers for the end of the server would keep what
+    multiprocessing registers later waiting for loader processes.
+    """
+    return tempfile.TemporaryDirectory(prefix="rankless-server-")
+
+
 def _end(connection: socket.socket, server: Forked | subprocess.Popen[bytes]) -> None:
     """Wait until the other workers have left the server, too."""
     connection.close()
@@ -216,7 +218,6 @@ def _end(connection: socket.socket, server: Forked | subprocess.Popen[bytes]) ->
         server.wait(60)
 
 
-ALONE = tempfile.TemporaryDirectory(prefix="rankless-server-")  # of a process that shares none
 SERVER = ProcessServer("commands")
 # Of ranks that run a test's own functions, whose modules import these, which takes seconds too.
 RANKS = ProcessServer(
@@ -309,6 +310,9 @@ def _become(request: dict[str, Any], streams: Sequence[int]) -> None:
         os.setsid()
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
+        # The server's own remember whether these could be sought in.
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         os.environ.clear()
         os.environ.update(request["environment"])

@@ -174,6 +174,12 @@ def test_the_module_runs():
         (["train", "digits", "--devices", "two"], "--devices is 'two': expected a whole number"),
         (["train", "digits", "--devices", "0"], "--devices is 0: expected at least 1 device"),
         (["train", "--resume"], "--resume needs a run"),
+        (["train", "digits", "--detach"], "--detach: has no effect without --hosts"),
+        (
+            ["train", "digits", "--hosts", "localhost", "--detach", "--sync"],
+            "--detach: the first host coordinates",
+        ),
+        (["attach", "nothing"], "nothing: no detached training was started from here"),
         (["train", "--resume", "."], "as in --resume --run ."),
         (["train", "."], ".: this is a folder; expected a recipe; if it contains data, add data.root=. to a"),
         (["train", "my.cfg"], "my.cfg: expected a recipe as the first argument; give it as model.cfg=my.cfg"),

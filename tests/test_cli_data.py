@@ -14,6 +14,7 @@ from rankless.data.formats.registry import NAMES
 from rankless.errors import UserError
 from rankless.recipe.load import load
 from rankless.tasks import _read_data
+from thorough import THOROUGH
 
 VERBS = ("check", "stats", "show", "anchors", "convert", "split", "pack")
 
@@ -374,8 +375,11 @@ def test_a_image_of_the_data_is_never_replaced(cells, capsys, verb, force):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["show", "stats"])
-@pytest.mark.parametrize("root", ["cells", "cells/data.yaml"])
+@pytest.mark.parametrize(
+    ("verb", "root"),
+    [("show", "cells"), ("stats", "cells/data.yaml")]
+    + [("show", "cells/data.yaml"), ("stats", "cells")] * THOROUGH,
+)
 def test_no_file_of_another_split_is_replaced(cells, capsys, verb, root):
     """Neither an image nor an annotation, wherever it lies; in the folder nothing at all."""
     Path("cells/images/val").rename("elsewhere")

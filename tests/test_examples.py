@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +29,7 @@ def test_the_segmentation_of_digits(tmp_path: Path, forked: Any) -> None:
     script = tmp_path / "examples" / "segment.py"
     script.parent.mkdir()
     script.write_text(text, encoding="utf-8")
-    environment = {**os.environ, "RANKLESS_CPU": "1"}
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = forked(str(script), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     best = re.search(r"best \(step \d+.*\):\s+IoU +(\d\.\d+)", done.stdout)
     # A threshold on the noisy pixels reaches 0.70 at best.

@@ -8,9 +8,9 @@ import resource
 import shutil
 import socket
 import struct
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -302,23 +302,25 @@ mask=0,1,2
 anchors=1,1,2,2,3,3
 classes=1
 """
-ROOM = 6 << 30
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from rankless.cli import main
+room = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + (2 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (room, room))
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-def test_a_small_cfg_takes_no_gigabytes(tmp_path: Path):
+def test_a_small_cfg_takes_no_gigabytes(tmp_path: Path, forked: Any):
     (tmp_path / "a.cfg").write_text(BOMB)
+    (tmp_path / "limited.py").write_text(LIMITED)
     first_layer = bytes(4 * 28)
     (tmp_path / "a.weights").write_bytes(struct.pack("<3iQ", 0, 2, 5, 0) + first_layer)
-    ended = subprocess.run(
-        [sys.executable, "-m", "rankless", "import", "a.weights", "--cfg", "a.cfg", "--out", "o.safetensors"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (ROOM, ROOM)),
-    )
+    words = "import a.weights --cfg a.cfg --out o.safetensors"
+    ended = forked("limited.py", *words.split(), cwd=tmp_path)
     assert ended.returncode == 2, ended.stderr
     assert "network" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -8,6 +8,7 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,12 +39,18 @@ def test_a_notebook_is_stored_without_traces_of_a_run(path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_whole(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_runs_whole(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: Any
+) -> None:
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
-    # The commands of this interpreter, and nothing of the person who tests.
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    # The command of this interpreter, forked from what this starts, and nothing of the person who tests.
+    assert not forked("-m", "rankless", "--version", cwd=tmp_path).returncode
+    (command := tmp_path / "rankless").write_text('#!/bin/sh\nexec "$PYTHON_EXEC" -u -m rankless "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PYTHON_EXEC", os.environ.get("PYTHON_EXEC", sys.executable))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}")
     for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "jupyter"))
     book = nbformat.read(path, as_version=4)

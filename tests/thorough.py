@@ -8,7 +8,7 @@ from hypothesis import settings
 
 _ASKED = os.environ.get("HYPOTHESIS", "")
 THOROUGH = _ASKED == "thorough"  # all variants of a test
-EXAMPLES = {"short": 10, "thorough": 500}.get(_ASKED, 30)  # of a property
+EXAMPLES = {"short": 6, "thorough": 500}.get(_ASKED, 30)  # of a property
 
 # How long an example takes says how busy the machine is, not whether the code is right. Every run draws other
 # examples; where each is dear there are fewer. `make test-fast` draws few, HYPOTHESIS=thorough many.

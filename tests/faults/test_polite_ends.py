@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from harness_for_faults import HERE, Run, finish, kill, outcome, recipe_file
 
+from process_server import SERVER
 from rankless.launch.requests import Requests
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -88,33 +88,21 @@ def test_a_closed_terminal_silences_the_run_and_does_not_end_it(
     tmp_path: Path, expected: dict[str, Any]
 ) -> None:
     folder = tmp_path / "run"
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "rankless",
-            "train",
-            str(recipe_file(folder)),
-            "--run",
-            str(folder),
-            "--devices",
-            "1",
-        ],
-        cwd=HERE,
-        env={**os.environ, "RANKLESS_CPU": "1", **SLOW},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),  # nohup
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    assert process.stdout.readline().startswith(b"training in")
-    process.stdout.close()
-    os.killpg(process.pid, signal.SIGHUP)
-    with process.stderr:
-        assert process.stderr.read() == b""
-    assert process.wait(60) == 0
+    words = ["prepared.py", "nohup", "-m", "rankless", "train", str(recipe_file(folder))]
+    environment = {**os.environ, "RANKLESS_CPU": "1", **SLOW}
+    takes, gives = os.pipe()
+    with tempfile.TemporaryFile() as errors:
+        with os.fdopen(takes, "rb") as said:
+            with os.fdopen(gives, "wb") as terminal:
+                process = SERVER.start(
+                    [*words, "--run", str(folder), "--devices", "1"],
+                    environment=environment, cwd=HERE, output=terminal, errors=errors,
+                )  # fmt: skip
+            assert said.readline().startswith(b"training in")
+        os.killpg(process.pid, signal.SIGHUP)
+        assert process.wait(60) == 0
+        errors.seek(0)
+        assert errors.read() == b""
     assert outcome(folder) == expected
 
 

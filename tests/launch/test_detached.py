@@ -133,21 +133,3 @@ def test_of_a_changed_host_key_one_line_is_quoted_and_what_to_do(
     assert "Host key for [h1]:2222 has changed and you have requested strict checking" in error
     assert "; run ssh-keygen -R '[h1]:2222' if the change is expected" in error
     assert len(error) < 250 and "NASTY" not in done.stderr and "@@" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (("train", "digits", "--detach"), "--detach: has no effect without --hosts"),
-        (
-            ("train", "digits", "--hosts", "localhost", "--detach", "--sync"),
-            "--detach: the first host coordinates",
-        ),
-        (("attach", "nothing"), "nothing: no detached training was started from here"),
-    ],
-)
-def test_mistakes(tmp_path: Path, words: tuple[str, ...], error: str) -> None:
-    done = rankless(tmp_path, *words)
-    assert done.returncode == 2
-    assert error in done.stderr
-    assert not list(tmp_path.iterdir())

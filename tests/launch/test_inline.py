@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 from collections.abc import Mapping
@@ -19,7 +17,7 @@ import torch
 import rankless
 from rankless.errors import INTERRUPTED, TaskError, UserError
 from rankless.models.checkpoints.weights import digest_file
-from rankless.recipe.load import load
+from rankless.recipe.load import dump, load
 from rankless.recipe.schema import Recipe
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
@@ -157,31 +155,12 @@ def test_what_is_in_the_way_is_said_at_once(recipe: Recipe, tmp_path: Path) -> N
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("isa", ["native", "avx2"])
-def test_the_command_does_it_too(isa: str, tmp_path: Path, small_recipe: str, forked: Any) -> None:
-    """In a new interpreter where the instruction set is chosen before PyTorch is there."""
-    words = [
-        "-m",
-        "rankless",
-        "train",
-        small_recipe,
-        *WORDS,
-        "epochs=1",
-        f"cpu_isa={isa}",
-        "evaluate.every=0",
-    ]
-    found = []
-    for name, option in (("here", "--inline"), ("there", "--devices=2")):
-        run = tmp_path / name
-        command = [*words, "--run", str(run), option]
-        done = (
-            forked(*command, cwd=tmp_path)
-            if isa == "native"
-            else subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300)
-        )
-        assert done.returncode == 0, done.stderr
-        found.append(weights_of(run, 2))
-    assert found[0] == found[1]
+def test_the_command_does_it_too(recipe: Recipe, launched: str, tmp_path: Path, forked: Any) -> None:
+    """With another instruction set it does so in ``test_environment.py``."""
+    (tmp_path / "my.yaml").write_text(dump(recipe))
+    done = forked("-m", "rankless", "train", "my.yaml", "--run", "run", "--inline", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert weights_of(tmp_path / "run") == launched
 
 
 def test_the_command_refuses_what_does_not_go_with_it() -> None:

@@ -118,7 +118,7 @@ def test_a_root_of_class_folders_is_trained_on_whole(
     assert "--split" in "".join(capfd.readouterr())
     assert cli.main([*command, "--resume"]) == 0
     assert "this run is finished" in "".join(capfd.readouterr())
-    assert cli.main(["export", str(run), "--format", "onnx", "--out", str(tmp_path / "out")]) == 0
+    assert cli.main(["export", str(run), "--format", "torchscript", "--out", str(tmp_path / "out")]) == 0
     assert f"images of {root} (all)" in "".join(capfd.readouterr())
 
 

@@ -1,17 +1,20 @@
 """The anchor-free head's loss once more, literally: images, points and truths one after another, in floats.
 
-Written from the papers' formulas; it shares no code with the package.
+Written from the papers' formulas; the reference shares no code with the package.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import dataclass
 
 import torch
+from loss_cases import Truth, Truths
 from torch import Tensor
 
+from rankless.models.heads.anchor_free.codec import AnchorFreeHead
+from rankless.models.heads.anchor_free.loss import AnchorFreeLoss
+from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch
 
 FAR = 1e5
@@ -56,9 +59,6 @@ class Answer:
     label: int
     quality: float
     weight: float
-
-
-Truth = tuple[list[float], int]
 
 
 def points_of(raws: list[list], strides: list[int], bins: int) -> list[Point]:
@@ -215,40 +215,17 @@ HEIGHT, WIDTH, CLASSES = 64, 96, 3
 STRIDES = [8, 16, 32]
 
 
-def make_batch(lists: list[list[Truth]], padding: int = 0) -> DetectionBatch:
-    longest = max(len(truths) for truths in lists) + padding
-    boxes = torch.zeros(len(lists), longest, 4, dtype=torch.float64)
-    labels = torch.zeros(len(lists), longest, dtype=torch.int64)
-    valid = torch.zeros(len(lists), longest, dtype=torch.bool)
-    for b, truths in enumerate(lists):
-        for t, (box, label) in enumerate(truths):
-            boxes[b, t], labels[b, t], valid[b, t] = torch.tensor(box), label, True
-    images = torch.zeros(len(lists), 3, HEIGHT, WIDTH, dtype=torch.uint8)
-    return DetectionBatch(images, boxes, labels, valid, list(range(len(lists))), [])
-
-
-def random_truths(rng: random.Random, count: int) -> list[Truth]:
-    truths = []
-    for _ in range(count):
-        x1, y1 = rng.uniform(0, WIDTH - 4), rng.uniform(0, HEIGHT - 4)
-        x2, y2 = rng.uniform(x1 + 2, min(x1 + 60, WIDTH)), rng.uniform(y1 + 2, min(y1 + 60, HEIGHT))
-        # float32 is what batches carry; the reference then sees the very same numbers
-        truths.append((torch.tensor([x1, y1, x2, y2]).double().tolist(), rng.randrange(CLASSES)))
-    return truths
-
-
-def hard_truths() -> list[Truth]:
-    return [
-        ([8.0, 8.0, 40.0, 32.0], 0),
-        ([9.0, 8.0, 40.0, 31.0], 2),  # almost the same
-        ([8.0, 8.0, 40.0, 32.0], 1),  # the same, of another class
-        ([8.0, 8.0, 40.0, 32.0], 0),  # listed twice
-        ([96.0, 4.0, 96.0, 12.0], 1),  # no width, on the right border
-        ([70.0, 64.0, 88.0, 64.0], 1),  # no height, on the lower border
-        ([0.0, 0.0, 96.0, 64.0], 0),  # the whole image
-        ([49.0, 49.0, 51.0, 51.5], 1),  # smaller than a cell, around none of the points
-        ([49.5, 49.5, 51.0, 51.0], 2),  # and another there
-    ]
+HARD = [
+    ([8.0, 8.0, 40.0, 32.0], 0),
+    ([9.0, 8.0, 40.0, 31.0], 2),  # almost the same
+    ([8.0, 8.0, 40.0, 32.0], 1),  # the same, of another class
+    ([8.0, 8.0, 40.0, 32.0], 0),  # listed twice
+    ([96.0, 4.0, 96.0, 12.0], 1),  # no width, on the right border
+    ([70.0, 64.0, 88.0, 64.0], 1),  # no height, on the lower border
+    ([0.0, 0.0, 96.0, 64.0], 0),  # the whole image
+    ([49.0, 49.0, 51.0, 51.5], 1),  # smaller than a cell, around none of the points
+    ([49.5, 49.5, 51.0, 51.0], 2),  # and another there
+]
 
 
 def make_raw(bins: int, batch: int, seed: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -260,13 +237,22 @@ def make_raw(bins: int, batch: int, seed: int, dtype: torch.dtype = torch.float6
     ]
 
 
-def case(name: str) -> DetectionBatch:
-    rng = random.Random(name)
-    lists = {
-        "random": [random_truths(rng, 4), random_truths(rng, 2)],
-        "hard": [hard_truths(), random_truths(rng, 3)],
-        "crowded": [random_truths(rng, 200), []],
-        "one-empty": [[], random_truths(rng, 3)],
-        "empty": [[], []],
-    }
-    return make_batch(lists[name])
+TRUTHS = Truths(HEIGHT, WIDTH, CLASSES, largest=(60, 60), many=200, hard=HARD)
+case, make_batch = TRUTHS.case, TRUTHS.batch
+
+
+def loss_of(**options) -> AnchorFreeLoss:
+    """The loss with these options."""
+    return AnchorFreeLoss(loss_kinds.AnchorFreeLoss(**options))
+
+
+LOSSES = [
+    AnchorFreeLoss(),
+    loss_of(assign="simota", box_loss="iou", box=5.0, classes=0.5, dfl=1.5),
+    loss_of(assign="task-aligned", box_loss="iou", box=0.7, classes=2.0, dfl=0.3, smoothing=0.1),
+]
+LOSS_IDS = ["plain", "simota", "smooth"]
+
+
+def heads_of(bins: int) -> list[AnchorFreeHead]:
+    return [AnchorFreeHead(stride, bins) for stride in STRIDES]

@@ -1,0 +1,68 @@
+"""Truths for the tests of losses: drawn and hard ones, in batches with and without padding."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rankless.structures import DetectionBatch
+
+Truth = tuple[list[float], int]
+"""A box, xyxy in pixels, and its class."""
+CASES = ("random", "hard", "crowded", "one-empty", "empty")
+
+
+@dataclass
+class Truths:
+    """Batches for an input of ``height`` × ``width``.
+
+    Attributes:
+        largest: width and height of the largest drawn box.
+        many: truths of a crowded image.
+        hard: truths where something goes wrong easily.
+    """
+
+    height: int
+    width: int
+    classes: int
+    largest: tuple[int, int]
+    many: int
+    hard: Sequence[Truth]
+
+    def drawn(self, rng: random.Random, count: int) -> list[Truth]:
+        """Some boxes of more than 2 pixels."""
+        truths = []
+        for _ in range(count):
+            x1, y1 = rng.uniform(0, self.width - 4), rng.uniform(0, self.height - 4)
+            x2 = rng.uniform(x1 + 2, min(x1 + self.largest[0], self.width))
+            y2 = rng.uniform(y1 + 2, min(y1 + self.largest[1], self.height))
+            # float32 is what batches carry; the reference then sees the very same numbers
+            truths.append((torch.tensor([x1, y1, x2, y2]).double().tolist(), rng.randrange(self.classes)))
+        return truths
+
+    def batch(self, lists: Sequence[Sequence[Truth]], padding: int = 0) -> DetectionBatch:
+        """Images with these truths."""
+        longest = max(len(truths) for truths in lists) + padding
+        boxes = torch.zeros(len(lists), longest, 4, dtype=torch.float64)
+        labels = torch.zeros(len(lists), longest, dtype=torch.int64)
+        valid = torch.zeros(len(lists), longest, dtype=torch.bool)
+        for b, truths in enumerate(lists):
+            for t, (box, label) in enumerate(truths):
+                boxes[b, t], labels[b, t], valid[b, t] = torch.tensor(box), label, True
+        images = torch.zeros(len(lists), 3, self.height, self.width, dtype=torch.uint8)
+        return DetectionBatch(images, boxes, labels, valid, list(range(len(lists))), [])
+
+    def case(self, name: str) -> DetectionBatch:
+        """Two images of one of CASES."""
+        rng = random.Random(name)
+        lists = {
+            "random": [self.drawn(rng, 4), self.drawn(rng, 2)],
+            "hard": [self.hard, self.drawn(rng, 3)],
+            "crowded": [self.drawn(rng, self.many), []],
+            "one-empty": [[], self.drawn(rng, 3)],
+            "empty": [[], []],
+        }
+        return self.batch(lists[name])
