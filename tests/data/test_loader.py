@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -196,6 +197,8 @@ def alive(pid: int) -> bool:
 
 
 RANK = """
+import tempfile
+folder = tempfile.TemporaryDirectory()  # a finalizer from before multiprocessing is imported
 import os, signal, sys, time
 sys.path.insert(0, {folder!r})
 from rankless.data import loader_server
@@ -228,7 +231,9 @@ def test_processes_live_exactly_as_long_as_their_rank(tmp_path: Path, waits: boo
     takes, gives = os.pipe()
     with os.fdopen(takes) as said:
         with os.fdopen(gives, "wb") as output:
-            rank = SERVER.start([str(script)], environment=environment, cwd=tmp_path, output=output)
+            rank = subprocess.Popen(
+                [sys.executable, script], env=environment, cwd=tmp_path, stdout=output, start_new_session=True
+            )
         processes = set(map(int, said.readline().split()))
         assert len(processes) == 2
         if waits:

@@ -145,7 +145,7 @@ def test_a_rank_that_drifts_ends_the_run_before_it_saves(ranks: Any, tmp_path: P
     answers = ranks(3, drifts, str(tmp_path), 5)
     assert answers[0] == answers[1] == answers[2]
     assert answers[0][0].startswith(
-        "after step 8 the weights on rank 1 differ from those on rank 0 (first in '"
+        "after step 8, the weights on rank 1 differ from those on rank 0 (first in '"
     )
     assert answers[0][1].startswith("the checkpoint of step 4")
     assert RunDirectory(tmp_path).steps() == [4]

@@ -352,7 +352,7 @@ def test_what_computes_something_else_is_discarded(
             "--confidence has an effect only with --nms; add --nms, or remove --confidence",
         ),
         (["--nms", "evaluate.nms=diou"], "the recipe's evaluate.nms is 'diou'; add evaluate.nms=iou"),
-        (["--nms", "--confidence", "2"], "--confidence is 2: expected a number from 0 to 1"),
+        (["--nms", "--confidence", "2"], "--confidence is 2; expected a number from 0 to 1"),
         (["optim.lr=1"], "key 'optim.lr': has no effect on an export; expected one of model.image_size"),
         (["--batch", "none"], "--batch is 'none': expected a whole number of at least 1"),
         (["digits"], "'digits': expected key=value, as in evaluate.iou=0.5"),
@@ -393,9 +393,7 @@ def test_an_ending_in_the_name_is_not_doubled(trained: Path, tmp_path: Path) -> 
 def test_files_that_cannot_be_exported_or_read_are_errors(
     trained: Path, exported: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(
-        UserError, match=r"raw\.onnx: is an ONNX file, which .*; expected a run or a weights file"
-    ):
+    with pytest.raises(UserError, match=r"raw\.onnx: is an ONNX file, .*; expected a run or a weights file"):
         export(exported["raw"], format="onnx", out=tmp_path / "net")
     with pytest.raises(UserError, match=r"writes only weights; remove --nms"):
         export(trained, format="pth", out=tmp_path / "net", nms=True)

@@ -186,7 +186,7 @@ def test_data_with_the_classes_in_another_order_and_spelling(net: Path, capsys):
     Path("map.txt").write_text("owl=\n")
     assert cli.main([*words, "map.txt"]) == 0
     captured = capsys.readouterr()
-    assert "owl  → left out" in captured.err
+    assert "owl  → (dropped)" in captured.err
     assert "computed_in" in captured.out and "fp32" in captured.out
     assert cli.main([*words, "owl"]) == 2
     assert "expected the data's class and the model's" in capsys.readouterr().err

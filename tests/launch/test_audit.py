@@ -153,7 +153,7 @@ def test_a_changed_image_is_named_and_changes_the_weights(run: RunDirectory, tmp
     assert report.results == [] and {why for _, why in report.not_shown} == {reason}
     file.write_text(file.read_text().replace("[red, green]", "[red, green, blue]"))
     report = audited(run.path, elsewhere)
-    names = "'red', 'green', 'blue', but 'red', 'green' in the run"
+    names = "'red', 'green', 'blue', but those of the run are 'red', 'green'"
     assert report.problems[0] == f"{elsewhere}: its classes are {names}" and report.results == []
 
 

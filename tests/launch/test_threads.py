@@ -81,7 +81,7 @@ def test_the_weights_do_not_know_the_number_of_threads(
     code = rankless.train(recipe(case), run, parallel="threads", devices=size, dry_run_steps=STEPS)
     assert code == 0 and outcome(run) == expected(case)
     # Nothing of this process is left changed.
-    assert torch.equal(torch.get_rng_state(), drawn) and threading.active_count() == threads
+    assert torch.equal(torch.get_rng_state(), drawn) and threading.active_count() <= threads
     assert not torch.distributed.is_initialized()
 
 

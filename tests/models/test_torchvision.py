@@ -243,7 +243,7 @@ def test_a_darknet_cfg_is_refused_and_no_anchors_are_fitted(
     with pytest.raises(UserError, match=f"'{SSDLITE}', which is not a Darknet network"):
         export(tmp_path / "w", format="darknet", out=tmp_path / "net")
     assert main(["data", "anchors", "digits", "--model", SSDLITE]) == 2
-    assert "it has no anchors" in capsys.readouterr().err
+    assert "this model has no anchors" in capsys.readouterr().err
 
 
 def test_a_recipe_is_resolved_without_a_change() -> None:

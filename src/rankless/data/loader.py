@@ -13,11 +13,11 @@ import pickle
 import signal
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
+from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -71,7 +71,7 @@ class MicroBatches(Generic[B]):
         self._processes: list[BaseProcess] = list(getattr(self._batches, "_workers", ()))
         # Also runs at interpreter exit, where multiprocessing would wait forever for processes that ignore
         # SIGTERM.
-        self._end = weakref.finalize(self, _end, self._batches, self._processes)
+        self._end = Finalize(self, _end, (self._batches, self._processes), exitpriority=0)
 
     @staticmethod
     def _loaded(
@@ -99,7 +99,7 @@ class MicroBatches(Generic[B]):
         return self
 
     def __next__(self) -> B:
-        if not self._end.alive:
+        if not self._end.still_active():
             raise StopIteration
         started, self.is_waiting = time.perf_counter(), True
         try:
