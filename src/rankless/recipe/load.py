@@ -88,8 +88,8 @@ def is_cut(path: Path) -> bool:
     """Check by the last character and last key whether a file written by :func:`dump` is cut off."""
     text, name = _text(path)
     _, lines = yaml12.read(text, name)
-    _, wanted = yaml12.read(dump(Recipe()), "recipe")
-    return not text.endswith("\n") or next(reversed(wanted)) not in lines
+    last = next(reversed(_tree(Recipe())))
+    return not text.endswith("\n") or (last,) not in lines
 
 
 def data_root(path: Path) -> str:
