@@ -43,7 +43,7 @@ class DryRun:
 
     Attributes:
         steps: number of steps.
-        images: number of images predicted in an evaluation, or 0 for no evaluations.
+        images: number of images used in an evaluation, or 0 for no evaluations.
     """
 
     steps: int

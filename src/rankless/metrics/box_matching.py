@@ -63,8 +63,8 @@ class Matches:
 
     Attributes:
         image, label, score: image number, label and score of each detection, (D,).
-        coco, pascal: ``WRONG``, ``RIGHT`` or ``IGNORED`` for each detection by COCO's and by Pascal VOC's
-            rule, (D,).
+        coco, pascal: ``WRONG``, ``RIGHT`` or ``IGNORED`` for each detection, by COCO's rule and by Pascal
+            VOC's rule, (D,).
         truth_image, truth_label, truth_area: image number, label and area of each object, (T,).
         truth_score: score of the matching detection by COCO's rule; −1 if there is none, (T,).
     """
@@ -124,7 +124,7 @@ def _overlaps(boxes: Floats, truths: Floats, crowd: NDArray[np.bool_]) -> Floats
 
 
 def match(images: Sequence[ImageBoxes]) -> Matches:
-    """Match the detections and objects in all images by COCO's and by Pascal VOC's rule."""
+    """Match the detections with the objects in all images, by COCO's rule and by Pascal VOC's rule."""
     rows = [_of_image(number, each) for number, each in enumerate(images)]
     if not rows:
         empty, none = np.zeros(0, np.int64), np.zeros(0)

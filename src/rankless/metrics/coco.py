@@ -158,7 +158,7 @@ def _objects(truths: Sequence[Truth], classes: int) -> Objects:
 
 
 def _column(parts: Sequence[Tensor | None], sizes: Sequence[int], otherwise: float) -> Floats:
-    """Concatenate the values of all images; missing values are replaced by ``otherwise``."""
+    """Concatenate the values of all images; missing values are replaced with ``otherwise``."""
     columns = [
         np.full(size, otherwise) if part is None else part.double().numpy()
         for part, size in zip(parts, sizes, strict=True)

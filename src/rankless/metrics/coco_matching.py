@@ -57,7 +57,7 @@ class Objects(NamedTuple):
 
 
 def in_ranges(areas: Floats) -> Flags:
-    """Return whether each area (N,) in square pixels lies in each range of :data:`AREAS`, as (N, 4)."""
+    """Return whether each area (N,) in square pixels is in each range of :data:`AREAS`, bool (N, 4)."""
     flags: Flags = (areas[:, None] >= _RANGES[:, 0]) & (areas[:, None] <= _RANGES[:, 1])
     return flags
 

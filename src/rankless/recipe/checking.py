@@ -86,7 +86,7 @@ class Source:
         return next(known, Location(self.name))
 
     def written(self, path: KeyPath, *, is_section: bool) -> list[KeyPath]:
-        """Return the paths to report for an unknown one, as the user wrote them.
+        """Return the paths to report for an unknown path, as the user wrote them.
 
         For a section, these are the paths of its values; otherwise, the outermost paths at or below it.
         """

@@ -243,7 +243,7 @@ class Collected:
         return self.pace.images_per_second(images) if images else None
 
     def elapsed(self, step: float, when: float | None = None) -> float:
-        """Return the seconds from the start of the first step to the end of ``step``, or to ``when``."""
+        """Return the time in seconds from the first step's start to the end of ``step``, or to ``when``."""
         if when is not None and self.times:
             return max(when - self.times[0], 0.0)
         points = [(0.0, 0.0), *self.steps.points("elapsed")]

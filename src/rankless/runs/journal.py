@@ -171,7 +171,7 @@ def _entry(text: str) -> dict[str, Any] | None:
 
 
 def tail(path: Path) -> list[dict[str, Any]]:
-    """Return a journal's last entries, including at least one step, without reading all of it."""
+    """Return a journal's last entries, including at least one step, without reading the whole file."""
     with reading.opened(path) as file:
         end, reach = file.seek(0, os.SEEK_END), _TAIL
         while True:

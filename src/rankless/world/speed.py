@@ -87,7 +87,7 @@ def measure(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
 
 
 def measure_exchange(parameters: int, micro_batches: int) -> float:
-    """Measure the seconds needed to exchange ``parameters`` float32 gradients along the fixed tree.
+    """Measure the time in seconds to exchange ``parameters`` float32 gradients along the fixed tree.
 
     All ranks must call this.
     """

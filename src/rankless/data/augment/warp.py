@@ -94,7 +94,7 @@ def origins(warp: Matrix, size: tuple[int, int]) -> Points:
 def warped_boxes(boxes: Tensor, warp: Matrix) -> Tensor:
     """Return the xyxy boxes that enclose the warped boxes, (N, 4), without clipping.
 
-    Only the part of a box in front of the horizon counts. A box beyond the horizon is moved outside the
+    Only the part of a box in front of the horizon is used. A box beyond the horizon is moved outside the
     input.
     """
     x1, y1, x2, y2 = boxes.double().numpy().T
@@ -155,7 +155,7 @@ def sampled(
     corner: tuple[float, float],
     gray: int = GRAY,
 ) -> Tensor:
-    """Sample an image on a plane bilinearly at the given points, uint8 (3, H, W).
+    """Sample an image on a plane at the given points by bilinear interpolation; return uint8 (3, H, W).
 
     Args:
         image: uint8, (3, h, w).

@@ -139,7 +139,7 @@ def _group(name: str) -> str:
 
 
 def _unique(words: Mapping[str, str]) -> dict[str, str]:
-    """Invert a mapping from names to words, without empty words and words of several names."""
+    """Invert a mapping from names to words, omitting empty words and words that several names share."""
     every = list(words.values())
     return {word: name for name, word in words.items() if word and every.count(word) == 1}
 

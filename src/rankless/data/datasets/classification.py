@@ -64,8 +64,8 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         """Return the item of an image in the given epoch.
 
         The partner for mixing is sampled from all images, not from the batch, so the result does not depend
-        on the division into micro-batches. An unreadable image is replaced by a randomly chosen image in
-        training, and by a gray image in evaluation.
+        on the division into micro-batches. An unreadable image is replaced with a randomly chosen image in
+        training, and with a gray image in evaluation.
         """
         if not self.augmented:
             return self._scored(index)

@@ -91,7 +91,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
     def item(self, index: int, epoch: int) -> DetectionItem:
         """Return the item of an image in the given epoch.
 
-        An unreadable image is replaced by a randomly chosen image in training, and by a gray image in
+        An unreadable image is replaced with a randomly chosen image in training, and with a gray image in
         evaluation. Partner images are sampled from all images, because only :meth:`items` knows the
         micro-batch.
         """

@@ -172,7 +172,7 @@ class Begin(Command[Value[bool]]):
 
 
 class Listen(Command[Value[dict[str, int]]]):
-    """A command to listen for other hosts at every address; the answer is the port at each address.
+    """A command to listen for other hosts on every address; the answer is the port on each address.
 
     If ``echo``, received bytes are sent back.
     """

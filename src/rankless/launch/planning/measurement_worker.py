@@ -34,7 +34,7 @@ class MeasurementProcess:
     Args:
         module: the module of this package to run, which calls :func:`serve_requests`.
         what: the name of the measurement in error messages.
-        log: the file for the standard error of the process.
+        log: the file for the process's standard error.
         instead: advice on an alternative to the measurement, for error messages.
         variables: additional environment variables.
         arguments: command-line arguments of the module.

@@ -146,7 +146,7 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
     owner, won = _one_truth(chosen, overlap)
     best_metric = metric.masked_fill(~won, -torch.inf).amax(-1, keepdim=True)
     best_overlap = overlap.masked_fill(~won, 0).amax(-1, keepdim=True)
-    # Outside `won`, this is the exponential of infinity minus infinity, which is replaced by 0.
+    # Outside `won`, this is the exponential of infinity minus infinity, which is replaced with 0.
     weight = (metric - best_metric).exp().masked_fill(~won, 0)  # (B, T, P)
     return _targets(truths, owner, won, (weight * best_overlap).amax(1), weight.amax(1))
 
@@ -188,7 +188,7 @@ _RULES: dict[Assignment, Callable[[Predicted, Truths], Targets]] = {
 
 
 def highest(values: Tensor, count: Tensor, most: int) -> Tensor:
-    """Return a mask of the ``count`` largest values in each row. Among equal values, the first ones count.
+    """Return a mask of the ``count`` largest values in each row, the first ones if values are equal.
 
     Args:
         values: the values, (B, T, P).
