@@ -66,7 +66,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class _Noted(ImageFiles):
-    """Write images and record their final paths in ``went``; ``folder`` is to be renamed to ``out``."""
+    """Write images, and record their paths in ``went`` as they are after ``folder`` is renamed to ``out``."""
 
     out: Path = Path()
     folder: Path = Path()

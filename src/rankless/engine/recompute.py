@@ -209,7 +209,7 @@ class Alarm:
         return totals
 
     def summary(self) -> str:
-        """Return a clause about the number of checked steps, or "" if no step was checked."""
+        """Return a clause that gives the number of checked steps, or "" if no step was checked."""
         outcome = f" and differed in {self.differed:,} of them" if self.differed else ", and all agreed"
         steps = counted(self.compared, "step")
         return f"; results were recomputed in {steps}{outcome}" if self.compared else ""

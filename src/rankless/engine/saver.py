@@ -184,7 +184,7 @@ class Saver:
             self.settle(required=True)
 
     def _links(self, *, seconds: float) -> dict[str, Any]:
-        """Return what the chain records about the next checkpoint, the same on all ranks.
+        """Return the chain's entries about the next checkpoint, which are the same on all ranks.
 
         All ranks must call this. Wait at most ``seconds`` for the list of the data's files.
         """

@@ -51,7 +51,7 @@ class Stragglers:
         self._waiting += peers + images
 
     def take_spread(self) -> list[float]:
-        """Return and clear the last compared milliseconds per micro-batch of each rank (only on rank 0)."""
+        """Return and clear each rank's last milliseconds per micro-batch (only on rank 0)."""
         spread, self._spread = self._spread, []
         return spread
 

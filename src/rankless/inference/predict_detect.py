@@ -143,7 +143,7 @@ class BoxFinder:
         )
 
     def level(self, answer: Answer, image: Pixels) -> Pixels | None:
-        """Return the heat map of an image (H, W, 3), uint8 (H, W), or None if it was not requested."""
+        """Return the heat map, uint8 (H, W), of an image (H, W, 3), or None if it was not requested."""
         return None if answer.heat is None else in_image(answer.heat, answer.letterbox, self.task.size)
 
     def _wanted(self, found: Detections) -> Detections:

@@ -45,7 +45,7 @@ def of_session(session: Session, seen: Tensor, seconds: float) -> float:
 
 
 def _rate(call: Callable[[], Any], count: int, seconds: float) -> float:
-    """Return the images per second in the median of the calls, each of which computes ``count`` images."""
+    """Return the images per second of the median call; each call computes ``count`` images."""
     for _ in range(_WARM_UP):
         call()
     times: list[float] = []

@@ -218,7 +218,7 @@ class MemberRun:
 
 
 def _sent(job: Job) -> dict[str, Any]:
-    """Return a job's fields with absolute paths, because other ranks may run in other folders."""
+    """Return a job's fields with absolute paths, because other ranks may run in different folders."""
     run, logs = (str(Path(path).absolute()) for path in (job.run, job.logs))
     return vars(replace(job, run=run, logs=logs))
 

@@ -100,7 +100,7 @@ def _match(
     outcomes: NDArray[np.int8],
     taken: Flags,
 ) -> None:
-    """Match detections with objects, given all pairs of their indices ``rows`` and ``columns``."""
+    """Match detections with objects, given the index pairs ``rows`` and ``columns``."""
     iou = _iou(found.boxes[rows], objects.boxes[columns], objects.crowd[columns])
     near = iou >= IOUS[0]
     rows, columns, iou = rows[near], columns[near], iou[near]

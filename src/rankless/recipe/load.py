@@ -86,7 +86,7 @@ def changed(recipe: Recipe, overrides: Overrides) -> Recipe:
 
 
 def is_cut(path: Path) -> bool:
-    """Check by the last character and last key whether a file written by :func:`dump` is cut off."""
+    """Check whether a file written by :func:`dump` is cut off, judging by its last character and key."""
     text, name = _text(path)
     _, lines = yaml12.read(text, name)
     _, wanted = yaml12.read(dump(Recipe()), "recipe")

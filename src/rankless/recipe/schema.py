@@ -129,7 +129,7 @@ class Augment:
     """Where mosaic, mixup and copy-paste get other images: from all ``data``, or from the same
     micro-``batch``, which decodes each image only once (detection)."""
     copy_paste: Annotated[Fraction, DETECT_ONLY] = 0.0
-    """Probability that objects of another image are pasted into this one (detection)."""
+    """Probability that objects from another image are pasted into this one (detection)."""
     crop: Annotated[Float, Field(gt=0, le=1), Reads(("classify",), ("classify",))] = 1.0
     """Minimum fraction of the area that a random crop keeps; 1 disables cropping. In detection, a crop never
     cuts a box."""

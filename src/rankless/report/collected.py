@@ -114,7 +114,7 @@ class Collected:
             seconds since 1970, or None if unknown.
         spread: pairs of a step and every rank's milliseconds per micro-batch.
         memory: last recorded peak memory of each rank's device in MiB. Empty if unknown.
-        busy: last recorded fraction of time that each rank's device computed. Empty if unknown.
+        busy: last recorded fraction of the time that each rank's device spent computing. Empty if unknown.
         recipe: values by dotted key. Empty if the recipe cannot be read.
         recipe_text: the text of ``recipe.yaml``.
         starts: entries of ``environment.json``.

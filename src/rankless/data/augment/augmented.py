@@ -67,8 +67,8 @@ class Augmenter:
     def augmented(self, index: int) -> Augmented:
         """Return the augmented input for an image, possibly blended with another input.
 
-        Boxes are clipped to the input. The placement is that of the cropped image before it is warped and
-        mirrored, or the identity for a mosaic.
+        Boxes are clipped to the input. The returned placement is that of the cropped image before it is
+        warped and mirrored, or the identity for a mosaic.
         """
         image, boxes, labels, where = self._placed(index)
         if not (self.options.mixup and self._partners):

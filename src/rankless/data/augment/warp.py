@@ -82,7 +82,7 @@ def from_unit_square(corners: Matrix) -> Matrix:
 
 
 def origins(warp: Matrix, size: tuple[int, int]) -> Points:
-    """Return the source position of the center of each input pixel, (H, W) each; 1e9 beyond the horizon."""
+    """Return x and y, (H, W) each, of the source position of each input pixel; 1e9 beyond the horizon."""
     back = np.linalg.inv(warp)
     x, y = np.arange(size[1]) + 0.5, np.arange(size[0])[:, None] + 0.5
     across, down, depth = (row[0] * x + row[1] * y + row[2] for row in back)

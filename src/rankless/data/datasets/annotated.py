@@ -183,7 +183,7 @@ class ClassifiedImages(_Annotated, ClassificationImages):
         annotations: annotations of one split.
         class_names: class names of the model. Default: the class names of the data.
         where: description of the data for messages.
-        given: pairs of a class of the data and a class of the model with different names.
+        given: pairs of a class in the data and the model's class with a different name.
     """
 
     def __init__(

@@ -192,7 +192,7 @@ def place(
 
 
 def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
-    """Return how many pixels of earlier labels and of the box each candidate hides, (N,)."""
+    """Return the number of pixels, (N,), of earlier labels and of the box that each candidate hides."""
     own = _overlaps(candidates, np.array([box]))[:, 0]
     own[own < 0.2 * (box[2] - box[0]) * (box[3] - box[1])] = 0
     hidden: Floats = own / 2 + _overlaps(candidates, placed).sum(1)

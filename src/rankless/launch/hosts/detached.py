@@ -141,7 +141,7 @@ def follow(run: Path, record: dict[str, int]) -> int:
 
 
 def is_alive(record: dict[str, int]) -> bool:
-    """Check whether the recorded process is running; a later process with the same id does not count."""
+    """Check whether the recorded process is running; a later process with the same id is not accepted."""
     return "code" not in record and began(record["pid"]) == record["began"]
 
 

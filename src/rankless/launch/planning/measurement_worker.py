@@ -137,7 +137,7 @@ def guarded(pid: int, limit: int) -> Iterator[list[int]]:
 
 
 def quick(seconds: Iterable[float]) -> float:
-    """Return the lower quartile of durations, which other work affects less than the median."""
+    """Return the lower quartile of durations, which other work affects less than their median."""
     ordered = sorted(seconds)
     return ordered[(len(ordered) - 1) // 4]
 

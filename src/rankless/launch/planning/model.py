@@ -114,7 +114,7 @@ class Link:
 
     @property
     def overhead(self) -> float:
-        """The seconds that a device needs to send a message before it can send the next one."""
+        """The time in seconds that a device takes to send a message before it can send the next one."""
         return min(OVERHEAD, self.latency)
 
     def slowed(self, factor: float) -> Link:

@@ -128,8 +128,8 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
     the same box.
 
     In the paper, the weight equals the quality. Then a box with low IoUs so far, which is usually small,
-    would hardly count and be learned late or never, and the loss of a step with only such boxes would be
-    divided by almost 0.
+    would have almost no weight and be learned late or never, and the loss of a step with only such boxes
+    would be divided by almost 0.
 
     Args:
         predicted: predictions at (B, P) points.
