@@ -291,7 +291,7 @@ def _shares(
 
 
 def _label_counts(whole: Annotations, members: Sequence[Sequence[int]]) -> Counts:
-    """Return the number of images of each class in each unit, (N, C)."""
+    """Return the number of images, (N, C), of each class in each unit."""
     unit_of = np.empty(len(whole), np.int64)
     for unit, images in enumerate(members):
         unit_of[list(images)] = unit

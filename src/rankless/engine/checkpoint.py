@@ -189,7 +189,7 @@ def load(run: RunDirectory, step: int) -> Snapshot:
 
 
 def remove_old(run: RunDirectory, keep: int, best: int | None) -> None:
-    """Remove incomplete checkpoints, and all others except the ``keep`` newest and the best one."""
+    """Remove incomplete checkpoints, and all complete ones except the ``keep`` newest and the best one."""
     last = run.pointed("last")
     if last is None:  # the newest checkpoints are unknown
         return

@@ -217,7 +217,7 @@ def _missing(mine: Iterable[Unreadable], images: int, max_bad: float, world: Wor
 
 
 def listed(images: Iterable[Unreadable]) -> list[str]:
-    """Return one sentence for each of the first images, and one that counts the others."""
+    """Return one sentence for each of the first images, and one with the number of remaining images."""
     every = sorted(images)
     more = [f"… and {len(every) - SHOWN} more"] if len(every) > SHOWN else []
     return [*(f"{one.path} cannot be read: {one.reason}" for one in every[:SHOWN]), *more]

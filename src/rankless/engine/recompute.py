@@ -1,4 +1,4 @@
-"""Detection of silent errors (``check.recompute``), in which ranks recompute each other's micro-batches.
+"""Detect silent errors (``check.recompute``): ranks recompute each other's micro-batches.
 
 Any rank can compute any micro-batch with the same bits. If two results differ, a device has computed a wrong
 result, or a bit in memory has flipped. In a check, each rank recomputes one micro-batch of another rank. If

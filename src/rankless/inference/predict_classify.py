@@ -113,7 +113,7 @@ class ClassFinder:
         self.shown = shown_as(self.task.size, data.augment.crop < 1, data.detail)
 
     def scene(self, split: str, index: int) -> Tensor:
-        """Return an image of a digit from the built-in data, uint8 (3, H, W)."""
+        """Return an image, uint8 (3, H, W), of a digit from the built-in data."""
         digits = DigitImages(split)
         if index >= len(digits):
             reason = f"the built-in data has only the digits 0 to {len(digits) - 1} in '{split}'"

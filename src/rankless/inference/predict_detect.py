@@ -85,7 +85,7 @@ class BoxFinder:
         self.heat = False
 
     def scene(self, split: str, index: int) -> Tensor:
-        """Return a scene from the built-in data, uint8 (3, H, W)."""
+        """Return a scene, uint8 (3, H, W), from the built-in data."""
         # As in training, validation scenes do not depend on the seed.
         seed = self.task.recipe.seed if split == "train" else 0
         return DigitScenes(split, index + 1, seed, SCENE_SIZE).read(index).image

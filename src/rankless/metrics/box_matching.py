@@ -52,7 +52,7 @@ class ImageBoxes:
 
     @property
     def same(self) -> NDArray[np.bool_]:
-        """Whether detection k has the class of object n and overlaps it enough to match, (K, N)."""
+        """Whether detection k has the class of object n and overlaps it enough to match; shape (K, N)."""
         near: NDArray[np.bool_] = (self.overlaps >= IOU) & (self.found[:, None] == self.labels)
         return near
 
@@ -102,7 +102,7 @@ def image_boxes(truth: Truth, detections: Detections) -> ImageBoxes:
 
 
 def _place_in_class(labels: Integers) -> Integers:
-    """Return the number of earlier entries with the same label, (K,)."""
+    """Return, for each of K entries, the number of earlier entries with the same label, (K,)."""
     by_label = np.argsort(labels, kind="stable")
     sorted_labels = labels[by_label]
     first = np.searchsorted(sorted_labels, sorted_labels)

@@ -197,7 +197,7 @@ def remains(run: RunDirectory) -> list[Path]:
 
 
 def recover(run: RunDirectory) -> None:
-    """Restore complete checkpoints that a killed process left under temporary names, and remove the others.
+    """Restore complete checkpoints that a killed process left under temporary names; remove other remains.
 
     No process may be writing to the run.
     """

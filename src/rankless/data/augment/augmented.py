@@ -1,8 +1,8 @@
 """Augment a detector's training images with the steps of ``data.augment``, in a fixed order.
 
-First, objects of another image are pasted (copy-paste), and the image is cropped. Then the image, or a mosaic
-of four such images, is placed on the input, mirrored, recolored, zoomed, shifted and warped. After that,
-blur, noise and JPEG artifacts are added. Finally, two inputs are blended (mixup).
+First, objects from another image are pasted (copy-paste), and the image is cropped. Then the image, or a
+mosaic of four such images, is placed on the input, mirrored, recolored, zoomed, shifted and warped. After
+that, blur, noise and JPEG artifacts are added. Finally, two inputs are blended (mixup).
 
 Each step has its own random generator, which depends only on (seed, step, epoch, index), so turning one step
 off does not change the others.

@@ -81,7 +81,7 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         return ClassificationItem(image, target, index, tuple(images.unreadable))
 
     def labels(self) -> Tensor:
-        """Return the class of every image, int64 (N,)."""
+        """Return the class ids, int64 (N,), of all images."""
         return torch.tensor([self.images.label(index) for index in range(len(self))], dtype=torch.int64)
 
     def _is_mixed(self, index: int, epoch: int, step: int | None) -> bool:

@@ -158,7 +158,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         return {"size": list(self.step_sizes.of(step))} if self.step_sizes else {}
 
     def evaluation_order(self) -> NDArray[np.int64] | None:
-        """Return the order of images in an evaluation, (N,), or None for the order of the data."""
+        """Return the order, (N,), of images in an evaluation, or None for the order of the data."""
         return by_aspect(self.images.sizes(range(len(self)))) if self.rectangular else None
 
 

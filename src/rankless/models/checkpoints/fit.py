@@ -178,7 +178,7 @@ def fit(
 def by_order(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], source: str, partial: bool = False
 ) -> dict[str, Tensor]:
-    """Match tensors in order, for a network whose tensors have other names.
+    """Match tensors in order, for a network whose tensors have different names.
 
     Equal shapes do not prove that the networks are equal. For example, concatenating feature maps in another
     order does not change the shapes. If only one side has batch counters, they are ignored.

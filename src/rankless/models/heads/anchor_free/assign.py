@@ -217,7 +217,7 @@ def _within(predicted: Predicted, truths: Truths, radius: float, reach: float = 
 
 
 def _logits_of_labels(predicted: Predicted, truths: Truths) -> Tensor:
-    """Return the logit of each point for the class of each ground-truth box, (B, T, P)."""
+    """Return the logits, (B, T, P), of each point for the class of each ground-truth box."""
     by_class = predicted.logits.transpose(1, 2)  # (B, C, P)
     return by_class.gather(1, truths.labels.unsqueeze(-1).expand(-1, -1, by_class.shape[2]))
 
