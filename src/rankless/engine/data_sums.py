@@ -1,4 +1,4 @@
-"""A list of the data's files and their SHA-256, written to the run directory during training."""
+"""Write a list of the data's files and their SHA-256 to the run directory during training."""
 
 from __future__ import annotations
 

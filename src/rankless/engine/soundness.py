@@ -1,4 +1,4 @@
-"""Checks that the weights are finite and the same on every rank."""
+"""Check that the weights are finite and the same on every rank."""
 
 from __future__ import annotations
 

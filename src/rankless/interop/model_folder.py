@@ -78,7 +78,7 @@ def write(loaded: weights.Weights, folder: Path, source: Path, force: bool) -> t
     """Write a model to a new or empty folder, or to an earlier export if ``force`` is true.
 
     Raises:
-        UserError: the folder contains other files, or an earlier export without ``force``.
+        UserError: the folder contains other files, or an earlier export and ``force`` is false.
     """
     files = tuple(folder / name for name in FILES)
     if folder.is_dir() and any(folder.iterdir()) and not all(file.is_file() for file in files):

@@ -1,4 +1,4 @@
-"""Match the detections and objects in a data set by the rule of cocoapi's ``cocoeval``.
+"""Match the detections with the objects in a data set by the rule of cocoapi's ``cocoeval``.
 
 All images and classes are matched at once, for ten IoU thresholds and four ranges of areas.
 """

@@ -1,4 +1,4 @@
-"""Checks that a step or an image fits into memory, before it is computed."""
+"""Check that a step or an image fits into memory, before it is computed."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def origins(warp: Matrix, size: tuple[int, int]) -> Points:
 
 
 def warped_boxes(boxes: Tensor, warp: Matrix) -> Tensor:
-    """Return the xyxy boxes that enclose the warped boxes, (N, 4), without clipping.
+    """Return the xyxy boxes, (N, 4), that enclose the warped boxes, without clipping.
 
     Only the part of a box in front of the horizon is used. A box beyond the horizon is moved outside the
     input.

@@ -65,7 +65,7 @@ def between_splits(root: str, training: str, other: str) -> Iterator[None]:
 
 
 def further_classes(root: str, training: str, other: str, names: Sequence[str]) -> str:
-    """Return a note on classes of the split ``other`` that the split ``training`` does not have."""
+    """Return a note on classes in the split ``other`` that the split ``training`` does not have."""
     said = f"'{other}' has classes that '{training}' does not have: {listed(names)}"
     top = Path(root).expanduser()
     empty = [str(Path(root, training, name)) for name in names if (top / training / name).is_dir()]

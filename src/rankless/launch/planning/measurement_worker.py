@@ -1,4 +1,4 @@
-"""Processes that measure on request, which read requests and write answers as lines of JSON."""
+"""Measure on request in separate processes, which read requests and write answers as lines of JSON."""
 
 from __future__ import annotations
 
