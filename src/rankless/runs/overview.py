@@ -38,7 +38,7 @@ class Overview:
             ``on HOST`` for a run that another machine coordinates.
         step: number of completed steps.
         steps: number of steps in the run, or None if unknown.
-        saved: step of the newest checkpoint, from which the run resumes, or None without a checkpoint.
+        saved: step of the newest checkpoint, from which the run resumes, or None if there is none.
         score_name, score, best_step: the best score so far, or None before the first evaluation.
         seconds: total duration of the steps in the journal.
         changed: time of the journal's last change, in seconds since 1970.

@@ -14,7 +14,7 @@ from rankless.geometry.letterbox import fit
 from rankless.structures import Sample
 
 TAKEN = 0.5
-"""Probability of pasting an object of the other image."""
+"""Probability of pasting an object from the other image."""
 MOST = 8
 """Maximum number of objects to paste."""
 TRIES = 5

@@ -13,7 +13,7 @@ from pathlib import Path
 from rankless.errors import UserError, counted, listed, nearest
 
 Pairs = Sequence[tuple[str, str]]
-"""Pairs of a class of the data and a class of the model, which is "" to drop the class of the data."""
+"""Pairs of a class in the data and a class in the model, which is "" to drop the class in the data."""
 
 LEFT_OUT = -1
 _SHOWN = 20

@@ -209,8 +209,8 @@ class Examination:
         checks: findings.
         timings: timings of collectives with one rank per host, as fields of
             :class:`rankless.world.speed.Timing`.
-        exchange: time in seconds to exchange the gradients of one step with one rank per host; 0 without a
-            recipe.
+        exchange: time in seconds to exchange the gradients of one step with one rank per host; 0 if there is
+            no recipe.
         step: seconds per step of the recipe on the first host alone; 0 if not measured.
         measured: number of hosts that took part in the timings.
         shares: number of ranks on each host, in the order of the hosts.
