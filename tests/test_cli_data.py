@@ -118,7 +118,7 @@ def test_help_names_every_command_with_an_example(capsys):
             "--to is 'coc': expected one of web",
         ),
         (["convert", "cells", "--to", "coco", "--out", "cells"], "--out cells: already exists"),
-        (["convert", "pets", "--to", "voc", "--out", "new"], "no boxes, which this format cannot hold"),
+        (["convert", "pets", "--to", "voc", "--out", "new"], "no boxes, which this format cannot store"),
         (["split", "cells"], "--out"),
         (["split", "cells", "--out", "new", "--val", "2"], "--val is '2': expected a number from 0 to 1"),
         (["split", "cells", "--out", "new", "--val", "20%"], "--val is '20%': expected a number from 0 to 1"),
@@ -300,9 +300,9 @@ def test_show(cells, capsys):
 @pytest.mark.slow
 def test_show_as_trained_on(cells, pets, capsys):
     words = ["--augmented", "model.image_size=64", "--count", "2", "--out"]
-    assert "as trained on" in run(capsys, "show", cells, "data.augment.mosaic=1", *words, "a.png")
-    assert "as trained on" in run(capsys, "show", pets, *words, "b.png")
-    assert "as trained on" in run(capsys, "show", "digits", *words, "c.png")
+    assert "augmented" in run(capsys, "show", cells, "data.augment.mosaic=1", *words, "a.png")
+    assert "augmented" in run(capsys, "show", pets, *words, "b.png")
+    assert "augmented" in run(capsys, "show", "digits", *words, "c.png")
     for name in "abc":
         with Image.open(f"{name}.png") as sheet:
             assert sheet.width == 2 * 300 + 3 * 14
