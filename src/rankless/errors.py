@@ -213,7 +213,7 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return text that lists the first eight names and counts the others."""
+    """Return text with the first eight names and the number of remaining ones."""
     shown = ", ".join(f"'{printable(name)}'" for name in names[:8])
     return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown
 

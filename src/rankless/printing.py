@@ -44,7 +44,7 @@ def discard_output(stream: TextIO) -> None:
 
 
 def finite(value: Any) -> Any:
-    """Return a value with NaN and infinity replaced by None, because JSON cannot represent them."""
+    """Return a value with NaN and infinity replaced with None, because JSON cannot represent them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -39,7 +39,7 @@ def key(seed: int, *path: int | str) -> int:
 
 
 class _Key(ISeedSequence):
-    """A key for Philox in the form of a seed, because NumPy draws a seed from the system beside a ``key``."""
+    """A key for Philox in the form of a seed: with a ``key``, NumPy also draws a seed from the system."""
 
     def __init__(self, number: int) -> None:
         self.words = np.array((number & (2**64 - 1), number >> 64), np.uint64)

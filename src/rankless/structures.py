@@ -138,7 +138,7 @@ class _Batch:
         return ((name, value) for name, value in values if isinstance(value, kind))
 
     def _each(self, change: Callable[[Tensor], Tensor], **lists: list[Any]) -> Self:
-        """Return a copy with ``change`` applied to every tensor, and with its lists replaced by ``lists``."""
+        """Return a copy with ``change`` applied to every tensor, and its lists replaced with ``lists``."""
         batch: Any = self
         made: Self = replace(batch, **{name: change(value) for name, value in self._values(Tensor)}, **lists)
         return made

@@ -145,7 +145,7 @@ def test_a_name_outside_every_group_stands_alone_and_is_counted(tmp_path):
         ({"val": -0.1, "test": float("nan")}, "--val is -0.1.*\n.*--test is nan"),
         ({"val": 0.6, "test": 0.4}, "--val 0.6 and --test 0.4 leave no training images"),
         ({"val": 0}, "--val and --test are 0"),
-        ({"group": "("}, r"--group is '\(': expected a regular expression"),
+        ({"group": "("}, r"--group is '\(', which is not a valid regular expression: missing \)"),
         ({"group": "patient"}, "--group 'patient': the pattern matches none of the 4 image names, such as"),
         ({"val": 1e-6}, "the split 'val' would get none of the 4 images"),
     ],

@@ -335,7 +335,7 @@ def test_damage_on_one_machine_reaches_no_whole_copy(
         told = [
             path
             for path in hurt
-            if any(f"{path} was replaced by the copy from rank" in text for text in said)
+            if any(f"{path} was replaced with the copy from rank" in text for text in said)
         ]
         assert told == (list(hurt) if what == "damaged" else [])
     assert {path: kept[path].read_bytes() for path in hurt if kept[path].exists()} == (

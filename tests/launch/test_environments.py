@@ -159,7 +159,7 @@ def test_what_is_no_rank_is_taken_for_none(variables: dict[str, str]) -> None:
     [
         ({"RANK": "x", "WORLD_SIZE": "2"}, r"RANK is 'x' in the environment .*; expected a whole number"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, r"RANK is '-1'"),
-        ({**PYTORCHJOB, "RANK": "2"}, r"rank 2, but 2"),
+        ({**PYTORCHJOB, "RANK": "2"}, r"the rank to 2, but the number of ranks is 2"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, r"MASTER_ADDR and MASTER_PORT: not set.*ranks with torchrun"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, r"^MASTER_PORT: not set"),
         ({k: v for k, v in MPIRUN.items() if "LOCAL" not in k}, r"OMPI_COMM_WORLD_LOCAL_RANK is not set"),

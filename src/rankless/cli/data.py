@@ -318,7 +318,7 @@ def _size(text: str) -> tuple[int, int]:
     usage="Usage: rankless data convert ROOT --to FORMAT --out FOLDER [OPTIONS]",
     help_epilogue="""\
 The command lists the information that the new format cannot store. It then reads the result back and
-compares everything else, bit by bit. The exit code is 0 if it is equal, otherwise 1.
+compares everything else, bit for bit. The exit code is 0 if everything is equal, otherwise 1.
 
 Example:
   rankless data convert VOCdevkit --to coco --out voc-as-coco
@@ -385,7 +385,8 @@ def split(
     group: Annotated[
         str | None,
         Parameter(
-            help="Keep images in the same split if this part of their names is equal.", metavar="REGEX"
+            help="Keep images in the same split if this pattern matches the same text in their paths.",
+            metavar="REGEX",
         ),
     ] = None,
     near: Annotated[

@@ -35,7 +35,7 @@ def doctor(
         ),
     ],
     run: Annotated[
-        Path, Parameter(name=("--run", "--out"), help="Folder of the future run directory.")
+        Path, Parameter(name=("--run", "--out"), help="Folder in which run directories will be created.")
     ] = Path("runs"),
     hosts: Hosts = None,
     sync: Sync = False,

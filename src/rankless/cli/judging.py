@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rankless.curation.model_errors import ModelErrors
 
 
-Others = Annotated[Path, Parameter(help="More runs or weights files, one line each.")]
+Others = Annotated[Path, Parameter(help="More runs or weights files. The command prints one line for each.")]
 
 
 @app.command(

@@ -131,7 +131,7 @@ def _layers(name: str, overrides: Sequence[str], *, as_json: bool) -> int:
     help_epilogue="Example:\n  rankless import their.pth --out ours.safetensors --model yolov4-tiny\n",
 )
 def import_(
-    source: Annotated[Path, Parameter(name="FILE", help="A checkpoint of another project.")],
+    source: Annotated[Path, Parameter(name="FILE", help="A checkpoint from another project.")],
     /,
     *overrides: Annotated[
         str, Parameter(name="KEY=VALUE", help="Changes to the recipe stored with the weights.")
@@ -172,7 +172,7 @@ def import_(
     force: Annotated[bool, Parameter(help="Replace --out if it exists."), flag] = False,
     as_json: Json = False,
 ) -> int:
-    """Convert a checkpoint of another project to a weights file."""
+    """Convert a checkpoint from another project to a weights file."""
     count = None if classes is None else whole_number("--classes", classes)
     refuse_stray(overrides, "model.width=0.5")
     from rankless.interop.importing import import_weights
@@ -238,7 +238,7 @@ def export(
         flag,
     ] = False,
     confidence: Annotated[
-        float | None, Parameter(help="Minimum score that the NMS of --nms keeps. Default: 0.25.")
+        float | None, Parameter(help="With --nms: minimum score of the detections to keep. Default: 0.25.")
     ] = None,
     batch: Annotated[
         str | None, Parameter(help="Fix the batch size. By default, any batch size is accepted.", metavar="N")
@@ -302,7 +302,8 @@ def list_(
         str | None,
         Parameter(
             name="PATTERN",
-            help="Part of a name, or a pattern with * and ?. Patterns such as 'timm/*' also list timm's.",
+            help="Part of a name, or a pattern with * and ?. Patterns such as 'timm/*' also list the weights "
+            "in timm.",
         ),
     ] = None,
     /,

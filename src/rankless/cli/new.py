@@ -193,7 +193,7 @@ def _values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> It
 
 
 def check_changes(folder: str, overrides: Sequence[str]) -> None:
-    """Raise a UserError if the overrides are valid for no built-in task, or the weights do not exist."""
+    """Raise a UserError if no built-in task accepts the overrides, or the weights do not exist."""
     from rankless.data.formats.registry import recognize
     from rankless.recipe.load import default
 

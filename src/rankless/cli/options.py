@@ -65,8 +65,8 @@ PredictingTarget = Annotated[Path, Parameter(name="TARGET", help="A run director
 Task = Annotated[
     str | None,
     Parameter(
-        help="A custom task, package.module:Class or file.py:Class, whose code is run. A task that only the "
-        "run or file names is refused.",
+        help="A custom task, package.module:Class or file.py:Class, whose code is run. A task that is "
+        "named only in the run or the weights file is refused.",
         metavar="TASK",
     ),
 ]
@@ -171,8 +171,8 @@ Python = Annotated[
 Devices = Annotated[
     str,
     Parameter(
-        help="Number of GPUs, or of processes without a GPU. auto uses all. A list such as 0,2 selects GPUs "
-        "by number. '2,' selects only GPU 2.",
+        help="Number of GPUs or, on a machine without GPUs, of processes. auto uses all. A list such as 0,2 "
+        "selects GPUs by number. '2,' selects only GPU 2.",
         metavar="N",
     ),
 ]
@@ -319,7 +319,7 @@ def recipe_of(words: Sequence[str]) -> tuple[Recipe, str]:
 def load_recipe(
     name: str | None, overrides: Sequence[str], *, check_model: bool = True
 ) -> tuple[Recipe, str]:
-    """Return a recipe and the name of its run; errors include a missing data set.
+    """Return a recipe and the name of its run; a missing data set is also an error.
 
     Args:
         name, overrides, check_model: see :func:`_load_recipe`.
@@ -394,7 +394,7 @@ def _load_recipe(name: str | None, overrides: Sequence[str], *, check_model: boo
 
 
 def _fine_tuning(recipe: Recipe) -> list[str]:
-    """Return overrides that adapt ``fine-tune`` to the training images; none if the data is not here."""
+    """Return overrides that adapt ``fine-tune`` to the training images; none if the data is elsewhere."""
     try:
         task = opened_task(recipe)
     except UserError:

@@ -127,7 +127,7 @@ def fit(
     devices: Devices = "auto",
     as_json: Json = False,
 ) -> int:
-    """Find the largest micro-batch that fits in this device's memory, by training with growing ones."""
+    """Find the largest micro-batch that fits in this device's memory, by training with ever larger ones."""
     count, (chosen, name) = check_all(lambda: device_count(devices), lambda: recipe_of(recipe))
     check_recipe(chosen, begins=False)
     from rankless.launch.planning.fit import fit as find
@@ -199,7 +199,8 @@ def benchmark(
     seconds: Annotated[
         float | None,
         Parameter(
-            help="Measuring time in seconds. Default: 30 in total for training, 3 for each format.",
+            help="Duration of the measurement in seconds. Default: 30 in total for training, and 3 for each "
+            "format.",
             show_default=False,
         ),
     ] = None,

@@ -63,7 +63,8 @@ def predict(
         Parameter(
             name="SOURCE KEY=VALUE",
             help="Images, videos, folders, patterns, webcam:0, rtsp://…, built-in scenes such as "
-            "digits:val:0-7, or @FILE or @- for a list of them. Also changes to the weights' recipe.",
+            "digits:val:0-7, or a list of them in @FILE or @- (standard input). KEY=VALUE changes the recipe "
+            "of the weights.",
         ),
     ],
     task: Task = None,
@@ -208,7 +209,7 @@ def _name_given_options(options: dict[str, str | None]) -> Iterator[None]:
 
 
 def _expand_lists(sources: Sequence[str]) -> tuple[str, ...]:
-    """Return the sources, with each ``@FILE`` replaced by the file's lines; ``@-`` is the standard input.
+    """Return the sources, with each ``@FILE`` replaced with the file's lines; ``@-`` is standard input.
 
     Raise a UserError that names all lists and sources that do not exist.
     """

@@ -30,7 +30,7 @@ Words = Annotated[
 ]
 Nodes = Annotated[str, Parameter(help="Number of machines.", metavar="N")]
 Devices = Annotated[
-    str, Parameter(help="Number of GPUs per machine, or of processes without GPUs.", metavar="N")
+    str, Parameter(help="Number of GPUs per machine or, if the job uses no GPUs, of processes.", metavar="N")
 ]
 
 
@@ -47,7 +47,7 @@ class JobOptions:
         tuple[str, ...],
         Parameter(
             name="--sink",
-            help="Also log metrics there, as with train. Repeatable.",
+            help="Also log metrics to this sink; see rankless train. Repeatable.",
             negative="",
             metavar="SINK",
             show_default=False,
@@ -229,7 +229,7 @@ def ray(
         str, Parameter(help="The cluster address: HOST:PORT, or auto on a machine of the cluster.")
     ],
     devices: Annotated[
-        str, Parameter(help="Total number of GPUs, or of processes without GPUs.", metavar="N")
+        str, Parameter(help="Total number of GPUs or, if the job uses no GPUs, of processes.", metavar="N")
     ] = "1",
     options: Options = JobOptions(),
     restarts: Annotated[

@@ -264,7 +264,7 @@ def train_as_rank(given: TrainOptions, environment: Environment) -> int:
 
 
 def _wanted(given: TrainOptions, *, is_first: bool) -> Wanted:
-    """Read the recipe for a rank of another launcher, and select its CPU instruction set."""
+    """Read the recipe for a rank that another launcher has started, and select its CPU instruction set."""
     from rankless.launch.job import Wanted
     from rankless.runs.directory import RunDirectory
 
@@ -426,7 +426,7 @@ def verify(
     from rankless.launch import fork_server
     from rankless.launch.verify import verify as compare
 
-    # With --json, only the report goes to the standard output.
+    # With --json, only the report goes to standard output.
     echo = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     if hosts is not None:
         from rankless.launch.hosts.channel import host_access

@@ -42,8 +42,8 @@ class Checked:
         unreadable: indices of each split's images that cannot be decoded or have an invalid header.
         leaked: indices of each split's images that a later split also contains.
         quick: whether decoding and comparing the images was skipped.
-        classes: error messages about class mismatches between splits.
-        missing: error messages about default splits that are missing or have no boxes.
+        classes: error messages about class mismatches between splits. missing: error messages about default
+            splits that do not exist or have no boxes.
         undivided: a note on the missing validation split if ``rankless train ROOT`` would create one,
             otherwise "".
     """

@@ -63,7 +63,7 @@ def write(selection: Selection, out: Path, outputs: Outputs) -> None:
 
 
 def sheet(selection: Selection) -> Image.Image:
-    """Return an image of all images, uncropped, in full rows with a title and captions."""
+    """Return one image that shows all images, uncropped and in full rows, with a title and captions."""
     starts = [at for at, one in enumerate(selection.shown) if one.heading or not at]
     groups = pairwise([*starts, len(selection.shown)])
     rows = [row for start, end in groups for row in _rows(selection.shown[start:end])]
@@ -132,7 +132,7 @@ class _Text:
 
 
 class _Room(NamedTuple):
-    """An image's cell on the sheet; all cells of a row have the same height."""
+    """An image's cell on the sheet; all cells in a row have the same height."""
 
     shown: Shown
     width: int

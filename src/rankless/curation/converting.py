@@ -38,7 +38,7 @@ class Converted:
         data: the original data set.
         to: name of the new format.
         out: folder of the new data set.
-        lost: notes on information that the new format cannot store and about files left out.
+        lost: notes on information that the new format cannot store, and on files that were left out.
         differences: descriptions of differences found when reading back; empty if everything is equal.
     """
 
@@ -66,7 +66,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class _Noted(ImageFiles):
-    """Write images and record their final paths in ``went``; ``folder`` is to be renamed to ``out``."""
+    """Write images, and record their paths in ``went`` as they are after ``folder`` is renamed to ``out``."""
 
     out: Path = Path()
     folder: Path = Path()

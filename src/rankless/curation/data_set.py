@@ -118,7 +118,7 @@ def refuse_data_files(outputs: Outputs, root: str, format: str) -> None:
 
 
 def known_format(name: str, option: str = "--format", known: Sequence[str] = ()) -> str:
-    """Check the name of a format and return it; ``yolo`` is another name for ``darknet``."""
+    """Check the name of a format and return it, with ``yolo`` converted to ``darknet``."""
     if name == "yolo":
         return "darknet"
     known = known or ("auto", *NAMES)

@@ -273,7 +273,7 @@ def of_boxes(image: ImageBoxes, confidence: float) -> Iterator[Mistake]:
 
 
 def _of_detection(image: ImageBoxes, row: int, finder: Mapping[int, int]) -> tuple[Mistake, int]:
-    """Return the error of an unmatched detection, and the index of the object it belongs to or -1."""
+    """Return the error of an unmatched detection, and the index of the object that it belongs to, or -1."""
     score, predicted = float(image.scores[row]), int(image.found[row])
     overlaps = image.overlaps[row] * image.counts
     near = int(overlaps.argmax()) if len(overlaps) else -1

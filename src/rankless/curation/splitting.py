@@ -47,7 +47,7 @@ class Divided:
         data: the original data set.
         splits: annotations of the new splits.
         wanted: requested fraction of each split.
-        notes: notes on groups, duplicates, and fractions that were missed.
+        notes: notes on groups, duplicates, and splits that differ from their requested fraction.
     """
 
     data: DataSet
@@ -110,7 +110,7 @@ def split(
     try:
         expression = None if group is None else re.compile(group)
     except re.error as error:
-        raise UserError(f"--group is '{group}': expected a regular expression, but {error}") from error
+        raise UserError(f"--group is '{group}', which is not a valid regular expression: {error}") from error
     must_be_outside(root, out)
     refuse_existing(out)
     data = open_data_set(root, format, splits, classes=classes)
@@ -136,7 +136,7 @@ def _divided(
     *,
     stratify: bool,
 ) -> dict[str, Annotations]:
-    """Return the new splits, given the images and the hash, in [0, 1), of each unit."""
+    """Return the new splits, given the images of each unit and its hash in [0, 1)."""
     if stratify:
         counts, sizes = _label_counts(whole, members), np.array([len(each) for each in members])
         order = np.argsort(np.array(hashed), kind="stable")
@@ -273,7 +273,7 @@ def _merge(
 def _shares(
     made: Mapping[str, Annotations], wanted: Mapping[str, float], largest: int, *, stratify: bool
 ) -> list[str]:
-    """Return a list with one note on splits that missed their fraction; empty if all are close."""
+    """Return a list with one note on splits far from their requested fraction; empty if there are none."""
     total = sum(map(len, made.values()))
     missed = [
         f"'{name}' has {len(each) / total:.1%} of the images, not {wanted[name]:.1%}"
@@ -291,7 +291,7 @@ def _shares(
 
 
 def _label_counts(whole: Annotations, members: Sequence[Sequence[int]]) -> Counts:
-    """Return the number of images of each class in each unit, (N, C)."""
+    """Return the number of images, (N, C), of each class in each unit."""
     unit_of = np.empty(len(whole), np.int64)
     for unit, images in enumerate(members):
         unit_of[list(images)] = unit

@@ -121,23 +121,23 @@ def _of_split(whole: Annotations) -> SplitStatistics:
 
 
 def readable_sizes(whole: Annotations) -> NDArray[np.float64]:
-    """Return the height and width in pixels of the readable images, (N, 2)."""
+    """Return the height and width, (N, 2), of the readable images in pixels."""
     sizes = np.asarray(whole.sizes, np.float64)
     return sizes[(sizes > 0).all(1)]
 
 
 def box_sides(whole: Annotations) -> NDArray[np.float64]:
-    """Return the width and height of every box, normalized by its image's size, (T, 2)."""
+    """Return the width and height, (T, 2), of every box, normalized by its image's size."""
     return _corners(whole)[:, 2:] - _corners(whole)[:, :2]
 
 
 def box_centers(whole: Annotations) -> NDArray[np.float64]:
-    """Return the center (x, y) of every box, normalized by its image's size, (T, 2)."""
+    """Return the center x and y, (T, 2), of every box, normalized by its image's size."""
     return (_corners(whole)[:, 2:] + _corners(whole)[:, :2]) / 2
 
 
 def object_areas(whole: Annotations) -> NDArray[np.float64]:
-    """Return the area of every object in pixels, (T,): the annotated area or, without one, the box area."""
+    """Return the area, (T,), of every object in pixels: the annotated area, if any, or the box area."""
     boxes = np.asarray(whole.boxes, np.float64)
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
     stated = np.asarray(whole.areas, np.float64)[: len(areas)]

@@ -28,7 +28,7 @@ Sizes = NDArray[np.float64]
 
 
 def box_sizes(images: DetectionImages, size: tuple[int, int]) -> Sizes:
-    """Return the width and height of every training box after letterboxing, (N, 2), in pixels.
+    """Return the width and height, (N, 2), of every training box after letterboxing, in pixels.
 
     The images are not decoded. Built-in data is represented by at most 500 evenly spaced scenes.
 

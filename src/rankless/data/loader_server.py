@@ -82,7 +82,7 @@ def ensure(modules: Iterable[str]) -> None:
 
 @contextmanager
 def _ending_signals_blocked() -> Iterator[None]:
-    """Block termination signals inside the context, also for processes that are started there.
+    """Block termination signals inside the context, including in processes that are started there.
 
     A signal to the process group must not stop the loaders of a rank that is about to save.
     """

@@ -13,7 +13,7 @@ def refuse_gone(root: str, before: str, weights: Path) -> None:
 
     Args:
         root: ``data.root`` for the evaluation.
-        before: ``data.root`` of the training.
+        before: ``data.root`` of the training run.
         weights: path of the weights file, for the message.
     """
     by_name = root == "digits" or root.startswith("torchvision/")

@@ -77,7 +77,7 @@ class Accumulator:
         Args:
             step: index of the step, starting at 0, which seeds the dropout.
             batches: this rank's micro-batches. With ``compared``, another rank's micro-batch comes first.
-            scale: scales the loss, a scalar, before the backward pass (fp16).
+            scale: function that scales the loss, a scalar, before the backward pass (fp16).
             flags: this rank's flags, which are combined over all ranks.
             compared: micro-batches to compare with other ranks, or None.
         """
@@ -135,7 +135,7 @@ class Accumulator:
         return torch.stack([seen, *(bits[number] for number in sorted(bits))])
 
     def _draw(self, batches: Iterator[Any]) -> tuple[Any, Sequence[Unreadable]]:
-        """Return the next batch on the device and its unreadable images."""
+        """Return the next batch, moved to the device, and its unreadable images."""
         batch = next(batches)
         check_batch(self.task, batch)
         return batch.to(self.device), unreadable_in(batch)

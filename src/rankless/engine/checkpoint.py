@@ -1,4 +1,4 @@
-"""Checkpoints, which are renamed only after they are completely on the disk, so no partial one is ever read.
+"""Checkpoints, which are renamed only when they are completely on disk, so no incomplete one is ever read.
 
 A checkpoint contains everything that determines the next step, but nothing about the ranks that computed it,
 so any number of ranks can continue from it. To check one manually, run ``sha256sum -c SHA256SUMS`` in its
@@ -189,7 +189,7 @@ def load(run: RunDirectory, step: int) -> Snapshot:
 
 
 def remove_old(run: RunDirectory, keep: int, best: int | None) -> None:
-    """Remove incomplete checkpoints, and all others except the ``keep`` newest and the best one."""
+    """Remove incomplete checkpoints, and all complete ones except the ``keep`` newest and the best one."""
     last = run.pointed("last")
     if last is None:  # the newest checkpoints are unknown
         return

@@ -1,4 +1,4 @@
-"""A list of the data's files and their SHA-256, written to the run directory during training."""
+"""Write a list of the data's files and their SHA-256 to the run directory during training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DataSums:
     """A thread that writes the list, with one line per file in the format of ``sha256sum``.
 
     Args:
-        path: path of the list. A different list of an earlier start is kept under another name.
+        path: path of the list. A different list from an earlier start is kept under another name.
         files: returns the paths of the files. If there are none, no list is written.
     """
 

@@ -19,7 +19,7 @@ class DivergedError(UserError):
 
     Args:
         errors: one or more sentences.
-        is_whole: whether the state is as before the step, so that it can be saved.
+        is_whole: whether the state is the same as before the step, so that it can be saved.
         repeats: whether a resumed run would fail in the same way.
     """
 

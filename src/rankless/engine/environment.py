@@ -47,7 +47,10 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def describe(device: torch.device) -> Environment:
-    """Return the hardware and software that compute on ``device``. If they are equal, numbers are equal."""
+    """Describe the hardware and software that compute on ``device``.
+
+    Equal descriptions mean equal results.
+    """
     computes = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     sets = {"ATen": torch.backends.cpu.get_cpu_capability(), "oneDNN": instruction_set.of_onednn()}
     return {
@@ -109,7 +112,7 @@ def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Envir
         data: the digest of this rank's training data, or None if the data has none.
 
     Returns:
-        This rank's environment, and warnings about differences between ranks that change numbers. The
+        This rank's environment, and warnings about differences between ranks that affect the results. The
         warnings are empty except on rank 0.
 
     Raises:
@@ -180,7 +183,7 @@ def record(path: Path, now: Environment, world: World, step: int, launched: Mapp
 
 
 def _differences(before: Mapping[str, Any], now: Environment) -> list[str]:
-    """Return a warning about the differences between two starts, if they can change numbers."""
+    """Return a warning about the differences between two starts, if they can affect the results."""
     differing = []
     certain = False
     for section, values in now.items():

@@ -1,6 +1,6 @@
 """Evaluate a model on a complete data set, with the same scores for any number of ranks.
 
-All ranks split the images into the same batches, and each batch is predicted by exactly one rank. Rank 0
+All ranks split the images into the same batches, and exactly one rank predicts on each batch. Rank 0
 gathers the predictions in the order of the images and scores them. The number of unreadable images is
 reported with the scores, and too many of them are an error.
 """
@@ -67,13 +67,13 @@ def evaluate(
         model: the bare model on the world's device. It is left in evaluation mode.
         recipe: the run's recipe, with its precision resolved.
         world: the ranks.
-        limit: number of images to predict, for a check that returns a digest of the predictions instead of
-            scores. None predicts all images.
+        limit: number of images to predict on, for a check that returns a digest of the predictions instead of
+            scores. None means all images.
         unreadable: called on every rank with the images that could not be read, if any. Their number is the
             score ``unreadable``. They affect no other score.
         stop: called before every batch. Returns whether to stop, which may differ between ranks.
         phase: called with ``predicting`` before every batch, and with ``scoring`` after the last one.
-        progress: called before every batch and after the last one, with this rank's number of predicted
+        progress: called before every batch and after the last one, with this rank's number of finished
             batches and its total number of batches.
         keep: called on rank 0 with all predictions in the order of the images. It must not raise.
     """
@@ -217,7 +217,7 @@ def _missing(mine: Iterable[Unreadable], images: int, max_bad: float, world: Wor
 
 
 def listed(images: Iterable[Unreadable]) -> list[str]:
-    """Return one sentence for each of the first images, and one that counts the others."""
+    """Return one sentence for each of the first images, and one with the number of remaining images."""
     every = sorted(images)
     more = [f"… and {len(every) - SHOWN} more"] if len(every) > SHOWN else []
     return [*(f"{one.path} cannot be read: {one.reason}" for one in every[:SHOWN]), *more]
@@ -231,7 +231,7 @@ _KINDS: dict[str, type[UserError]] = {kind.__name__: kind for kind in (ShortageE
 
 
 class Failures:
-    """The errors of the ranks, one of which is raised on all of them, so that none waits for a failed one."""
+    """The errors of the ranks, one of which is raised on all ranks, so that none waits for a failed rank."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -264,7 +264,7 @@ class Failures:
 
 
 def fingerprint(value: Any) -> str:
-    """Return a digest of all tensors, numbers and strings in lists, dicts and dataclasses, bit for bit."""
+    """Return a digest of the bits of all tensors, numbers and strings in lists, dicts and dataclasses."""
     if isinstance(value, torch.Tensor):
         plain = value.detach().cpu().contiguous()
         content = plain.flatten().view(torch.uint8).numpy()

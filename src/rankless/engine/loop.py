@@ -93,7 +93,7 @@ def train(
         pulse: called every second with this rank's progress.
 
     Returns:
-        Whether all steps are done. If not, the run stopped on request, and its state was saved.
+        Whether all steps are done. If not, the run was stopped on request, and its state was saved.
     """
     task = task or open_task(recipe)
     setup = prepare(task, recipe, run, world, resume=resume, launched=launched or {}, dry_run=dry_run)

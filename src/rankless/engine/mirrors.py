@@ -117,7 +117,7 @@ class Mirrors:
         if os.path.lexists(path) and not (mine and sent.startswith(content.rstrip(b"\n]"))):
             kept = writing.keep_beside(path)
             said.append(
-                f"{path} was replaced by the copy from {self.name(source)}; the original file is now {kept}"
+                f"{path} was replaced with the copy from {self.name(source)}; the original file is now {kept}"
             )
         with writing.beside(path) as part:
             part.write_bytes(sent)

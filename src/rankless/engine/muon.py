@@ -125,7 +125,7 @@ def _work(weight: Tensor) -> int:
 
 
 def _shares(work: Sequence[int], size: int) -> list[list[int]]:
-    """Return each rank's share of the work, assigned largest piece first to the least busy rank."""
+    """Return each rank's share of the work, assigned largest first to the least busy rank."""
     shares: list[list[int]] = [[] for _ in range(size)]
     sums = [0] * size
     for number in sorted(range(len(work)), key=lambda number: -work[number]):

@@ -78,7 +78,7 @@ def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float)
 
     Args:
         parameters: the parameters, whose ``grad`` is changed in place.
-        count: the divisor, a scalar. Zero counts as one.
+        count: the divisor, a scalar. Zero is treated as one.
         limit: the maximum norm, or 0 for no clipping.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Detection of silent errors (``check.recompute``), in which ranks recompute each other's micro-batches.
+"""Detect silent errors (``check.recompute``): ranks recompute each other's micro-batches.
 
 Any rank can compute any micro-batch with the same bits. If two results differ, a device has computed a wrong
 result, or a bit in memory has flipped. In a check, each rank recomputes one micro-batch of another rank. If
@@ -209,7 +209,7 @@ class Alarm:
         return totals
 
     def summary(self) -> str:
-        """Return a clause about the number of checked steps, or "" if no step was checked."""
+        """Return a clause that gives the number of checked steps, or "" if no step was checked."""
         outcome = f" and differed in {self.differed:,} of them" if self.differed else ", and all agreed"
         steps = counted(self.compared, "step")
         return f"; results were recomputed in {steps}{outcome}" if self.compared else ""

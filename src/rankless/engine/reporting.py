@@ -1,6 +1,6 @@
 """The report that rank 0 writes during training: ``report.html`` and details of the best evaluation.
 
-No error here ends training. The first one is reported as a warning.
+Errors here do not end training. The first one is reported as a warning.
 """
 
 from __future__ import annotations

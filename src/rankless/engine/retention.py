@@ -1,4 +1,4 @@
-"""The saving of checkpoints and the removal of all but the newest ones and the best one."""
+"""Save checkpoints, and remove all but the newest ones and the best one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving the state at the recipe's intervals, for the best score, and before a run ends.
+"""Save the state at the recipe's intervals, for the best score, and before a run ends.
 
 Rank 0 writes a checkpoint, and so does one rank on every other machine with a copy of the run directory. They
 write a copy of the state in a thread while training continues. The next save, the next evaluation and the end
@@ -87,7 +87,7 @@ class Saver:
 
     Attributes:
         is_best: whether the newest scores are the best so far and their weights are not saved yet.
-        slowest: seconds of this rank's slowest save, or 0 before the first one.
+        slowest: duration of this rank's slowest save in seconds, or 0 before the first one.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Saver:
             self.settle(required=True)
 
     def _links(self, *, seconds: float) -> dict[str, Any]:
-        """Return what the chain records about the next checkpoint, the same on all ranks.
+        """Return the chain's entries about the next checkpoint, which are the same on all ranks.
 
         All ranks must call this. Wait at most ``seconds`` for the list of the data's files.
         """

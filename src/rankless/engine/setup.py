@@ -39,11 +39,11 @@ from rankless.world.process_group import World
 
 @dataclass(frozen=True)
 class DryRun:
-    """The settings of a run of only a few steps, with evaluations of a few images.
+    """The settings of a run with only a few steps and evaluations of a few images.
 
     Attributes:
         steps: number of steps.
-        images: number of images predicted in an evaluation, or 0 for no evaluations.
+        images: number of images used in an evaluation, or 0 for no evaluations.
     """
 
     steps: int

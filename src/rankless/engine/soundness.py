@@ -1,4 +1,4 @@
-"""Checks that the weights are finite and the same on every rank."""
+"""Check that the weights are finite and the same on every rank."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _differing(gathered: list[list[list]]) -> tuple[list[int], str] | None:  # t
 
 
 def _first_difference(gathered: list[list[list]]) -> tuple[int, str, bool] | None:  # type: ignore[type-arg]
-    """Return the first rank that differs from rank 0, the first tensor that does, and if layouts agree."""
+    """Return the first rank that differs from rank 0, its first such tensor, and whether layouts agree."""
     layout, sums = gathered[0]
     for rank, (other, others) in enumerate(gathered):
         if other != layout:

@@ -47,7 +47,7 @@ class TrainingState:
     with a different number is refused.
 
     Attributes:
-        model: the bare model, whose names are those in the weights files.
+        model: the bare model, whose tensors have the same names as in the weights files.
         warnings: messages for the user, shown before the first step.
         ema: the averaged model, or None.
         best: step and score of the best evaluation so far, or None.

@@ -98,7 +98,7 @@ class RunningStatistics:
                 self.calls[number] = 1
 
     def leaf(self) -> Tensor:
-        """Return the statistics of the last micro-batch and a flag for each norm that it called, (S,)."""
+        """Return the last micro-batch's statistics and a flag for each norm that it called, (S,)."""
         if all(self.calls):
             return torch.cat([self.vector, self.all_called])
         called = torch.tensor([float(calls > 0) for calls in self.calls]).to(self.vector)

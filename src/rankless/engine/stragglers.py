@@ -1,4 +1,4 @@
-"""Detection of ranks that compute more slowly than the others."""
+"""Detect ranks that compute more slowly than other ranks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Stragglers:
         self._waiting += peers + images
 
     def take_spread(self) -> list[float]:
-        """Return and clear the last compared milliseconds per micro-batch of each rank (only on rank 0)."""
+        """Return and clear each rank's last milliseconds per micro-batch (only on rank 0)."""
         spread, self._spread = self._spread, []
         return spread
 
@@ -103,7 +103,7 @@ class Stragglers:
 
 
 def slow_ranks(own: Sequence[float]) -> dict[int, float]:
-    """Return the ranks that are much slower than the others, each with the median time of the others."""
+    """Return the ranks that are much slower than the other ranks, each with the other ranks' median time."""
     slow = {}
     for rank, seconds in enumerate(own):
         others = statistics.median([*own[:rank], *own[rank + 1 :]])

@@ -1,4 +1,4 @@
-"""The values that ranks exchange in a step."""
+"""The values that the ranks exchange in each step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over all micro-batches of a step on the device, the same on every rank, and facts of this rank.
+    """Sums over all micro-batches of a step, which are the same on every rank, and data of this rank.
 
     Attributes:
         scalars: loss, count, stop, save, replaced and P parts of the loss, float64 (5 + P,).

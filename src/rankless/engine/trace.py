@@ -1,4 +1,4 @@
-"""Digests of all tensors after every step, which show where two runs start to differ."""
+"""Record digests of all tensors after every step, to show where two runs start to differ."""
 
 from __future__ import annotations
 

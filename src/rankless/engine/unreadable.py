@@ -29,7 +29,7 @@ class UnreadableImages:
         self.scored: dict[int, Unreadable] = {}
 
     def meet(self, world: World, mine: Sequence[Unreadable]) -> list[Unreadable]:
-        """Combine the images that ranks could not read in a step, and return new ones in order of index.
+        """Combine the images that ranks could not read in a step, and return the new ones in order of index.
 
         All ranks must call this. The result is the same on every rank.
         """

@@ -24,7 +24,7 @@ class Waiting:
         self.advised = False
 
     def step(self, timing: Mapping[str, float]) -> str:
-        """Add a step with its timing in the journal, and return advice once per run, otherwise ""."""
+        """Add a step, given its timing in the journal, and return advice once per run, otherwise ""."""
         seconds, waited = timing["seconds"], timing["waited"]
         self.steps += 1
         self.seconds += seconds
@@ -38,7 +38,7 @@ class Waiting:
         self.advised = True
         return (
             f"the last {STEPS} steps spent {fraction:.0%} of the time waiting for images; use more `workers` "
-            "or data.cache (ram or disk), also with --resume, because neither changes the weights"
+            "or data.cache (ram or disk); --resume accepts both, because neither changes the weights"
         )
 
     def summary(self) -> str:

@@ -1,4 +1,4 @@
-"""Detection of late ranks. Every rank watches its own steps, and rank 0 reports the one that others wait for.
+"""Detect late ranks. Every rank watches its own steps, and rank 0 reports the one that others wait for.
 
 A rank that takes much longer than usual writes the stacks of all its threads to its log and its current phase
 to the ranks' store. Rank 0 reads the store only when it is late itself. Every second, a rank reports its

@@ -2,7 +2,7 @@
 
 ``.rankless-outputs`` lists the outputs in a folder, each with its command, name, size and digest. The same
 command may replace a file on the list that has not changed since. Everything else belongs to the user:
-files of other programs, links, and outputs that have changed.
+files from other programs, links, and outputs that have changed.
 
 Every output is written to a temporary file in the same folder and renamed, so a link is replaced and never
 followed.

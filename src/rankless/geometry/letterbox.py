@@ -153,7 +153,7 @@ def stretched(image: Tensor, size: tuple[int, int], placing: Placing = USUAL) ->
 
 
 def fit(height: int, width: int, size: tuple[int, int]) -> float:
-    """Return the largest scale with which an image of ``height`` × ``width`` pixels fits into ``size``."""
+    """Return the largest scale at which an image of ``height`` × ``width`` pixels fits into ``size``."""
     return min(size[0] / height, size[1] / width)
 
 

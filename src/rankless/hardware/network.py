@@ -137,7 +137,7 @@ def mtu_of(interface: str) -> int | None:
 
 
 def listening_at(address: str, port: int) -> socket.socket:
-    """Return a listening socket at an address of this machine; port 0 chooses a free port."""
+    """Return a socket that listens on an address of this machine; port 0 chooses a free port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -38,7 +38,7 @@ def heat(boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def in_image(heat: Tensor, letterbox: Letterbox, size: tuple[int, int]) -> Pixels:
-    """Resample a heat map of the input to the pixels of the image, uint8 (H, W).
+    """Resample a heat map of the input to the pixels of the image; return uint8 (H, W).
 
     Args:
         heat: heat map of the input, in 0..1, (h, w).

@@ -104,7 +104,7 @@ def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], obje
     Args:
         target: a run directory (its best weights are used) or a weights file.
         asked: options of the prediction.
-        others: further checks, whose errors are reported together with those in the weights and devices.
+        others: additional checks, whose errors are reported together with those in the weights and devices.
 
     Raises:
         UserError: there are no weights, or the options do not fit them. The error lists all problems.

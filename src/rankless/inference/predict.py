@@ -61,14 +61,15 @@ def predict(
         device: a torch device, or several such as ``cuda:0,cuda:1``. By default, all GPUs are used, or the
             CPU if there are none.
         batch: batch size. The default is 16 on a GPU, where it may change the last bits of a score. On a CPU,
-            where it changes no bits, the default is 1, or 4 for Darknet's networks without live sources.
+            where it does not affect the results, the default is 1, or 4 for Darknet's networks without live
+            sources.
         overrides: changes to the recipe of the weights, ``key=value``, such as ``evaluate.iou=0.5``.
         save: kinds of results to write, from :data:`rankless.inference.formats.KINDS`.
         force: allow an ``out`` that is not empty. Results of an earlier call are replaced or removed. Other
             files are kept unless a result has the same name (see :mod:`rankless.files.outputs`).
         resume: continue the stopped prediction in ``out``. All other arguments must be unchanged.
-        task: your own task, as in :func:`rankless.train`. For safety, a task that only the recipe of the
-            weights names is not run.
+        task: your own task, as in :func:`rankless.train`. For safety, a task that is named only in the recipe
+            of the weights is not run.
         progress: show the progress on standard error.
 
     Returns:

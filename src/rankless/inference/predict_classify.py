@@ -23,7 +23,7 @@ from rankless.tasks.memory_check import refuse_giant_image
 
 
 def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
-    """Compute heat maps of the evidence for the most likely class (Grad-CAM), float32 (B, h, w), on the CPU.
+    """Compute Grad-CAM heat maps for the most likely class; return float32 (B, h, w), on the CPU.
 
     The highest value of each map is 1, or 0 if there is no evidence.
 
@@ -113,7 +113,7 @@ class ClassFinder:
         self.shown = shown_as(self.task.size, data.augment.crop < 1, data.detail)
 
     def scene(self, split: str, index: int) -> Tensor:
-        """Return an image of a digit from the built-in data, uint8 (3, H, W)."""
+        """Return an image, uint8 (3, H, W), of a digit from the built-in data."""
         digits = DigitImages(split)
         if index >= len(digits):
             reason = f"the built-in data has only the digits 0 to {len(digits) - 1} in '{split}'"
@@ -138,7 +138,7 @@ class ClassFinder:
         return float(answer.found.log_probabilities.max().exp())
 
     def level(self, answer: ClassAnswer, image: Pixels) -> Pixels | None:
-        """Return the heat map of an image (H, W, 3), uint8 (H, W), or None if it was not requested."""
+        """Return the heat map, uint8 (H, W), of an image (H, W, 3), or None if it was not requested."""
         cropped = self.task.recipe.data.augment.crop < 1
         where = placement(image.shape[:2], self.task.size, cropped=cropped)
         return None if answer.heat is None else in_image(answer.heat, where, self.task.size)

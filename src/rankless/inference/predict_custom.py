@@ -52,7 +52,7 @@ class CustomFinder:
         self.model = model.to(device).eval()
 
     def scene(self, split: str, index: int) -> Tensor:
-        """Return a scene from the built-in data, uint8 (3, H, W)."""
+        """Return a scene, uint8 (3, H, W), from the built-in data."""
         return DigitScenes(split, index + 1, 0, _SCENE_SIZE).read(index).image
 
     def answer(self, image: Tensor) -> tuple[dict[str, Any], Image.Image | None]:

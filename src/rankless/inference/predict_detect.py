@@ -85,7 +85,7 @@ class BoxFinder:
         self.heat = False
 
     def scene(self, split: str, index: int) -> Tensor:
-        """Return a scene from the built-in data, uint8 (3, H, W)."""
+        """Return a scene, uint8 (3, H, W), from the built-in data."""
         # As in training, validation scenes do not depend on the seed.
         seed = self.task.recipe.seed if split == "train" else 0
         return DigitScenes(split, index + 1, seed, SCENE_SIZE).read(index).image
@@ -143,7 +143,7 @@ class BoxFinder:
         )
 
     def level(self, answer: Answer, image: Pixels) -> Pixels | None:
-        """Return the heat map of an image (H, W, 3), uint8 (H, W), or None if it was not requested."""
+        """Return the heat map, uint8 (H, W), of an image (H, W, 3), or None if it was not requested."""
         return None if answer.heat is None else in_image(answer.heat, answer.letterbox, self.task.size)
 
     def _wanted(self, found: Detections) -> Detections:

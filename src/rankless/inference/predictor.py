@@ -39,8 +39,8 @@ def load(
         classes: names or ids of the classes to detect; empty means all.
         device: a torch device, or several such as ``cuda:0,cuda:1``. By default, all GPUs are used, or the
             CPU if there are none.
-        batch: batch size. The default is 16 on a GPU. On a CPU, where it changes no bits, the default is 1,
-            or 4 for Darknet's networks in :meth:`Predictor.predict`.
+        batch: batch size. The default is 16 on a GPU. On a CPU, where it does not affect the results, the
+            default is 1, or 4 for Darknet's networks in :meth:`Predictor.predict`.
 
     Raises:
         UserError: there are no weights, or the options do not fit them. The error lists all problems.

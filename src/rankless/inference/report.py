@@ -94,7 +94,8 @@ class PredictionReport:
         removed: files from an earlier call that were removed from the folder.
         best: the highest score of all predictions, whether reported or not; 0.0 if there are none.
         seconds: time for reading, computing, drawing and writing.
-        computed: number of images and frames computed in this time, without those from before a resumption.
+        computed: number of images and frames processed in this time, not counting those from before a
+            resumption.
         notes: messages about the results, for example about class names that no font can draw.
     """
 

@@ -427,7 +427,7 @@ def _head(recipe: Recipe) -> Head:
 
 
 def _head_classes(theirs: Mapping[str, Tensor], head: Head) -> set[float]:
-    """Return the numbers of classes that the shapes of the head's tensors imply; a single one if they fit."""
+    """Return the numbers of classes that the head's shapes imply; exactly one if they are consistent."""
     return {
         2 + (theirs[name].shape[0] - of_two) / (of_three - of_two)
         for name, (of_two, of_three) in head.items()

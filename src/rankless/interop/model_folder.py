@@ -67,7 +67,7 @@ Replace every **FILL IN** before you share the model.
 
 
 class Record(NamedTuple):
-    """What a run recorded about a checkpoint: its name (``best``, ``last`` or empty), scores, and facts."""
+    """A run's record of a checkpoint: its name (``best``, ``last`` or empty), scores, and facts."""
 
     name: str = ""
     scores: Mapping[str, str] = {}
@@ -78,7 +78,7 @@ def write(loaded: weights.Weights, folder: Path, source: Path, force: bool) -> t
     """Write a model to a new or empty folder, or to an earlier export if ``force`` is true.
 
     Raises:
-        UserError: the folder contains other files, or an earlier export without ``force``.
+        UserError: the folder contains other files, or an earlier export and ``force`` is false.
     """
     files = tuple(folder / name for name in FILES)
     if folder.is_dir() and any(folder.iterdir()) and not all(file.is_file() for file in files):
@@ -98,7 +98,7 @@ def write(loaded: weights.Weights, folder: Path, source: Path, force: bool) -> t
 
 
 def read_record(source: Path) -> Record:
-    """Return what a run recorded about one of its weights files, as far as it can be read."""
+    """Return a run's record of one of its weights files, as far as it can be read."""
     source = source.resolve()
     if source.parent.parent.name != "checkpoints":
         return Record()

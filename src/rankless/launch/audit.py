@@ -71,7 +71,7 @@ class AuditReport:
 
     Attributes:
         seed: random seed for choosing intervals.
-        link: last link of the run's chain; None without a chain.
+        link: last link of the run's chain; None if it has no chain.
         problems: differences from the recorded run, as sentences.
         notes: missing records, as sentences.
         results: result of each retrained interval.

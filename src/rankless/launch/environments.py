@@ -43,13 +43,13 @@ class Environment(ABC):
         self.rank = self.world_size = self.local_rank = self.local_world_size = self.restart = 0
         self._read()
         for what, value, of, most in (
-            ("rank", self.rank, "ranks", self.world_size),
-            ("local rank", self.local_rank, "ranks of its machine", self.local_world_size),
+            ("rank", self.rank, "the number of ranks", self.world_size),
+            ("local rank", self.local_rank, "the number of ranks on this machine", self.local_world_size),
         ):
             if not 0 <= value < most:
                 raise UserError(
-                    f"{self.name}: the environment has {what} {value}, but {most} {of}; expected a number "
-                    f"from 0 to {most - 1}; start all ranks with one launcher"
+                    f"{self.name}: the environment sets the {what} to {value}, but {of} is {most}; expected "
+                    f"a number from 0 to {most - 1}; start all ranks with one launcher"
                 )
 
     @classmethod

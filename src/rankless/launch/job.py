@@ -1,6 +1,6 @@
 """The job that a launcher gives its ranks, and the notes that the ranks leave, as JSON files.
 
-A private folder with these files is all that launchers and ranks share. For training, it lies in the run
+A private folder with these files is all that launchers and ranks share. For training, it is in the run
 directory, because the system's temporary folder may be cleaned during a long run.
 """
 

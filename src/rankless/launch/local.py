@@ -187,7 +187,7 @@ def evaluate(
 
 
 def step_seconds(recipe: Recipe, devices: int, steps: int, warm_up: int) -> list[float]:
-    """Train ``steps`` steps without keeping the run; return the seconds of each step after the warm-up."""
+    """Train ``steps`` steps without keeping the run; return each step's time in seconds after the warm-up."""
     with tempfile.TemporaryDirectory(prefix="rankless-steps-") as folder:
         run = RunDirectory(Path(folder) / "run")
         code = train(recipe, run.path, devices=devices, dry_run_steps=steps)

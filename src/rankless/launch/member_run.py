@@ -1,8 +1,8 @@
 """One rank of a training run that a cluster's launcher has started.
 
-Each rank reads the recipe and the data by itself. Then the ranks meet, compare both, and all raise the error
-of any rank. Only rank 0 opens the run directory and prints. If the launcher restarts the ranks or the cluster
-requeues the job, they resume in the same directory from its newest checkpoint.
+Each rank reads the recipe and the data by itself. Then the ranks meet, compare both, and if any rank has an
+error, all raise it. Only rank 0 opens the run directory and prints. If the launcher restarts the ranks or the
+cluster requeues the job, they resume in the same directory from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class MemberRun:
 
 
 def _sent(job: Job) -> dict[str, Any]:
-    """Return a job's fields with absolute paths, because other ranks may run in other folders."""
+    """Return a job's fields with absolute paths, because other ranks may run in different folders."""
     run, logs = (str(Path(path).absolute()) for path in (job.run, job.logs))
     return vars(replace(job, run=run, logs=logs))
 

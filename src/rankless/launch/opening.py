@@ -143,7 +143,7 @@ def report_nothing_left(run: Path, step: int, epochs: int, again: str) -> None:
 
 @contextmanager
 def _optional_output(run: RunDirectory) -> Iterator[None]:
-    """Warn instead of raising an error if the standard output cannot be written, because the run is saved."""
+    """Warn instead of raising an error if standard output cannot be written, because the run is saved."""
     try:
         yield
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Send the output of ranks to logs, except for the standard output of rank 0."""
+"""Send the output of ranks to logs, except for rank 0's standard output."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def open_log(path: Path, why: str) -> int:
 
 
 def streams_of(rank: int) -> tuple[int, ...]:
-    """Return the streams that go into a rank's log; the standard output of rank 0 does not."""
-    return (1, 2) if rank else (2,)  # libraries print on the standard error, too
+    """Return the streams that go into a rank's log; rank 0's standard output does not."""
+    return (1, 2) if rank else (2,)  # libraries print to standard error, too
 
 
 def log_or_nothing(path: Path, why: str) -> int:

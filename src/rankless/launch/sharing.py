@@ -1,4 +1,4 @@
-"""Limit the devices and hosts that share a step, because each needs a micro-batch."""
+"""Limit the devices and hosts that share a step, because each of them needs a micro-batch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Run rounds of ranks on one or several machines until the training is done.
 
-A round is one start of all ranks on all hosts and continues from the newest checkpoint. No further round
-follows if the ranks ended on purpose, if the supervisor was asked to stop, or if restarts do not help.
+A round is one start of all ranks on all hosts and continues from the newest checkpoint. There is no further
+round if the ranks ended on purpose, if the supervisor was asked to stop, or if restarts do not help.
 """
 
 from __future__ import annotations

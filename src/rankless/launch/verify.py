@@ -37,7 +37,7 @@ class WorldResult:
     Attributes:
         world: number of ranks.
         digest: SHA-256 digest of the weights after the last step.
-        images_per_second: median speed, without the first two steps.
+        images_per_second: median speed, not counting the first two steps.
         difference: first difference between the ranks or from the first world size; None if there is none.
     """
 

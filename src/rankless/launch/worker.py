@@ -2,7 +2,7 @@
 
 PID is the process id of the launcher. MEETING is the file at which the ranks of one machine meet; ranks on
 several machines meet at the address in the environment. This module sets up the process and fixes its
-instruction set before PyTorch is imported. Only rank 0 prints on the standard output; all other output goes
+instruction set before PyTorch is imported. Only rank 0 prints to standard output; all other output goes
 into logs.
 """
 

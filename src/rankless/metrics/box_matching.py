@@ -52,7 +52,7 @@ class ImageBoxes:
 
     @property
     def same(self) -> NDArray[np.bool_]:
-        """Whether detection k has the class of object n and overlaps it enough to match, (K, N)."""
+        """Whether detection k has the class of object n and overlaps it enough to match; shape (K, N)."""
         near: NDArray[np.bool_] = (self.overlaps >= IOU) & (self.found[:, None] == self.labels)
         return near
 
@@ -63,8 +63,8 @@ class Matches:
 
     Attributes:
         image, label, score: image number, label and score of each detection, (D,).
-        coco, pascal: ``WRONG``, ``RIGHT`` or ``IGNORED`` for each detection by COCO's and by Pascal VOC's
-            rule, (D,).
+        coco, pascal: ``WRONG``, ``RIGHT`` or ``IGNORED`` for each detection, by COCO's rule and by Pascal
+            VOC's rule, (D,).
         truth_image, truth_label, truth_area: image number, label and area of each object, (T,).
         truth_score: score of the matching detection by COCO's rule; −1 if there is none, (T,).
     """
@@ -102,7 +102,7 @@ def image_boxes(truth: Truth, detections: Detections) -> ImageBoxes:
 
 
 def _place_in_class(labels: Integers) -> Integers:
-    """Return the number of earlier entries with the same label, (K,)."""
+    """Return, for each of K entries, the number of earlier entries with the same label, (K,)."""
     by_label = np.argsort(labels, kind="stable")
     sorted_labels = labels[by_label]
     first = np.searchsorted(sorted_labels, sorted_labels)
@@ -124,7 +124,7 @@ def _overlaps(boxes: Floats, truths: Floats, crowd: NDArray[np.bool_]) -> Floats
 
 
 def match(images: Sequence[ImageBoxes]) -> Matches:
-    """Match the detections and objects in all images by COCO's and by Pascal VOC's rule."""
+    """Match the detections with the objects in all images, by COCO's rule and by Pascal VOC's rule."""
     rows = [_of_image(number, each) for number, each in enumerate(images)]
     if not rows:
         empty, none = np.zeros(0, np.int64), np.zeros(0)

@@ -65,8 +65,8 @@ def coco_scores(
     """Score the detections in a data set.
 
     Args:
-        detections: the detections of each image, with boxes in pixels of the source image. As in cocoapi, the
-            best 100 per class and image count.
+        detections: the detections of each image, with boxes in pixels of the source image. As in cocoapi,
+            only the best 100 per class and image are used.
         truths: a :class:`Truth` or ``(boxes, labels)`` for each image, of shapes (N, 4) and (N,).
         class_names: one name per class id.
 
@@ -158,7 +158,7 @@ def _objects(truths: Sequence[Truth], classes: int) -> Objects:
 
 
 def _column(parts: Sequence[Tensor | None], sizes: Sequence[int], otherwise: float) -> Floats:
-    """Concatenate the values of all images; missing values are replaced by ``otherwise``."""
+    """Concatenate the values of all images; missing values are replaced with ``otherwise``."""
     columns = [
         np.full(size, otherwise) if part is None else part.double().numpy()
         for part, size in zip(parts, sizes, strict=True)

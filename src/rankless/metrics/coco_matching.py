@@ -1,4 +1,4 @@
-"""Match the detections and objects in a data set by the rule of cocoapi's ``cocoeval``.
+"""Match the detections with the objects in a data set by the rule of cocoapi's ``cocoeval``.
 
 All images and classes are matched at once, for ten IoU thresholds and four ranges of areas.
 """
@@ -57,7 +57,7 @@ class Objects(NamedTuple):
 
 
 def in_ranges(areas: Floats) -> Flags:
-    """Return whether each area (N,) in square pixels lies in each range of :data:`AREAS`, as (N, 4)."""
+    """Return whether each area (N,) in square pixels is in each range of :data:`AREAS`, bool (N, 4)."""
     flags: Flags = (areas[:, None] >= _RANGES[:, 0]) & (areas[:, None] <= _RANGES[:, 1])
     return flags
 
@@ -100,7 +100,7 @@ def _match(
     outcomes: NDArray[np.int8],
     taken: Flags,
 ) -> None:
-    """Match detections with objects, given all pairs of their indices ``rows`` and ``columns``."""
+    """Match detections with objects, given the index pairs ``rows`` and ``columns``."""
     iou = _iou(found.boxes[rows], objects.boxes[columns], objects.crowd[columns])
     near = iou >= IOUS[0]
     rows, columns, iou = rows[near], columns[near], iou[near]

@@ -19,8 +19,8 @@ class ThresholdCurve:
     """Precision, recall and F1 as functions of the score threshold.
 
     Attributes:
-        precision: precision at each of :data:`THRESHOLDS`, NaN if no score reaches the threshold, (101,).
-        recall, f1: recall and F1 at each of :data:`THRESHOLDS`, (101,).
+        precision: precision at each threshold in :data:`THRESHOLDS`, (101,); NaN if no score reaches it.
+        recall, f1: recall and F1 at each threshold in :data:`THRESHOLDS`, (101,).
         best: the threshold with the largest F1 (the highest in a tie); 0 if no prediction is correct.
         at_best: precision, recall and F1 at ``best``.
     """
@@ -75,7 +75,7 @@ def precision_recall(scores: Floats, right: NDArray[np.bool_], truths: int) -> t
 
 
 def interpolated(precision: Floats, recall: Floats) -> Floats:
-    """Return the highest precision at each of :data:`RECALLS` or above, (101,), as in cocoapi."""
+    """Return the highest precision at or above each recall in :data:`RECALLS`, (101,), as in cocoapi."""
     envelope = np.maximum.accumulate(precision[::-1])[::-1]
     at = np.searchsorted(recall, RECALLS, side="left")
     return np.concatenate([envelope, [0.0]])[np.minimum(at, len(envelope))]

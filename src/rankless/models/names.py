@@ -6,7 +6,7 @@ from rankless.errors import UserError
 
 
 def problem(task: str, name: str) -> str | None:
-    """Return a message if a task has no model with the given name, otherwise None.
+    """Return an error message if a task has no model with the given name, otherwise None.
 
     Args:
         task: ``detect``, ``classify``, or a custom task, whose model names are not checked.

@@ -85,7 +85,7 @@ _OF_DATA = "may depend on the data (torchvision's README)"
 
 
 def all_published() -> list[PublishedFile]:
-    """Return the files of Darknet and torchvision, where a model's default file comes first."""
+    """Return the files of Darknet and torchvision, with each model's default file first."""
     return [*_of_darknet(), *_of_torchvision()]
 
 

@@ -66,12 +66,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a recipe's values come from.
+    """The source of a recipe's values.
 
     Attributes:
         name: name of the source, for messages about values without a known location.
         places: the locations of keys and sections.
-        problems: problems found before validation, which are reported together with those found by it.
+        problems: problems found before validation, which are reported together with those that validation
+            finds.
         check_name: checks the model's name; None skips this check.
     """
 
@@ -86,7 +87,7 @@ class Source:
         return next(known, Location(self.name))
 
     def written(self, path: KeyPath, *, is_section: bool) -> list[KeyPath]:
-        """Return the paths to report for an unknown one, as the user wrote them.
+        """Return the paths to report for an unknown path, as the user wrote them.
 
         For a section, these are the paths of its values; otherwise, the outermost paths at or below it.
         """

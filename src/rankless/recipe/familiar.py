@@ -92,7 +92,7 @@ def without_key(word: str) -> str:
 
 
 def imported(name: str) -> tuple[str, str]:
-    """Return the name of a weights file after import, and a note with the import command if it needs one."""
+    """Return a weights file's name after import, and a note on how to import it ("" if not needed)."""
     if not name.endswith(PYTORCH):
         return name, ""
     ours = f"{Path(name).stem}.safetensors"

@@ -56,7 +56,7 @@ CLASSIFY_ONLY = Only("task", ("classify",))
 TRAINING = Reads()
 SCORING = Reads(BUILT_IN_TASKS)
 PREDICTING = Reads(BUILT_IN_TASKS, BUILT_IN_TASKS)
-FREE = "free to change when a run is resumed: it changes no number that was computed already"
+FREE = "free to change when a run is resumed: it does not affect numbers that were computed before"
 
 # --- types --------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ Period = Annotated[Count | _IN_UNITS, AfterValidator(_plain_steps), _RECORDED]
 
 
 def _rising(milestones: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Refuse durations of one unit that do not increase; others cannot be compared without the data."""
+    """Refuse durations in the same unit that do not increase; different units need the data to compare."""
     for earlier, later in itertools.pairwise(milestones):
         units = {re.sub("[0-9. ]|s$", "", str(one)) for one in (earlier, later)}
         if len(units) == 1 and not _ONE_STEP.exact(earlier) < _ONE_STEP.exact(later):

@@ -43,10 +43,11 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
         source: the name of a shipped recipe, or a file: a path, anything that ends in .yaml or .yml, or
             the name of a file that exists.
         overrides: ``key=value`` with dotted keys and YAML values: ``optim.lr=0.02``,
-            ``model.image_size=[192, 320]``. The last one for a key counts. A preset, as in
-            ``data.augment=heavy``, replaces the file's values in its section. With ``model.pretrained`` and
-            no network, the network is that of the weights (:func:`.recorded.with_network`). Keys of a shipped
-            recipe that the network does not have are dropped, with a warning.
+            ``model.image_size=[192, 320]``. If a key is given several times, the last value is used. A
+            preset, as in ``data.augment=heavy``, replaces the file's values in its section. With
+            ``model.pretrained`` and no network, the network is that of the weights
+            (:func:`.recorded.with_network`). Keys of a shipped recipe that the network does not have are
+            dropped, with a warning.
         check_name: returns the problem with a model's name for a task, as
             :func:`rankless.models.names.problem` does; without it, any name is accepted here.
 
@@ -85,7 +86,7 @@ def changed(recipe: Recipe, overrides: Overrides) -> Recipe:
 
 
 def is_cut(path: Path) -> bool:
-    """Check by the last character and last key whether a file written by :func:`dump` is cut off."""
+    """Check whether a file written by :func:`dump` is cut off, judging by its last character and key."""
     text, name = _text(path)
     _, lines = yaml12.read(text, name)
     last = next(reversed(_tree(Recipe())))

@@ -122,7 +122,7 @@ class YoloModel(_ConvolutionalDetector):
     anchors."""
     scale_xy: Literal["auto"] | Annotated[Float, Field(ge=1, le=100)] = "auto"
     """Darknet's ``scale_x_y`` of every head. A box's center is ``s·σ(t) - (s - 1)/2`` cells from its cell's
-    corner, so for s > 1 it may lie outside of the cell; ``auto`` is the published value."""
+    corner, so for s > 1 it may be outside the cell; ``auto`` is the published value."""
 
     @classmethod
     def losses_of(cls, model: Any) -> tuple[str, ...]:

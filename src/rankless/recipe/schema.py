@@ -129,7 +129,7 @@ class Augment:
     """Where mosaic, mixup and copy-paste get other images: from all ``data``, or from the same
     micro-``batch``, which decodes each image only once (detection)."""
     copy_paste: Annotated[Fraction, DETECT_ONLY] = 0.0
-    """Probability that objects of another image are pasted into this one (detection)."""
+    """Probability that objects from another image are pasted into this one (detection)."""
     crop: Annotated[Float, Field(gt=0, le=1), Reads(("classify",), ("classify",))] = 1.0
     """Minimum fraction of the area that a random crop keeps; 1 disables cropping. In detection, a crop never
     cuts a box."""
@@ -325,7 +325,7 @@ class Check:
 
     recompute: Annotated[CountOrZero, FREE] = 0
     """Number of steps between checks. In a check, each rank recomputes a micro-batch of another rank (a
-    single rank, one of its own), and loss and gradients are compared bit by bit. 0 disables the checks. They
+    single rank, one of its own), and loss and gradients are compared bit for bit. 0 disables the checks. They
     do not change results."""
     exclude: Annotated[Bool, FREE] = False
     """If an error can be traced to a device, continue from the latest checkpoint without this device;
@@ -523,7 +523,7 @@ class Recipe:
     def _micro_batches_are_comparable(cls, check: Check, info: ValidationInfo) -> Check:
         reasons = {
             "batch_norm": ("sync", "with which no micro-batch can be computed alone"),
-            "reduce": ("fast", "with which a kernel may give other bits the second time"),
+            "reduce": ("fast", "with which a kernel may give different bits the second time"),
         }
         wrong = {key: one for key, one in reasons.items() if info.data.get(key) == one[0]}
         if check.recompute and wrong:

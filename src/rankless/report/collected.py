@@ -114,7 +114,7 @@ class Collected:
             seconds since 1970, or None if unknown.
         spread: pairs of a step and every rank's milliseconds per micro-batch.
         memory: last recorded peak memory of each rank's device in MiB. Empty if unknown.
-        busy: last recorded fraction of time that each rank's device computed. Empty if unknown.
+        busy: last recorded fraction of the time that each rank's device spent computing. Empty if unknown.
         recipe: values by dotted key. Empty if the recipe cannot be read.
         recipe_text: the text of ``recipe.yaml``.
         starts: entries of ``environment.json``.
@@ -243,7 +243,7 @@ class Collected:
         return self.pace.images_per_second(images) if images else None
 
     def elapsed(self, step: float, when: float | None = None) -> float:
-        """Return the seconds from the start of the first step to the end of ``step``, or to ``when``."""
+        """Return the time in seconds from the first step's start to the end of ``step``, or to ``when``."""
         if when is not None and self.times:
             return max(when - self.times[0], 0.0)
         points = [(0.0, 0.0), *self.steps.points("elapsed")]

@@ -197,7 +197,7 @@ def remains(run: RunDirectory) -> list[Path]:
 
 
 def recover(run: RunDirectory) -> None:
-    """Restore complete checkpoints that a killed process left under temporary names, and remove the others.
+    """Restore complete checkpoints that a killed process left under temporary names; remove other remains.
 
     No process may be writing to the run.
     """
@@ -216,9 +216,9 @@ def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
     """Return the weights file for a target on the command line.
 
     Args:
-        target: a weights file, a link to one (a run's ``best.safetensors``), a run directory (for its best or
-            otherwise its last checkpoint), a checkpoint directory, or a run's ``checkpoints/best`` or
-            ``checkpoints/last``. Averaged weights (EMA) are preferred.
+        target: a weights file, a link to one (a run's ``best.safetensors``), a run directory (for its best
+            checkpoint or, if there is none, its last one), a checkpoint directory, or a run's
+            ``checkpoints/best`` or ``checkpoints/last``. Averaged weights (EMA) are preferred.
         warn: called with a sentence if a run's best checkpoint is missing and another one is used.
     """
     target = Path(target)

@@ -123,7 +123,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
 
 
 def _kept(path: Path, step: int, *, unscored: bool) -> tuple[list[str], int, int]:
-    """Return the lines up to ``step``, the count of steps and evaluations, and that of damaged lines."""
+    """Return the lines up to ``step``, the number of steps and evaluations, and that of damaged lines."""
     lines, damaged, numbers, last = list[str](), 0, 0, [0, 0]
     for text, entry in _lines(path):
         if entry is None:
@@ -171,7 +171,7 @@ def _entry(text: str) -> dict[str, Any] | None:
 
 
 def tail(path: Path) -> list[dict[str, Any]]:
-    """Return a journal's last entries, including at least one step, without reading all of it."""
+    """Return a journal's last entries, including at least one step, without reading the whole file."""
     with reading.opened(path) as file:
         end, reach = file.seek(0, os.SEEK_END), _TAIL
         while True:

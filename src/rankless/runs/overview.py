@@ -38,11 +38,12 @@ class Overview:
             ``on HOST`` for a run that another machine coordinates.
         step: number of completed steps.
         steps: number of steps in the run, or None if unknown.
-        saved: step of the newest checkpoint, from which the run resumes, or None without a checkpoint.
+        saved: step of the newest checkpoint, from which the run resumes, or None if there is none.
         score_name, score, best_step: the best score so far, or None before the first evaluation.
         seconds: total duration of the steps in the journal.
         changed: time of the journal's last change, in seconds since 1970.
-        digest: SHA-256 of the best or otherwise the last weights, or None if no weights are saved.
+        digest: SHA-256 of the best weights, or of the last ones if there are no best ones; None if none are
+            saved.
     """
 
     run: Path
@@ -65,7 +66,7 @@ def find(folder: Path) -> list[RunDirectory]:
 
 
 def is_run(folder: Path) -> bool:
-    """Check whether a folder belongs to a run on this or another machine."""
+    """Check whether a folder is a run directory, including one of a run on another machine."""
     return any((folder / name).is_file() for name in ("journal.jsonl", DETACHED)) or (
         (folder / "recipe.yaml").is_file() and (folder / ".lock").is_file()
     )
@@ -167,7 +168,7 @@ def _score_name(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]])
 
 
 def _seconds(path: Path) -> float:
-    """Return the total duration of the steps without parsing the lines, of which there may be a million."""
+    """Return the total duration of the steps without parsing the journal, which may have a million lines."""
     try:
         with opened(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             return sum(float(found[1]) for found in _SECONDS.finditer(text))

@@ -40,7 +40,7 @@ def of_weights(path: Path) -> str | None:
 
 
 def of_run(run: Path) -> str | None:
-    """Return the digest of a run's best or otherwise its last weights, or None if no weights are saved."""
+    """Return the digest of a run's best weights, or of its last ones if there are no best ones, or None."""
     try:
         return of_weights(weights_of(run, warn=lambda _: None))
     except UserError:  # no weights are saved yet

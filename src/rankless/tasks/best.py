@@ -19,6 +19,9 @@ def unknown_best(best: str, names: Sequence[str]) -> Iterator[str]:
 
 
 def best_score(recipe: Recipe) -> str:
-    """Return the score that selects the best weights, or ``score`` for a custom task's ``score_name``."""
+    """Return the name of the score that selects the best weights.
+
+    For a custom task and ``auto``, this is ``score``, which stands for the task's ``score_name``.
+    """
     usual = {"detect": "AP", "classify": "top1"}.get(recipe.task, "score")
     return usual if recipe.evaluate.best == "auto" else recipe.evaluate.best

@@ -1,4 +1,4 @@
-"""Checks that a task conforms to :class:`rankless.tasks.protocol.Task`."""
+"""Check that a task conforms to :class:`rankless.tasks.protocol.Task`."""
 
 from __future__ import annotations
 

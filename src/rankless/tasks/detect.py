@@ -243,7 +243,7 @@ class Detect:
 
 
 def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
-    """Yield error messages about options that have no effect with this input size or other option."""
+    """Yield error messages about options that have no effect because of the input size or another option."""
     spread = recipe.data.multi_scale
     if spread and len(StepSizes(size, spread, 1, 0).choices()) == 1:
         height, width = size

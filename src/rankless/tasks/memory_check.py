@@ -1,4 +1,4 @@
-"""Checks that a step or an image fits into memory, before it is computed."""
+"""Check that a step or an image fits into memory, before it is computed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankless.recipe.schema import Recipe
 
 
 def refuse_giant_step(recipe: Recipe, size: tuple[int, int], outputs: Sequence[int] = ()) -> None:
-    """Refuse a recipe if a micro-batch needs more than the available memory even by a lower bound.
+    """Refuse a recipe if even a lower bound on a micro-batch's memory exceeds the available memory.
 
     ``size`` is the input's (height, width) in pixels. ``outputs`` is the number of values per image that each
     layer stores for the gradient, if known.
@@ -35,7 +35,7 @@ def refuse_giant_step(recipe: Recipe, size: tuple[int, int], outputs: Sequence[i
 
 
 def refuse_giant_image(size: tuple[int, int], source: str, outputs: Sequence[int] = ()) -> None:
-    """Refuse a model if predicting one image needs more than the available memory even by a lower bound.
+    """Refuse a model if even a lower bound on the memory for one image exceeds the available memory.
 
     ``size`` is the input's (height, width) in pixels. ``outputs`` is the number of output values of each
     layer per image, if known. The error message names ``source``, the weights file.

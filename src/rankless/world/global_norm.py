@@ -64,7 +64,8 @@ def is_recomputed() -> bool:
 class GlobalNorm(torch.autograd.Function):
     """The part of one micro-batch in a batch norm over all micro-batches (Ioffe & Szegedy, 2015).
 
-    Every micro-batch has a separate graph, which waits in the norm for the others during both passes.
+    Every micro-batch has a separate graph, which waits in the norm for those of the other micro-batches
+    during both passes.
     """
 
     @staticmethod

@@ -163,7 +163,7 @@ class _Writer:
         return self.blob(plain.numpy(), "tensor", dtype, value.requires_grad, *value.shape)
 
     def array(self, value: NDArray[Any], name: str) -> list[Any]:
-        """Return the node of an array of any shape or of a NumPy scalar, and refuse unsupported dtypes."""
+        """Return the node for an array of any shape or for a NumPy scalar, and refuse unsupported dtypes."""
         if value.dtype.kind not in (_KINDS if name == "array" else _SCALARS):
             raise UnsendableError(f"a NumPy {name} of {value.dtype}")
         plain = np.empty(0, np.uint8)

@@ -241,7 +241,7 @@ class _Visit(torch.autograd.Function):
 def missing_value(zero_unused: bool) -> float:
     """Return the value of a missing gradient: NaN, or -0.0 if it counts as zero.
 
-    Adding -0.0 changes no bit of any number, not even of 0.0 and -0.0.
+    Adding -0.0 leaves the bits of every number unchanged, even those of 0.0 and -0.0.
     """
     return -0.0 if zero_unused else math.nan
 

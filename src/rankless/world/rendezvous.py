@@ -1,6 +1,6 @@
 """The rendezvous of ranks, through a private file on one machine or a TCP store on several machines.
 
-A store listens at only one address. Its values are plain bytes, which are never unpickled. Because every user
+A store listens on only one address. Its values are plain bytes, which are never unpickled. Because every user
 can write to a launcher's store, ranks on one machine use it only to agree on a private file.
 """
 
@@ -47,7 +47,7 @@ def private_rendezvous() -> Iterator[Path]:
 
 
 def open_store(address: str, port: int = 0, timeout: timedelta = timedelta(minutes=5)) -> dist.TCPStore:
-    """Open a store for ranks on several machines that listens only at ``address``, on this machine.
+    """Open a store on this machine for ranks on several machines; it listens only on ``address``.
 
     With port 0, a free port is selected.
     """

@@ -1,4 +1,4 @@
-"""Authentication of ranks with a secret that all ranks of a job share.
+"""Authenticate ranks with a secret that all ranks of a job share.
 
 Gloo assumes that the first connection is from the expected rank, but any user of the machine or network can
 connect. Therefore, each pair of ranks proves over its connection that both know a secret, which is in a file

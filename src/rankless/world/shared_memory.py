@@ -59,8 +59,9 @@ class SharedMemory:
 class _SharedPending(Pending):
     """An exchange through shared memory, signaled by one byte.
 
-    A rank starts the next step after all others have signaled their totals, so they have read its sums. It
-    writes a total after all others have signaled their sums, so they have read the previous step's total.
+    A rank starts the next step after all other ranks have signaled their totals, so they have read its sums.
+    It writes a total after all other ranks have signaled their sums, so they have read the previous step's
+    total.
     """
 
     def __init__(self, shared: SharedMemory, place: int, sums: Sequence[Tensor], result: Tensor) -> None:

@@ -87,7 +87,7 @@ def measure(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
 
 
 def measure_exchange(parameters: int, micro_batches: int) -> float:
-    """Measure the seconds needed to exchange ``parameters`` float32 gradients along the fixed tree.
+    """Measure the time in seconds to exchange ``parameters`` float32 gradients along the fixed tree.
 
     All ranks must call this.
     """
@@ -130,7 +130,7 @@ def _timed(work: Callable[[], None]) -> float:
 
 
 def _slowest(times: Sequence[float]) -> float:
-    """Return the largest of all ranks' medians of their sorted ``times``, the same on every rank."""
+    """Return the largest of the ranks' median ``times``, the same on every rank; ``times`` are sorted."""
     seconds = torch.tensor(times[len(times) // 2], dtype=torch.float64)
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     return float(seconds)

@@ -22,7 +22,7 @@ from rankless.world.compat import all_gather_single
 class PeerWaits:
     """A counter of the time that a rank waits for other ranks.
 
-    Waits of NCCL are not included, because they block the GPU instead of the host.
+    Waits in NCCL are not included, because they block the GPU instead of the host.
 
     Attributes:
         seconds: total duration of all finished waits.

@@ -28,7 +28,7 @@ _DETERMINISTIC = "TORCHINDUCTOR_DETERMINISTIC"  # read when torch._inductor is i
 
 
 def set_deterministic(on: bool) -> None:
-    """Call ``torch.use_deterministic_algorithms``, also for a compiler that is imported later."""
+    """Call ``torch.use_deterministic_algorithms``, including for a compiler that is imported later."""
     if _GENERATOR in sys.modules:
         torch.use_deterministic_algorithms(on)
     else:

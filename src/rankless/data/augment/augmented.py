@@ -1,8 +1,8 @@
 """Augment a detector's training images with the steps of ``data.augment``, in a fixed order.
 
-First, objects of another image are pasted (copy-paste), and the image is cropped. Then the image, or a mosaic
-of four such images, is placed on the input, mirrored, recolored, zoomed, shifted and warped. After that,
-blur, noise and JPEG artifacts are added. Finally, two inputs are blended (mixup).
+First, objects from another image are pasted (copy-paste), and the image is cropped. Then the image, or a
+mosaic of four such images, is placed on the input, mirrored, recolored, zoomed, shifted and warped. After
+that, blur, noise and JPEG artifacts are added. Finally, two inputs are blended (mixup).
 
 Each step has its own random generator, which depends only on (seed, step, epoch, index), so turning one step
 off does not change the others.
@@ -67,8 +67,8 @@ class Augmenter:
     def augmented(self, index: int) -> Augmented:
         """Return the augmented input for an image, possibly blended with another input.
 
-        Boxes are clipped to the input. The placement is that of the cropped image before it is warped and
-        mirrored, or the identity for a mosaic.
+        Boxes are clipped to the input. The returned placement is that of the cropped image before it is
+        warped and mirrored, or the identity for a mosaic.
         """
         image, boxes, labels, where = self._placed(index)
         if not (self.options.mixup and self._partners):

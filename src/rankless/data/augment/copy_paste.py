@@ -1,4 +1,4 @@
-"""Copy-paste augmentation: paste objects of another image (Ghiasi et al., 2021).
+"""Copy-paste augmentation: paste objects from another image (Ghiasi et al., 2021).
 
 Without masks, the background inside the box of an object is pasted as well.
 """
@@ -14,7 +14,7 @@ from rankless.geometry.letterbox import fit
 from rankless.structures import Sample
 
 TAKEN = 0.5
-"""Probability of pasting an object of the other image."""
+"""Probability of pasting an object from the other image."""
 MOST = 8
 """Maximum number of objects to paste."""
 TRIES = 5
@@ -24,7 +24,7 @@ COVERED = 0.3
 
 
 def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.random.Generator) -> Sample:
-    """Return a copy of ``sample`` with objects of ``other``, whose boxes are appended.
+    """Return a copy of ``sample`` with objects from ``other``, whose boxes are appended.
 
     Objects are scaled as if both images were letterboxed to ``size`` (H, W). They are entirely inside the
     image; objects that are larger than the image are not pasted.
@@ -50,7 +50,7 @@ def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.ran
 
 
 def _object(sample: Sample, number: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the scaled crop of an object, uint8 (3, h, w), and its box in pixels of the crop, (4,)."""
+    """Return the scaled crop, uint8 (3, h, w), of an object, and its box, (4,), in pixels of the crop."""
     height, width = sample.image.shape[-2:]
     x1, y1, x2, y2 = sample.boxes[number].tolist()
     left, top = max(0, int(x1)), max(0, int(y1))

@@ -13,7 +13,7 @@ Example = tuple[Tensor, Tensor]
 
 
 def target_of(label: int, classes: int) -> Tensor:
-    """Return the one-hot target of a class, float32 (C,)."""
+    """Return the one-hot target, float32 (C,), of a class."""
     target = torch.zeros(classes)
     target[label] = 1
     return target

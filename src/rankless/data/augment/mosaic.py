@@ -149,7 +149,7 @@ class _Tiles:
         return clipped[stays], labels[stays]
 
     def _mask(self, tile: int, points: Points) -> NDArray[np.bool_]:
-        """Return the mask of the pixels that show a tile, (H, W)."""
+        """Return a mask, (H, W), of the pixels that show a tile."""
         right, below = (axis >= middle for axis, middle in zip(points, self.meeting, strict=True))
         mask: NDArray[np.bool_] = (right if tile % 2 else ~right) & (below if tile // 2 else ~below)
         return mask

@@ -82,7 +82,7 @@ def from_unit_square(corners: Matrix) -> Matrix:
 
 
 def origins(warp: Matrix, size: tuple[int, int]) -> Points:
-    """Return the source position of the center of each input pixel, (H, W) each; 1e9 beyond the horizon."""
+    """Return x and y, (H, W) each, of the source position of each input pixel; 1e9 beyond the horizon."""
     back = np.linalg.inv(warp)
     x, y = np.arange(size[1]) + 0.5, np.arange(size[0])[:, None] + 0.5
     across, down, depth = (row[0] * x + row[1] * y + row[2] for row in back)
@@ -92,9 +92,9 @@ def origins(warp: Matrix, size: tuple[int, int]) -> Points:
 
 
 def warped_boxes(boxes: Tensor, warp: Matrix) -> Tensor:
-    """Return the xyxy boxes that enclose the warped boxes, (N, 4), without clipping.
+    """Return the xyxy boxes, (N, 4), that enclose the warped boxes, without clipping.
 
-    Only the part of a box in front of the horizon counts. A box beyond the horizon is moved outside the
+    Only the part of a box in front of the horizon is used. A box beyond the horizon is moved outside the
     input.
     """
     x1, y1, x2, y2 = boxes.double().numpy().T
@@ -155,7 +155,7 @@ def sampled(
     corner: tuple[float, float],
     gray: int = GRAY,
 ) -> Tensor:
-    """Sample an image on a plane bilinearly at the given points, uint8 (3, H, W).
+    """Sample an image on a plane at the given points by bilinear interpolation; return uint8 (3, H, W).
 
     Args:
         image: uint8, (3, h, w).

@@ -65,7 +65,7 @@ class DetectionImages(ImageSource[Sample]):
         return GroundTruth(sample.boxes, sample.labels, sample.image.shape[1], sample.image.shape[2])
 
     def sizes(self, indices: Sequence[int]) -> NDArray[np.int64]:
-        """Return the height and width of each of the given images, (B, 2); 0, 0 if an image is unreadable."""
+        """Return the heights and widths, (B, 2), of the images at ``indices``; 0, 0 if unreadable."""
         truths = [self.ground_truth(index) for index in indices]
         return np.array([[truth.height, truth.width] for truth in truths], dtype=np.int64)
 
@@ -145,7 +145,7 @@ class MatchedImages(DetectionImages):
         return replace(truth, boxes=truth.boxes[stays], labels=labels, flags=flags, areas=areas)
 
     def _of_model(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the model's labels of the boxes to keep, and a mask of these boxes, (N,)."""
+        """Return the model's labels for the boxes to keep, and a mask, (N,), of these boxes."""
         labels = self._labels[labels]
         stays = labels != LEFT_OUT
         return labels[stays], stays
@@ -183,7 +183,7 @@ class ClassifiedImages(_Annotated, ClassificationImages):
         annotations: annotations of one split.
         class_names: class names of the model. Default: the class names of the data.
         where: description of the data for messages.
-        given: pairs of a class of the data and a class of the model with different names.
+        given: pairs of a class in the data and the model's class with a different name.
     """
 
     def __init__(

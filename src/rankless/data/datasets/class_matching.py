@@ -13,7 +13,7 @@ from pathlib import Path
 from rankless.errors import UserError, counted, listed, nearest
 
 Pairs = Sequence[tuple[str, str]]
-"""Pairs of a class of the data and a class of the model, which is "" to drop the class of the data."""
+"""Pairs of a class in the data and a class in the model, which is "" to drop the class in the data."""
 
 LEFT_OUT = -1
 _SHOWN = 20
@@ -65,7 +65,7 @@ def between_splits(root: str, training: str, other: str) -> Iterator[None]:
 
 
 def further_classes(root: str, training: str, other: str, names: Sequence[str]) -> str:
-    """Return a note on classes of the split ``other`` that the split ``training`` does not have."""
+    """Return a note on classes in the split ``other`` that the split ``training`` does not have."""
     said = f"'{other}' has classes that '{training}' does not have: {listed(names)}"
     top = Path(root).expanduser()
     empty = [str(Path(root, training, name)) for name in names if (top / training / name).is_dir()]
@@ -139,7 +139,7 @@ def _group(name: str) -> str:
 
 
 def _unique(words: Mapping[str, str]) -> dict[str, str]:
-    """Invert a mapping from names to words, without empty words and words of several names."""
+    """Invert a mapping from names to words, omitting empty words and words that several names share."""
     every = list(words.values())
     return {word: name for name, word in words.items() if word and every.count(word) == 1}
 

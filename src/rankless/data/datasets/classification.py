@@ -64,8 +64,8 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         """Return the item of an image in the given epoch.
 
         The partner for mixing is sampled from all images, not from the batch, so the result does not depend
-        on the division into micro-batches. An unreadable image is replaced by a randomly chosen image in
-        training, and by a gray image in evaluation.
+        on the division into micro-batches. An unreadable image is replaced with a randomly chosen image in
+        training, and with a gray image in evaluation.
         """
         if not self.augmented:
             return self._scored(index)
@@ -81,7 +81,7 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         return ClassificationItem(image, target, index, tuple(images.unreadable))
 
     def labels(self) -> Tensor:
-        """Return the class of every image, int64 (N,)."""
+        """Return the class ids, int64 (N,), of all images."""
         return torch.tensor([self.images.label(index) for index in range(len(self))], dtype=torch.int64)
 
     def _is_mixed(self, index: int, epoch: int, step: int | None) -> bool:

@@ -91,7 +91,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
     def item(self, index: int, epoch: int) -> DetectionItem:
         """Return the item of an image in the given epoch.
 
-        An unreadable image is replaced by a randomly chosen image in training, and by a gray image in
+        An unreadable image is replaced with a randomly chosen image in training, and with a gray image in
         evaluation. Partner images are sampled from all images, because only :meth:`items` knows the
         micro-batch.
         """
@@ -158,7 +158,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         return {"size": list(self.step_sizes.of(step))} if self.step_sizes else {}
 
     def evaluation_order(self) -> NDArray[np.int64] | None:
-        """Return the order of images in an evaluation, (N,), or None for the order of the data."""
+        """Return the order, (N,), of images in an evaluation, or None for the order of the data."""
         return by_aspect(self.images.sizes(range(len(self)))) if self.rectangular else None
 
 

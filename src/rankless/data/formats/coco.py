@@ -54,7 +54,7 @@ _AFFIXES = re.compile(
 )
 _OTHERS = re.compile(r"^(captions|panoptic|stuff|image_info)[_-]", re.IGNORECASE)
 _SAME = 1e-6
-"""Maximum relative difference between the area of an object and the area of its box to count as equal."""
+"""Maximum relative difference at which an object's area and the area of its box count as equal."""
 _MISSING = -1  # the index of a missing image
 
 

@@ -209,7 +209,7 @@ def _problem(entry: Category | None) -> str:
 
 
 def _mere_group(categories: Mapping[int | str, Category], order: list[int | str]) -> int | str | None:
-    """Return the id of the category that groups all others, as written by Roboflow, or None."""
+    """Return the id of the category that groups all other categories, as Roboflow writes it, or None."""
     if len(order) < 2:
         return None
     first, others = categories[order[0]], [categories[key] for key in order[1:]]

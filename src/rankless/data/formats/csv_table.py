@@ -96,7 +96,7 @@ def rows(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def columns_of(file: Path) -> Columns | None:
-    """Return the layout of a file, or None if it has no images and classes or cannot be read."""
+    """Return the layout of a file, or None if it lacks columns for images and classes, or cannot be read."""
     best: Columns | None = None
     widest = 1
     for delimiter in ",;\t|":

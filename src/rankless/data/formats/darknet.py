@@ -83,7 +83,7 @@ class Split(SplitFiles):
 def label_folders(folder: str) -> list[str]:
     """Return the folders that may contain the labels of the images in ``folder``, the most likely first.
 
-    As in Darknet, the last ``images`` or ``JPEGImages`` in the path is replaced by ``labels``. Labels may
+    As in Darknet, the last ``images`` or ``JPEGImages`` in the path is replaced with ``labels``. Labels may
     also be next to the images.
     """
     parts = folder.split("/")

@@ -103,7 +103,7 @@ def _shards(folder: Path) -> dict[str, list[Path]]:
 def _has_images(file: Path) -> bool:
     """Return whether the rows of a file probably refer to images or contain them.
 
-    The result is true for an unreadable file, but false for a Parquet file next to images without pyarrow.
+    The result is true for an unreadable file. Without pyarrow, it is false for a Parquet file next to images.
     """
     if not reading.is_file(file):
         return False

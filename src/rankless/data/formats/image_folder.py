@@ -147,7 +147,7 @@ def _split_folders(root: Path) -> list[str]:
 
 @dataclass
 class _Contents:
-    """The contents of a folder that contains class folders.
+    """The contents of a folder of class folders.
 
     Attributes:
         classes: images of each class, as a sorted mapping from names inside the class folder to paths.

@@ -66,7 +66,7 @@ class Table:
         self.file = file
 
     def rows(self, findings: Findings) -> Iterator[Row]:
-        """Yield the rows without images, and add a finding for each invalid row."""
+        """Yield the rows, but not their images, and add a finding for each invalid row."""
         raise NotImplementedError
 
     def class_names(self, outer: str, key: str) -> list[str] | None:

@@ -76,7 +76,7 @@ class VocSplit(SplitFiles):
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` looks like Pascal VOC, or "" if it does not. Darknet data does not count."""
+    """Return why ``root`` looks like Pascal VOC, or "" if it does not. Darknet data is not recognized."""
     others = (*YAML_NAMES, "labels")
     if not root.is_dir() or any((root / name).exists() for name in others):
         return ""
@@ -363,7 +363,7 @@ def _check(names: Sequence[str]) -> None:
 
 
 def _keys(annotations: Annotations) -> Iterator[tuple[object, ...]]:
-    """Yield a key for each image that consists of its file, byte range, boxes, classes and flags."""
+    """Yield a key for each image: its file, byte range, boxes, classes and flags."""
     for index, path in enumerate(annotations.paths()):
         objects = tuple((*box, label, flags) for box, label, flags, _ in annotations.objects(index))
         yield path, annotations.byte_ranges[index : index + 1].tobytes(), objects

@@ -30,7 +30,7 @@ from rankless.files.remote import Location, RemotePath, name_of, size_of
 
 
 class LabelError(ValueError):
-    """Raised for an invalid label; the message has the value found and the value expected."""
+    """Raised for an invalid label; the message gives the value found and the value expected."""
 
 
 class Row(NamedTuple):

@@ -55,7 +55,7 @@ def file_names(
 
     Names are unique even without extensions, because annotations refer to images without extensions. Images
     with the same name are prefixed with the names of their folders. Characters that are not printable and
-    leading dots, which would hide the file, are replaced by ``_``.
+    leading dots, which would hide the file, are replaced with ``_``.
 
     Args:
         annotations: annotations of one split.
@@ -130,7 +130,7 @@ def rounded(split: str, count: int) -> list[str]:
 
 
 def on_one_line(names: Iterable[str]) -> Iterator[str]:
-    """Yield the names with line breaks replaced by ``_``."""
+    """Yield the names with line breaks replaced with ``_``."""
     return (_BREAKS.sub("_", name) for name in names)
 
 

@@ -64,7 +64,7 @@ def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
 
     The line width and the font size depend on the size of the image. Each label is next to its box or, to
     avoid overlaps, as near as possible and connected to the box by a line. Text that no available font can
-    draw (see :mod:`rankless.data.images.fonts`) is replaced by the class id, such as ``#3: 90%``.
+    draw (see :mod:`rankless.data.images.fonts`) is replaced with the class id, such as ``#3: 90%``.
     """
     drawn = image.copy()
     draw = ImageDraw.Draw(drawn)
@@ -192,7 +192,7 @@ def place(
 
 
 def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
-    """Return how many pixels of earlier labels and of the box each candidate hides, (N,)."""
+    """Return the number of pixels, (N,), of earlier labels and of the box that each candidate hides."""
     own = _overlaps(candidates, np.array([box]))[:, 0]
     own[own < 0.2 * (box[2] - box[0]) * (box[3] - box[1])] = 0
     hidden: Floats = own / 2 + _overlaps(candidates, placed).sum(1)
@@ -211,7 +211,7 @@ def _candidates(box: Rectangle, width: float, height: float) -> Iterator[Rectang
 
 
 def _further(box: Rectangle, width: float, height: float) -> Floats:
-    """Return positions around a box, (N, 4), the nearest first."""
+    """Return positions, (N, 4), around a box, the nearest first."""
     x1, y1, x2, y2 = box
     reach_x, reach_y = _REACH * height, _REACH * height
     lefts = np.arange(x1 - width - reach_x, x2 + reach_x + 1, max(1.0, height / 2))

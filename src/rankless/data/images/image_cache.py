@@ -2,7 +2,7 @@
 
 Each image is a separate file, which is written atomically. Any number of runs can therefore share the cache
 without waiting, and a changed source invalidates only one image. Processes map the files, so there is only
-one copy in memory. The memory cache stores the files in ``/dev/shm`` until the last process that uses them
+one copy in memory. The memory cache keeps the files in ``/dev/shm`` until the last process that uses them
 exits.
 """
 

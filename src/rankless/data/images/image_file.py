@@ -245,7 +245,7 @@ def _content(path: Source) -> bytes:
 
 
 def _size(path: str | os.PathLike[str]) -> int:
-    """Return the bytes of a file; raise ValueError if it is no regular file or too large."""
+    """Return the bytes of a file; raise ValueError if it is not a regular file or is too large."""
     state = os.stat(path)  # noqa: PTH116 - half the cost of a Path
     if not stat.S_ISREG(state.st_mode):  # opening a pipe would wait for its writer
         what = "a folder" if stat.S_ISDIR(state.st_mode) else "a pipe or a device, not a file"

@@ -123,7 +123,7 @@ class ImageExamples(Generic[Source]):
 
 @dataclass
 class ReadableImages(Generic[Value]):
-    """Training images, in which unreadable images are replaced by randomly chosen images.
+    """Training images, in which unreadable images are replaced with randomly chosen images.
 
     The replacement depends only on the seed and the index of the unreadable image.
 

@@ -1,7 +1,8 @@
 """Cache annotations on disk until one of their source files changes.
 
-If several processes open a data set at the same time, one of them reads it, and the others wait and map its
-result. Every result has its own folder, so a newer result does not affect processes that use an older one.
+If several processes open a data set at the same time, one of them reads it, and the other processes wait and
+map its result. Every result has its own folder, so a newer result does not affect processes that use an older
+one.
 """
 
 from __future__ import annotations

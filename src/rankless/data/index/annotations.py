@@ -170,7 +170,7 @@ def flat_paths(paths: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int6
 
 
 def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) -> Annotations:
-    """Return the annotations of the images with the given indices, (K,), in memory and without findings."""
+    """Return the annotations of the images ``chosen`` by index, (K,), in memory and without findings."""
     indices = np.asarray(chosen, np.int64).reshape(-1)
     counts = annotations.offsets[indices + 1] - annotations.offsets[indices]
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)

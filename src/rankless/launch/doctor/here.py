@@ -136,7 +136,7 @@ class Cards:
     Attributes:
         names: names of the GPUs that PyTorch sees.
         free: free fraction (0–1) of each GPU's memory.
-        driver: version of the kernel driver; empty without a driver.
+        driver: version of the kernel driver; empty if there is none.
         library: versions of CUDA and NCCL in PyTorch.
         switched: whether there is an NVSwitch.
         managed: whether the fabric manager is running.

@@ -160,8 +160,8 @@ def step(alone: float, exchange: float, shares: Sequence[int]) -> Check:
     Both are upper bounds, because computing and communication partly overlap.
 
     Args:
-        alone: seconds of a step on the first host alone.
-        exchange: seconds to exchange the gradients between one rank of each host.
+        alone: time of a step on the first host alone, in seconds.
+        exchange: time to exchange the gradients between one rank of each host, in seconds.
         shares: number of ranks on each host, starting with the first host.
     """
     computing = alone * shares[0] / sum(shares)
@@ -209,7 +209,8 @@ class Examination:
         checks: findings.
         timings: timings of collectives with one rank per host, as fields of
             :class:`rankless.world.speed.Timing`.
-        exchange: seconds to exchange the gradients of one step with one rank per host; 0 without a recipe.
+        exchange: time in seconds to exchange the gradients of one step with one rank per host; 0 if there is
+            no recipe.
         step: seconds per step of the recipe on the first host alone; 0 if not measured.
         measured: number of hosts that took part in the timings.
         shares: number of ranks on each host, in the order of the hosts.

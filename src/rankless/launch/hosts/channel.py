@@ -244,7 +244,7 @@ def main_part(output: str) -> str:
 
 
 def remedy(reason: str, address: str, python: str) -> tuple[str, str]:
-    """Return a one-word subject and a fix for a host that cannot be used for ``reason``."""
+    """Return a one-word subject and a fix for a host that cannot be used because of ``reason``."""
     found = ((name, fix) for pattern, name, fix in _FIXES if re.search(pattern, reason))
     name, fix = next(found, ("answer", "see the output of: ssh {address} {python} -m rankless --version"))
     changed = re.search(_CHANGED, reason)

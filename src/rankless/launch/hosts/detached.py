@@ -1,7 +1,7 @@
 """A program that starts or follows a detached coordinator; its source is sent to the first host.
 
 The coordinator keeps running after the program has exited. The program needs only Python 3.8 or newer, and
-reads its request as a line of JSON from the standard input.
+reads its request as a line of JSON from standard input.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STARTS, NUMBERS = ('{"event":"start"', '{"event":"resume"'), ('{"step"', '{"eval
 
 
 def main() -> int:
-    """Handle a request from the standard input, and return the exit code."""
+    """Handle a request from standard input, and return the exit code."""
     request = json.loads(sys.stdin.readline())
     home, cwd = Path.home(), Path(request["cwd"])
     os.chdir(cwd if cwd.is_dir() else home)
@@ -46,8 +46,8 @@ def main() -> int:
 def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -> int:
     """Start the command in a new session that logs to the run directory, and wait until the training starts.
 
-    Print the process id, and the warnings on the standard error, and return 0. If the command has ended,
-    print its complete output instead of the warnings, and return its exit code.
+    Print the process ID to standard output and the warnings to standard error, and return 0. If the command
+    has ended, print its complete output instead of the warnings, and return its exit code.
     """
     record = read(run)
     if record is not None and is_alive(record):
@@ -141,7 +141,7 @@ def follow(run: Path, record: dict[str, int]) -> int:
 
 
 def is_alive(record: dict[str, int]) -> bool:
-    """Check whether the recorded process is running; a later process with the same id does not count."""
+    """Check whether the recorded process is running; a later process with the same id is not accepted."""
     return "code" not in record and began(record["pid"]) == record["began"]
 
 

@@ -1,6 +1,6 @@
 """The process that runs the ranks of one host: ``python -m rankless.launch.hosts.host``.
 
-The host's supervisor starts it. It reads commands (``hosts/messages``) from the standard input, writes the
+The host's supervisor starts it. It reads commands (``hosts/messages``) from standard input, writes the
 answers to the descriptor EVENTS_FD, and runs the host's ranks round by round. Its standard output is that of
 rank 0. It keeps running when the ranks restart, so that new ranks are forked with modules already imported.
 """

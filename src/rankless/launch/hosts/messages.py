@@ -172,7 +172,7 @@ class Begin(Command[Value[bool]]):
 
 
 class Listen(Command[Value[dict[str, int]]]):
-    """A command to listen for other hosts at every address; the answer is the port at each address.
+    """A command to listen for other hosts on every address; the answer is the port on each address.
 
     If ``echo``, received bytes are sent back.
     """
@@ -247,7 +247,8 @@ class Speed(Command[Measured]):
     """A command to measure the network with one rank per host.
 
     Attributes:
-        parameters, micro_batches: numbers of parameters and micro-batches of the recipe; 0 without a recipe.
+        parameters, micro_batches: numbers of parameters and micro-batches of the recipe; 0 if there is no
+            recipe.
         own: address of this host that the other hosts use.
         address, port, rank, size: arguments of :func:`rankless.world.speed.connected`.
     """

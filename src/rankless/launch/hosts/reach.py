@@ -24,7 +24,7 @@ _LONGEST = 4 * WAIT  # seconds for a name server
 
 
 class Listener:
-    """A listener at every address that other machines may reach; if ``echo``, it sends bytes back."""
+    """A listener on every address that other machines may reach; if ``echo``, it sends bytes back."""
 
     def __init__(self, *, echo: bool = False) -> None:
         self.echo, self._room = echo, threading.Semaphore(_AT_ONCE)
@@ -36,11 +36,11 @@ class Listener:
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def ports(self) -> dict[str, int]:
-        """Return the listener's port at each address."""
+        """Return the listener's port on each address."""
         return {address: listener.getsockname()[1] for address, listener in self.sockets.items()}
 
     def close(self) -> None:
-        """Stop listening at all addresses."""
+        """Stop listening on all addresses."""
         for listener in self.sockets.values():
             if self.echo:
                 with suppress(OSError):

@@ -1,9 +1,9 @@
 """A program that runs one process for its client; its source is sent to every host.
 
-It needs only Python 3.8 or newer. It reads requests as lines of JSON from the standard input and writes
-events to the standard output, both over SSH. The input is a lease: if it ends or is silent for some seconds,
-because the network is down or the client was killed, the process is told to end. After a grace period, all
-its descendants are killed, so that nothing keeps running on a host.
+It needs only Python 3.8 or newer. It reads requests as lines of JSON from standard input and writes events to
+standard output, both over SSH. The input is a lease: if it ends or is silent for some seconds, because the
+network is down or the client was killed, the process is told to end. After a grace period, all its
+descendants are killed, so that nothing keeps running on a host.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Supervisor:
                 self.names[pipe.fileno()] = name
 
     def input(self, text: str) -> None:
-        """Write a line to the standard input of the process."""
+        """Write a line to the process's standard input."""
         if self.child is not None:
             self.asked += text.encode() + b"\n"
 

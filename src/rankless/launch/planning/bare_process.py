@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Train on request until the standard input ends."""
+    """Train on request until standard input ends."""
     return serve_requests("bare loop", _train)
 
 

@@ -1,4 +1,4 @@
-"""A rank of the training that ``rankless benchmark`` measures: ``… .bench_rank RUN MEETING``.
+"""A rank of the training run that ``rankless benchmark`` measures: ``… .bench_rank RUN MEETING``.
 
 The process runs :func:`rankless.engine.loop.train` and pauses after every turn. It reads the resolved recipe
 (JSON) and then the number of steps of each turn, and answers with the durations of these steps.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Train on request until the standard input ends."""
+    """Train on request until standard input ends."""
     hold_freed_memory()
     return serve_requests("bench", _train)
 

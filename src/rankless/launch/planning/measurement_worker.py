@@ -1,4 +1,4 @@
-"""Processes that measure on request, which read requests and write answers as lines of JSON."""
+"""Measure on request in separate processes, which read requests and write answers as lines of JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MeasurementProcess:
     Args:
         module: the module of this package to run, which calls :func:`serve_requests`.
         what: the name of the measurement in error messages.
-        log: the file for the standard error of the process.
+        log: the file for the process's standard error.
         instead: advice on an alternative to the measurement, for error messages.
         variables: additional environment variables.
         arguments: command-line arguments of the module.
@@ -137,7 +137,7 @@ def guarded(pid: int, limit: int) -> Iterator[list[int]]:
 
 
 def quick(seconds: Iterable[float]) -> float:
-    """Return the lower quartile of durations, which other work affects less than the median."""
+    """Return the lower quartile of durations, which other work affects less than their median."""
     ordered = sorted(seconds)
     return ordered[(len(ordered) - 1) // 4]
 

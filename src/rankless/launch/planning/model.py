@@ -86,7 +86,7 @@ class Workload:
         return replace(self, micro_batches=count)
 
     def computing(self, micro_batches: int) -> float:
-        """Return the seconds that a rank needs to compute ``micro_batches`` on an otherwise idle machine."""
+        """Return the time in seconds that a rank takes to compute ``micro_batches`` on an idle machine."""
         compute = micro_batches * self.forward + (micro_batches - 1) * self.backward + self.last
         load = micro_batches * self.load
         # Loader processes run in parallel with the step and delay it only if they are slower.
@@ -114,7 +114,7 @@ class Link:
 
     @property
     def overhead(self) -> float:
-        """The seconds that a device needs to send a message before it can send the next one."""
+        """The time in seconds that a device takes to send a message before it can send the next one."""
         return min(OVERHEAD, self.latency)
 
     def slowed(self, factor: float) -> Link:
@@ -190,7 +190,7 @@ def layout(world: int, devices: int, micro_batches: int) -> Layout:
 
 
 def all_to_all(layout: Layout, link: Link, size: int) -> float:
-    """Return the seconds until every rank has its shard of all node sums of ``size`` bytes each."""
+    """Return the time in seconds until every rank has its shard of all node sums of ``size`` bytes each."""
     if layout.world == 1:
         return 0.0
     shard = size / layout.world / link.bandwidth  # seconds on the wire
@@ -204,24 +204,24 @@ def all_to_all(layout: Layout, link: Link, size: int) -> float:
 
 
 def gather(layout: Layout, link: Link, size: int) -> float:
-    """Return the seconds that a ring all-gather of a sum of ``size`` bytes takes."""
+    """Return the time in seconds that a ring all-gather of a sum of ``size`` bytes takes."""
     shard = size / layout.world / link.bandwidth
     return (layout.world - 1) * (link.latency + shard)
 
 
 def adding(layout: Layout, add: float, size: int) -> float:
-    """Return the seconds that a rank needs to add up its shard of all node sums; ``add`` is per byte."""
+    """Return a rank's time in seconds to add up its shard of all node sums; ``add`` is its time per byte."""
     return (layout.nodes - 1) * size / layout.world * add if layout.world > 1 else 0.0
 
 
 def ring_all_reduce(layout: Layout, link: Link, add: float, size: int) -> float:
-    """Return the seconds that a ring all-reduce of ``size`` bytes takes."""
+    """Return the time in seconds that a ring all-reduce of ``size`` bytes takes."""
     per_round = link.latency + size / layout.world / link.bandwidth
     return (layout.world - 1) * (2 * per_round + size / layout.world * add)
 
 
 def tree_exposed(work: Workload, layout: Layout, link: Link, backward: float) -> float:
-    """Return the seconds that the fixed tree's exchange adds to a step."""
+    """Return the time in seconds that the fixed tree's exchange adds to a step."""
     if layout.world == 1:
         return 0.0
     if work.norms:  # no overlap; a norm exchanges twice in the forward pass and once in the backward pass
@@ -238,7 +238,7 @@ def tree_exposed(work: Workload, layout: Layout, link: Link, backward: float) ->
 
 
 def memory_exposed(layout: Layout, link: Link, size: int) -> float:
-    """Return the seconds that an exchange of ``size`` bytes through shared memory adds to a step.
+    """Return the time in seconds that exchanging ``size`` bytes through shared memory adds to a step.
 
     A rank copies the other ranks' shards of its sums, adds up its own shard of all sums, and copies the total
     (:mod:`rankless.world.shared_memory`). The computing cores do this work, so it does not overlap. Only
@@ -253,7 +253,7 @@ def memory_exposed(layout: Layout, link: Link, size: int) -> float:
 def parts_exposed(
     buckets: Sequence[Bucket], layout: Layout, link: Link, add: float, backward: float, *, totals: int = 0
 ) -> float:
-    """Return the seconds from the end of the backward pass until the last bucket is summed, over gloo.
+    """Return the time in seconds from the end of the backward pass to the last bucket's sum, over gloo.
 
     When a bucket is ready, the all-to-alls of all its parts start, and the backward pass continues. A part
     that has arrived is added and gathered at the next layer. The network transfers messages in the order in
@@ -285,7 +285,7 @@ def parts_exposed(
 def buckets_exposed(
     buckets: Sequence[Bucket], layout: Layout, link: Link, add: float, backward: float, *, totals: int = 0
 ) -> float:
-    """Return the seconds from the end of the backward pass until the last bucket is summed, over NCCL.
+    """Return the time in seconds from the end of the backward pass to the last bucket's sum, over NCCL.
 
     When a bucket is ready, the rank waits for the previous bucket, sums and gathers it, and then continues
     the backward pass (:meth:`rankless.world.reduce.GradientSum.exchange`).
@@ -307,7 +307,7 @@ def buckets_exposed(
 
 
 def ring_exposed(work: Workload, layout: Layout, link: Link, backward: float) -> float:
-    """Return the seconds that ring all-reduces would add to a step in place of the fixed tree."""
+    """Return the time in seconds that ring all-reduces would add to a step in place of the fixed tree."""
     if layout.world == 1:
         return 0.0
     if work.norms:

@@ -61,7 +61,7 @@ _ROUNDS = 3  # measurements of a check
 
 @dataclass(frozen=True)
 class Checked:
-    """The predicted and measured seconds of a step with ``processes`` processes on this machine."""
+    """A step's predicted and measured time in seconds with ``processes`` processes on this machine."""
 
     processes: int
     predicted: float

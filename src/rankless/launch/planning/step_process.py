@@ -1,9 +1,9 @@
 """A process that measures steps of a recipe on one device.
 
 The first line of its standard input is the resolved recipe (JSON). Each further line gives the name of a
-condition, the seconds to measure, and the minimum number of steps. The answer, a line of JSON, covers all
-steps measured so far under that condition, so that conditions can alternate. The engine runs the steps with a
-learning rate of 0 to prevent divergence.
+condition, the measuring time in seconds, and the minimum number of steps. The answer, a line of JSON, covers
+all steps measured so far under that condition, so that conditions can alternate. The engine runs the steps
+with a learning rate of 0 to prevent divergence.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Taken:
         self.ready: list[list[tuple[int, float]]] = []  # per step: each bucket's bytes and ready time
 
     def summary(self, count: int, *, together: bool) -> dict[str, Any]:
-        """Return the seconds of each part of a step with ``count`` micro-batches.
+        """Return the time in seconds of each part of a step with ``count`` micro-batches.
 
         ``together`` is whether one backward pass covers all micro-batches.
         """
@@ -83,7 +83,7 @@ class _Taken:
 
 
 def main() -> int:
-    """Measure on request until the standard input ends."""
+    """Measure on request until standard input ends."""
     hold_freed_memory()
     return serve_requests("measure", _measure)
 

@@ -106,7 +106,7 @@ def overrides(params: Mapping[str, Any], recipe: Recipe) -> list[str]:
 
 
 def of_recipe(recipe: Recipe, space: Space) -> dict[str, Any]:
-    """Return the values in the recipe that lie within the search space."""
+    """Return the values in the recipe that are within the search space."""
     found: dict[str, Any] = {}
     for key, one in space.items():
         value: Any = 1.0 if key == AUGMENTATION else _value(recipe, key.split("."))

@@ -33,7 +33,7 @@ _SHARED = ".output"
 
 
 class TrialOutput:
-    """A context that redirects the standard output and error of this process and its children to a file.
+    """A context that redirects standard output and error of this process and its children to a file.
 
     The terminal shows a header and a row per trial. All trials share one file, because the fork server keeps
     the streams with which it was started. After a trial, its output is moved to the log of its run.
@@ -114,7 +114,7 @@ def suggestion(search: Search, trials: Sequence[Trial], number: int) -> dict[str
         direction = "minimize" if search.lower_is_better else "maximize"
         study = optuna.create_study(sampler=sampler, direction=direction)
         for trial in trials:
-            # The unchanged recipe may lie outside the space.
+            # The unchanged recipe may be outside the space.
             if trial.score is not None and set(trial.params) == set(distributions):
                 done = optuna.trial.create_trial(
                     params=dict(trial.params), distributions=distributions, value=trial.score

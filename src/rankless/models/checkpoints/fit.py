@@ -178,7 +178,7 @@ def fit(
 def by_order(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], source: str, partial: bool = False
 ) -> dict[str, Tensor]:
-    """Match tensors in order, for a network whose tensors have other names.
+    """Match tensors in order, for a network whose tensors have different names.
 
     Equal shapes do not prove that the networks are equal. For example, concatenating feature maps in another
     order does not change the shapes. If only one side has batch counters, they are ignored.
@@ -227,7 +227,7 @@ def _without_counters(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def _score(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Return the number of common names, and how many of them have compatible shapes."""
+    """Return the number of common names, and the number of those that have compatible shapes."""
     both = [name for name in theirs if name in ours]
     return len(both), sum(_compatible(ours[name], theirs[name]) for name in both)
 

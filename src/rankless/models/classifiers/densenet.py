@@ -1,4 +1,4 @@
-"""DenseNet (Huang et al., 2017, "Densely Connected Convolutional Networks"), as published and with options.
+"""DenseNet (Huang et al., 2017, "Densely Connected Convolutional Networks"), as published or with options.
 
 Every layer reads the feature maps of all earlier layers in its block and adds a few. The names and shapes in
 the state dict of a published variant match torchvision and timm, so their weights fit.

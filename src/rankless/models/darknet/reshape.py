@@ -156,7 +156,7 @@ def _each(network: Network, change: Callable[[Layer], Layer]) -> Network:
 
 
 def _insert(network: Network, before: dict[int, tuple[Layer, str]], *, replaces: bool = False) -> Network:
-    """Insert named layers before others, which then read them, as do later layers if ``replaces``."""
+    """Insert named layers before existing ones, which then read them, as do later layers if ``replaces``."""
     layers: list[Layer] = []
     names: list[str] = []
     index = {IMAGE: IMAGE}

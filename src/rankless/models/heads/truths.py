@@ -20,7 +20,7 @@ class Truths:
         center: x and y of the centers of the boxes, (B, T, 2).
         size: width and height of the boxes, at least ``SMALLEST_SIDE``, (B, T, 2).
         labels: class ids, int64, (B, T).
-        valid: true for objects and false for padding, bool, (B, T).
+        valid: bool, (B, T); true for objects and false for padding.
     """
 
     boxes: Tensor

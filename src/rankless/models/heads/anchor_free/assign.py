@@ -128,8 +128,8 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
     the same box.
 
     In the paper, the weight equals the quality. Then a box with low IoUs so far, which is usually small,
-    would hardly count and be learned late or never, and the loss of a step with only such boxes would be
-    divided by almost 0.
+    would have almost no weight and be learned late or never, and the loss of a step with only such boxes
+    would be divided by almost 0.
 
     Args:
         predicted: predictions at (B, P) points.
@@ -146,7 +146,7 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
     owner, won = _one_truth(chosen, overlap)
     best_metric = metric.masked_fill(~won, -torch.inf).amax(-1, keepdim=True)
     best_overlap = overlap.masked_fill(~won, 0).amax(-1, keepdim=True)
-    # Outside `won`, this is the exponential of infinity minus infinity, which is replaced by 0.
+    # Outside `won`, this is the exponential of infinity minus infinity, which is replaced with 0.
     weight = (metric - best_metric).exp().masked_fill(~won, 0)  # (B, T, P)
     return _targets(truths, owner, won, (weight * best_overlap).amax(1), weight.amax(1))
 
@@ -188,7 +188,7 @@ _RULES: dict[Assignment, Callable[[Predicted, Truths], Targets]] = {
 
 
 def highest(values: Tensor, count: Tensor, most: int) -> Tensor:
-    """Return a mask of the ``count`` largest values in each row. Among equal values, the first ones count.
+    """Return a mask of the ``count`` largest values in each row, the first ones if values are equal.
 
     Args:
         values: the values, (B, T, P).
@@ -217,7 +217,7 @@ def _within(predicted: Predicted, truths: Truths, radius: float, reach: float = 
 
 
 def _logits_of_labels(predicted: Predicted, truths: Truths) -> Tensor:
-    """Return the logit of each point for the class of each ground-truth box, (B, T, P)."""
+    """Return the logits, (B, T, P), of each point for the class of each ground-truth box."""
     by_class = predicted.logits.transpose(1, 2)  # (B, C, P)
     return by_class.gather(1, truths.labels.unsqueeze(-1).expand(-1, -1, by_class.shape[2]))
 

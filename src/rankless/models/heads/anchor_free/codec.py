@@ -65,7 +65,7 @@ def split(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, Tensor]:
 
 
 def points(shape: tuple[int, int], head: AnchorFreeHead, like: Tensor) -> Tensor:
-    """Return the centers (x, y) of all cells in pixels, (H, W, 2), with the dtype and device of ``like``."""
+    """Return the centers, (H, W, 2), of all cells in pixels, with the dtype and device of ``like``."""
     rows, columns = (torch.arange(side, dtype=like.dtype, device=like.device) + 0.5 for side in shape)
     y, x = torch.meshgrid(rows, columns, indexing="ij")
     return torch.stack((x, y), -1) * head.stride

@@ -84,7 +84,7 @@ def assign(
 
 
 def class_targets(truths: Truths, matches: Matches, classes: int) -> Tensor:
-    """Return the target classes in the slot of ground-truth box t and anchor a, bool, (B, T, A, C).
+    """Return the target classes, bool (B, T, A, C), in the slot of ground-truth box t and anchor a.
 
     If several ground-truth boxes share a slot, its targets are the classes of all of them.
     """
