@@ -294,7 +294,7 @@ def tables(found: dict[str, Any]) -> str:
     lines += [
         "",
         "| | batch option counts images of | rate, 4 ranks / 1 | gradient, 2 ranks / 1 | trained twice "
-        "| killed and resumed | CPU s | CPU ms a step |",
+        "| killed and resumed | CPU s | CPU ms per step |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
@@ -343,7 +343,7 @@ def _score(it: dict[str, Any]) -> str:
 
 def _resumed(it: dict[str, Any]) -> str:
     twice = it["steps"] - (STEPS - STOP)
-    steps = f"{abs(twice)} steps {'again' if twice >= 0 else 'left out'}"
+    steps = f"{abs(twice)} steps {'repeated' if twice >= 0 else 'left out'}"
     return f"{steps}; {'the same' if it['max'] == 0 else _apart(it)}"
 
 

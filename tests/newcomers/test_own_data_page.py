@@ -30,7 +30,7 @@ def place(
 
 
 def stated(score: str) -> float:
-    (number,) = re.findall(rf"{score} (0\.\d+)", " ".join(PAGE.split()))
+    (number,) = re.findall(rf"{score} (?:of )?(0\.\d+)", " ".join(PAGE.split()))
     return float(number)
 
 
