@@ -121,7 +121,7 @@ def refused(world: World) -> str:
 @pytest.mark.processes
 def test_another_model_is_refused_on_every_rank(ranks: Any) -> None:
     for said in ranks(2, refused):
-        assert "created a different model on rank 1 than on rank 0 (first in '0.weight')" in said
+        assert "created a different model on rank 1 than on rank 0 (first difference: '0.weight')" in said
 
 
 def drifts(world: World, folder: str, at: int) -> list[str]:
@@ -145,7 +145,7 @@ def test_a_rank_that_drifts_ends_the_run_before_it_saves(ranks: Any, tmp_path: P
     answers = ranks(3, drifts, str(tmp_path), 5)
     assert answers[0] == answers[1] == answers[2]
     assert answers[0][0].startswith(
-        "after step 8, the weights on rank 1 differ from those on rank 0 (first in '"
+        "after step 8, the weights on rank 1 differ from those on rank 0 (first difference: '"
     )
     assert answers[0][1].startswith("the checkpoint of step 4")
     assert RunDirectory(tmp_path).steps() == [4]

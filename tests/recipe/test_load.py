@@ -147,10 +147,10 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
         ("seed: {a: 1}", "'seed' is a section: expected a whole number of at least 0"),
         ("seed:", "'seed' is empty: expected a whole number of at least 0; "
          "remove the key to use the default, 0"),
-        ("evaluate:", "'evaluate' is empty: expected a section with keys among "
+        ("evaluate:", "'evaluate' is empty: expected a section with any of the keys "
          "every, best, batch, confidence, nms, iou, class_agnostic, multi_label, detections, rectangular, "
          "tta, classes_map"),
-        ("model: yolov4", "'model' is 'yolov4': expected a section with keys among "
+        ("model: yolov4", "'model' is 'yolov4': expected a section with any of the keys "
          "name, image_size, pretrained, freeze, checkpointing, width, dropout, activation, involution, cfg, "
          "anchors, num_anchors, scale_xy, dfl, config, normalize, densenet; did you mean 'model.name'?"),
         ("imgsz: 640", "key 'imgsz': no such key; use model.image_size"),
@@ -163,7 +163,7 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
         ("fp16: true", "key 'fp16': no such key; use precision=fp16"),
         ("patience: 5", "key 'patience': no such key; not needed: runs do not stop early, and the best "
          "weights are kept"),
-        ("batch: 8", "'batch' is 8: expected a section with keys among images, micro; did you mean "
+        ("batch: 8", "'batch' is 8: expected a section with any of the keys images, micro; did you mean "
          "'batch.images', the number of images per step on all devices together (the number per GPU times "
          "the number of GPUs)?"),
         ("task: ''", "'task' is '': expected text that is not empty"),
@@ -270,7 +270,7 @@ def test_an_empty_file_is_an_error(tmp_path, text):
 
 @pytest.mark.parametrize("text", ["- 1", "digits", "3"])
 def test_a_file_without_keys_is_an_error(tmp_path, text):
-    assert "expected a section with keys among task, model" in problems_of(tmp_path, text)[0]
+    assert "expected a mapping with any of the keys task, model" in problems_of(tmp_path, text)[0]
 
 
 def test_a_source_that_is_not_there(tmp_path, monkeypatch):

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     sort_key=1.5,
     usage="Usage: rankless new ROOT [OPTIONS]",
     help_epilogue="""\
-Data without a validation split is split into the new folder NAME-split next to the recipe NAME.yaml,
-with links to the images.
+Data without a validation split is divided in a new folder, NAME-split, next to the recipe NAME.yaml.
+The folder contains links to the images.
 
 Examples:
   rankless new mydata

@@ -165,7 +165,9 @@ Sync = Annotated[bool, Parameter(help="Run a copy of this machine's Rankless on 
 Ssh = Annotated[str, Parameter(help="SSH command, including its options.", metavar="COMMAND")]
 Python = Annotated[
     str | None,
-    Parameter(help="Path of Python on other hosts. Default: the same as here.", metavar="PATH"),
+    Parameter(
+        help="Path to Python on the other hosts. Default: the same path as on this machine.", metavar="PATH"
+    ),
 ]
 
 Devices = Annotated[

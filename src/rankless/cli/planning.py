@@ -234,7 +234,7 @@ def bench(
 
 
 def _is_recipe(word: str) -> bool:
-    """Check whether a word names a recipe: a YAML file, a shipped recipe, or a plain name without a file."""
+    """Check whether a word names a recipe: a YAML file, a shipped recipe, or a name that is no file."""
     from rankless.recipe.installed import shipped
 
     path = Path(word)

@@ -123,7 +123,8 @@ def slurm(
     account: Annotated[str | None, Parameter(help="Passed to sbatch as --account.")] = None,
     qos: Annotated[str | None, Parameter(help="Passed to sbatch as --qos.")] = None,
     gres: Annotated[
-        str | None, Parameter(help="Passed to sbatch as --gres; none requests no GPU. Default: gpu:DEVICES.")
+        str | None,
+        Parameter(help="Passed to sbatch as --gres. 'none' requests no GPU. Default: gpu:DEVICES."),
     ] = None,
     memory: Annotated[str | None, Parameter(help="Memory per machine, passed to sbatch as --mem.")] = None,
     python: Annotated[

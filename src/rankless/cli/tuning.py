@@ -55,7 +55,8 @@ def tune(
         ),
     ] = (),
     out: Annotated[
-        Path | None, Parameter(help="Folder of the search. Default: runs/tune-RECIPE, or -2, -3 …")
+        Path | None,
+        Parameter(help="Folder for the search. Default: runs/tune-RECIPE, or tune-RECIPE-2, -3 …"),
     ] = None,
     keep_all: Annotated[
         bool, Parameter(help="Keep the weights of all trials, not only those of the best one."), flag

@@ -35,8 +35,9 @@ def synchronize(model: nn.Module, world: World) -> list[str]:
     rank, name, same_layout = difference
     if not same_layout:
         raise UserError(
-            f"model() of the task created a different model on rank {rank} than on rank 0 (first in "
-            f"'{name}'); expected the same layers on every rank; make model() depend only on the recipe"
+            f"model() of the task created a different model on rank {rank} than on rank 0 (first "
+            f"difference: '{name}'); expected the same layers on every rank; make model() depend only on the "
+            "recipe"
         )
     for tensor in tensors.values():
         values = tensor.detach().contiguous().clone()
@@ -59,7 +60,7 @@ def weight_difference(step: int, tensors: Mapping[str, Tensor], world: World) ->
     ranks, name = difference
     return (
         f"after step {step}, the weights on rank {', '.join(map(str, ranks))} differ from those on rank 0 "
-        f"(first in '{name}'), so they were not saved; check the memory and the device of that rank; if it "
+        f"(first difference: '{name}'), so they were not saved; check the memory and the device of that rank; if it "
         "happens again, run `rankless verify`, because the task depends on something that differs between "
         "ranks"
     )

@@ -51,7 +51,7 @@ def write_torchscript(plan: Plan, path: Path) -> None:
 
 
 def write_pt2(plan: Plan, path: Path) -> None:
-    """Write a model as a program of ``torch.export``."""
+    """Write a model as a ``torch.export`` program (.pt2)."""
     program = plan.program(plan.with_nms())
     with path.open("wb") as file, quiet():
         torch.export.save(program, file, extra_files={TEXTS: json.dumps(plan.facts.texts())})

@@ -309,7 +309,7 @@ class OpenMPI(Environment):
     """Open MPI, detected by ``OMPI_COMM_WORLD_*``.
 
     MPI launchers do not provide the address of rank 0, so on several machines the user must set MASTER_ADDR.
-    A single MPI process is not a rank, so that Rankless starts a rank for each device.
+    A single MPI process is not treated as a rank, so Rankless starts a rank for each device itself.
     """
 
     name = "Open MPI"

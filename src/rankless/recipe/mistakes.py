@@ -48,8 +48,12 @@ def unknown_key(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
 def not_a_section(recipe: type, path: KeyPath, value: Any) -> str:
     """Return the message about a plain value instead of a section."""
     dotted, keys = ".".join(path), sections(recipe)[path]
-    what = f"'{dotted}' is" if path else "this recipe is"
-    what = f"{what} {shown(value)}: expected a section with keys among {', '.join(keys)}"
+    what = (
+        f"'{dotted}' is {shown(value)}: expected a section"
+        if path
+        else f"this recipe is {shown(value)}: expected a mapping"
+    )
+    what = f"{what} with any of the keys {', '.join(keys)}"
     if dotted not in SECTIONS or not isinstance(value, str | int | float):
         return what
     key, note = f"{dotted}.{SECTIONS[dotted]}", ""
@@ -175,7 +179,7 @@ def _number(schema: Mapping[str, Any]) -> str:
 
 
 def _too_large(value: Any, schema: Mapping[str, Any]) -> str:
-    """Return the end of a message with a maximum of at least ``_FAR`` if a number exceeds it."""
+    """Return the maximum for an error message if it is at least ``_FAR`` and a number exceeds it."""
     options = _options(schema)
     items = [one.get("items") or (one.get("prefixItems") or [one])[0] for one in options]
     limits = [one["maximum"] for one in (*items, *options) if one.get("maximum", 0) >= _FAR]

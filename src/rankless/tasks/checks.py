@@ -175,7 +175,8 @@ def check_scores(task: Any, scores: Any) -> Scores:
         json.dumps(scores)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"{who} returned a value that JSON cannot represent ({error}); expected numbers such as float(…)"
+            f"{who} returned a value that JSON cannot represent ({error}); expected plain Python numbers; "
+            "convert tensors and NumPy values with float()"
         ) from None
     checked: Scores = finite(scores)
     return checked

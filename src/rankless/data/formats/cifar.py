@@ -33,7 +33,7 @@ _LONG = 1024
 
 
 class Run(NamedTuple):
-    """The position of a long text in the file, such as the content of an array."""
+    """The byte range of a long string in the file, such as the content of an array."""
 
     offset: int
     length: int

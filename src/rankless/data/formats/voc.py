@@ -88,7 +88,7 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the splits, without lists of single classes and a redundant ``trainval``."""
+    """Return the names of the splits, excluding per-class lists and a redundant ``trainval``."""
     return usual_order(_plain_splits(_parts(root)))
 
 
@@ -299,7 +299,7 @@ def read_annotations(items: list[tuple[str, ...]]) -> Raw:
 
 
 def read_class_names(items: list[tuple[str, ...]]) -> Raw:
-    """Read only the class names from XML files, given as tuples of one file."""
+    """Read only the class names from XML files. Each item is a tuple with the path of one file."""
     made, labels = RawBuilder(), dict[str, int]()
     for (annotation,) in items:
         labels.update((each.name, 0) for each in _read(annotation, made.findings).objects)

@@ -176,4 +176,6 @@ def _ask(
     try:
         return subprocess.run(command, input=line, capture_output=captured, check=False)
     except OSError as error:
-        raise UserError(f"{command[0]}: cannot be started ({error}); use another --ssh") from error
+        raise UserError(
+            f"{command[0]}: cannot be started ({error}); pass another command with --ssh"
+        ) from error

@@ -153,7 +153,7 @@ class Bare(_Processes):
         self._usual: dict[Mode, float] = {}
 
     def largest(self, images: int) -> int:
-        """Return the largest number of images at a time, up to ``images``, that fits into memory."""
+        """Return the largest batch, of at most ``images`` images, for which the memory suffices."""
         while True:
             try:
                 self._start()

@@ -118,7 +118,10 @@ def start_from(
 
 
 def _matched(ours: Sequence[str], known: Sequence[str]) -> dict[int, int]:
-    """Map labels of shared classes in the model to those in the file; empty to load the head by position."""
+    """Map the model's labels of shared classes to the file's labels.
+
+    The result is empty if the head is to be loaded by position.
+    """
     if tuple(ours) == tuple(known) or list(known) == [str(label) for label in range(len(known))]:
         return {}  # numbers are not names
     of_file = {name: label for label, name in enumerate(known)}

@@ -80,7 +80,10 @@ class Route:
 
 @dataclass(frozen=True)
 class Shortcut:
-    """A ``[shortcut]`` layer, which adds layers to the previous layer, in their common channels."""
+    """A ``[shortcut]`` layer, which adds the outputs of other layers to that of the previous layer.
+
+    If the numbers of channels differ, only the channels that both have are added.
+    """
 
     layers: tuple[int, ...]
     activation: Activation = "linear"
