@@ -60,7 +60,7 @@ def weight_difference(step: int, tensors: Mapping[str, Tensor], world: World) ->
     ranks, name = difference
     return (
         f"after step {step}, the weights on rank {', '.join(map(str, ranks))} differ from those on rank 0 "
-        f"(first difference: '{name}'), so they were not saved; check the memory and the device of that rank; "
+        f"(first difference: '{name}'), so they were not saved; check the memory and device of that rank; "
         "if it happens again, run `rankless verify`, because the task depends on something that differs "
         "between ranks"
     )
