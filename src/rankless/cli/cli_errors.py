@@ -10,6 +10,7 @@ from cyclopts import (
     CoercionError,
     CycloptsError,
     MissingArgumentError,
+    RepeatArgumentError,
     UnknownCommandError,
     UnknownOptionError,
     UnusedCliTokensError,
@@ -51,6 +52,9 @@ def as_user_error(error: CycloptsError) -> UserError:
         name = error.token.keyword or (error.argument.name if error.argument else "the argument")
         expected = _EXPECTED.get(error.target_type or str, "another value")
         return UserError(f"{printable(name)} is '{printable(error.token.value)}': expected {expected}; {see}")
+    if isinstance(error, RepeatArgumentError) and error.token is not None:
+        name = printable(error.token.keyword or error.token.value)
+        return UserError(f"{name}: is given more than once; separate several values with commas; {see}")
     text = " ".join(str(error).split()).rstrip(".")
     return UserError(f"{text[:1].lower()}{text[1:]}; {see}")
 

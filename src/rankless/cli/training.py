@@ -154,6 +154,10 @@ def train_here(given: TrainOptions) -> int:
         try:
             return load_recipe(name, overrides)
         except UserError as error:
+            if name is not None and Path(name).is_dir() and not (Path(name) / "recipe.yaml").exists():
+                from rankless.data.formats.registry import recognize
+
+                recognize(name)  # raises the reason why the folder is no data
             if name is None or os.path.lexists(name):
                 raise
             gone = missing(name)

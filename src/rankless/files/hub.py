@@ -49,11 +49,16 @@ def is_offline() -> bool:
     return os.environ.get(OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE")
 
 
+_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".onnx", ".ckpt", ".h5")  # no repository is called so
+
+
 def parse(text: str) -> HubAddress:
     """Return the parts of an address, in which ``/`` in a revision is written as ``%2F``."""
     match = _ADDRESS.fullmatch(text.removeprefix(PREFIX)) if text.startswith(PREFIX) else None
     repository, revision, file = match.groups(default="") if match else ("", "", "")
     revision = revision.replace("%2F", "/")
+    if not file and repository.endswith(_ENDINGS):  # OWNER is missing
+        match = None
     if not match or {".", "..", ""} & set(f"{repository}/{revision or 'main'}/{file or 'file'}".split("/")):
         raise UserError(
             f"'{printable(text)}': expected hf://OWNER/NAME[@REVISION][/FILE], as in "

@@ -130,7 +130,10 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
         return format, "data.format is set"
     name, why = _recognized(path, NAMES)
     if outer := _data_set_around(path, name):
-        raise UserError(f"{root}: this is only part of a data set; give the complete data set {outer}")
+        raise UserError(
+            f"{root}: seems to be only part of the data set {outer}; give {outer}, or move the folder if it "
+            "does not belong to it"
+        )
     home = os.path.expanduser("~")  # noqa: PTH111 - there may be none
     if name == "image-folder" and path.resolve() in (Path("/"), Path(home).resolve()):
         raise UserError(
