@@ -181,7 +181,7 @@ def test_the_module_runs():
         ),
         (["attach", "nothing"], "nothing: no detached training was started from here"),
         (["train", "--resume", "."], "as in --resume --run ."),
-        (["predict", "x", "y", "--save", "coco", "--save", "yolo"], "--save: is given more than once"),
+        (["predict", "x", "y", "--save", "coco", "--save", "yolo"], "--save is given more than once"),
         (["train", "digits", "model.pretrained=hf://a/x.bin"], "'hf://a/x.bin': expected hf://OWNER/NAME"),
         (["train", "my.cfg"], "my.cfg: expected a recipe as the first argument; give it as model.cfg=my.cfg"),
         (
@@ -197,7 +197,10 @@ def test_the_module_runs():
             ["train", "--resume", "--run", "gone"],
             "gone: nothing to resume: there is no recipe.yaml",
         ),
-        (["train", "digts"], "'digts': neither a recipe nor a folder of this name exists; expected a data"),
+        (
+            ["train", "digts"],
+            "'digts': no such file, folder or shipped recipe; expected a recipe file or one of",
+        ),
         (
             ["train", "fine-tune", "model.pretrained=hf://a/b/x.bin", "data.root=digits"],
             "model.pretrained: hf://a/b/x.bin: expected a .safetensors file",

@@ -105,7 +105,7 @@ def test_a_folder_without_data_is_no_recipe(flowers, capsys):
 def test_a_misspelt_folder_and_a_run_directory_are_no_recipes(flowers, capsys):
     for word in ("flwoers", "flwoers/"):
         (line,) = problems(capsys, "train", word)
-        assert "neither a recipe nor a folder of this name exists" in line
+        assert "no such file, folder or shipped recipe" in line
         assert line.endswith("; did you mean 'flowers'?")
     Path("runs/s").mkdir(parents=True)
     Path("runs/s/recipe.yaml").write_text("epochs: 2\n")

@@ -302,7 +302,7 @@ def test_another_job_does_not_go_on_unasked(tmp_path: Path, recipe: str, expecte
         codes, printed = ranks.ends()
     assert codes == [2, 2]
     last = printed[0].splitlines()[-1]  # PyTorch 2.9's gloo says before that it is connected
-    assert last.startswith("error: run: already contains a run (last step 20); ")
+    assert last.startswith("error: run: already contains a run (last step 20); continue it with --resume")
     assert printed[1] == ""
 
 
@@ -333,7 +333,7 @@ def test_ranks_on_several_machines_listen_on_one_interface(
                 "error: optim.lr: differs between the ranks: 0.05 on rank 0, 0.1 on rank 1; use",
             ],
         ),
-        (["nowhere.yaml"], {}, 2, ["error: rank 1: 'nowhere.yaml': no such recipe"]),
+        (["nowhere.yaml"], {}, 2, ["error: rank 1: 'nowhere.yaml': no such file, folder or shipped recipe"]),
         (["small.yaml", "--devices", "3"], {}, 2, ["error: rank 1: --devices is 3, but the launcher"]),
         (["small.yaml"], {"FAULT_BUG": "loss 9"}, 1, ["error: the task small_task_for_faults:Small failed"]),
     ],

@@ -91,7 +91,7 @@ def test_images_without_a_file_are_left_out_and_counted(labeled):
     report = labeled("json", "cvat", sources=("images/empty.png", "digits:val:0-1"))
     (image,) = ElementTree.parse(report.out / "cvat.xml").getroot().iter("image")
     assert image.attrib["name"] == "empty.png"
-    assert [note for note in report.notes if note.startswith("2 images ")]
+    assert [note for note in report.notes if note.startswith("2 images are from a video")]
 
 
 def test_classes_are_choices_and_tags(tmp_path):

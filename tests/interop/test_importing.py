@@ -193,7 +193,7 @@ def test_the_same_network_under_other_names_is_taken_by_order(tmp_path, monkeypa
     assert "--by-order" in capsys.readouterr().err
     assert run(*words, "--by-order") == 0
     said = capsys.readouterr().out
-    assert "order" in said and "num_batches_tracked" not in said  # they are in the file
+    assert "matched by order" in said and "num_batches_tracked" not in said  # they are in the file
     loaded = weights.load(Path("o.safetensors"))
     assert loaded.recipe.task == "classify"
     assert len(loaded.class_names) == 7

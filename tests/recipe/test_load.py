@@ -276,13 +276,17 @@ def test_a_file_without_keys_is_an_error(tmp_path, text):
 def test_a_source_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        UserError, match=r"'digit': no such recipe.*digits, .*did you mean 'digits'\? the name"
+        UserError,
+        match=r"'digit': no such file, folder or shipped recipe.*digits, .*did you mean 'digits'\? the name",
     ):
         load("digit")
     Path("mine.yaml").write_text("seed: 1")
-    with pytest.raises(UserError, match=r"'nime.yaml': no such recipe.*digits.*did you mean 'mine.yaml'\?$"):
+    with pytest.raises(
+        UserError,
+        match=r"'nime.yaml': no such file, folder or shipped recipe.*digits.*did you mean 'mine.yaml'\?$",
+    ):
         load("nime.yaml")
-    with pytest.raises(UserError, match="'a/b': no such recipe"):
+    with pytest.raises(UserError, match="'a/b': no such file, folder or shipped recipe"):
         load("a/b")
     for name in ("yolov8n", "yolo11m", "yolov5s.yaml", "YOLOX_tiny"):
         with pytest.raises(

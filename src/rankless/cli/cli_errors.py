@@ -54,7 +54,7 @@ def as_user_error(error: CycloptsError) -> UserError:
         return UserError(f"{printable(name)} is '{printable(error.token.value)}': expected {expected}; {see}")
     if isinstance(error, RepeatArgumentError) and error.token is not None:
         name = printable(error.token.keyword or error.token.value)
-        return UserError(f"{name}: is given more than once; separate several values with commas; {see}")
+        return UserError(f"{name} is given more than once: expected one value, or a list with commas; {see}")
     text = " ".join(str(error).split()).rstrip(".")
     return UserError(f"{text[:1].lower()}{text[1:]}; {see}")
 

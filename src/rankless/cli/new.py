@@ -169,8 +169,9 @@ def _check_task(pretrained: str, root: str, facts: Facts) -> None:
 
 
 def folders_like(name: str) -> str:
-    """Return a hint about a folder with a name similar to a missing recipe, or an empty string."""
-    return nearest(name.rstrip("/"), [folder.name for folder in Path().iterdir() if folder.is_dir()])
+    """Return a hint that a folder with data is also accepted, and the one with a similar name."""
+    folders = [folder.name for folder in Path().iterdir() if folder.is_dir()]
+    return f"; a folder with data is also accepted{nearest(name.rstrip('/'), folders)}"
 
 
 def _say_values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> None:

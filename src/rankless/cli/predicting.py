@@ -38,11 +38,6 @@ if TYPE_CHECKING:
 _LOW = 0.05  # if the highest score is below this, the model has hardly learned
 _SHOWN = 20  # maximum number of unreadable or classified images to list
 _KEYS = {"--iou": "evaluate.iou", "--max": "evaluate.detections", "--tta": "evaluate.tta"}
-_OTHER_NAMES = {
-    "--format": "--save",
-    **{option: rf"command line: (?:key )?'{re.escape(key)}'" for option, key in _KEYS.items()},
-}
-"""Patterns of the names that errors use for some options."""
 
 
 @app.command(
@@ -172,8 +167,7 @@ def check_kinds(kinds: str, option: str) -> None:
     """Raise a UserError for unknown kinds of results given by ``--save`` or ``--format``."""
     from rankless.inference.formats import kinds_named
 
-    with _name_given_options({option: kinds}):
-        kinds_named(_words(kinds))
+    kinds_named(_words(kinds), option)
 
 
 def _words(text: str) -> list[str]:
@@ -203,8 +197,9 @@ def _name_given_options(options: dict[str, str | None]) -> Iterator[None]:
         if type(error) is not UserError:
             raise
         problems = list(error.problems)
-        for option in (one for one, value in options.items() if value is not None and one in _OTHER_NAMES):
-            problems = [re.sub(f"^{_OTHER_NAMES[option]}", option, problem) for problem in problems]
+        for option in (one for one, value in options.items() if value is not None and one in _KEYS):
+            pattern = rf"^command line: (?:key )?'{re.escape(_KEYS[option])}'"
+            problems = [re.sub(pattern, option, problem) for problem in problems]
         raise UserError(problems) from error
 
 

@@ -134,7 +134,6 @@ def train_here(given: TrainOptions) -> int:
     from rankless.files.numbered import given_or_numbered
     from rankless.launch.job import check_parallel
     from rankless.launch.run_lock import refuse_no_run, refuse_used
-    from rankless.recipe.load import missing
     from rankless.runs.directory import RunDirectory
 
     name, overrides = given.recipe()
@@ -160,12 +159,9 @@ def train_here(given: TrainOptions) -> int:
                 recognize(name)  # raises the reason why the folder is no data
             if name is None or os.path.lexists(name):
                 raise
-            gone = missing(name)
+            gone = f"'{name}': no such file"
             raise UserError(
-                f"{missing(name, or_data=True)}{one.removeprefix(gone)}{folders_like(name)}"
-                if one.startswith(gone)
-                else one
-                for one in error.problems
+                f"{one}{folders_like(name)}" if one.startswith(gone) else one for one in error.problems
             ) from None
 
     _, devices, (chosen, name), *_ = check_all(

@@ -23,19 +23,19 @@ KINDS = (
 """The values that ``--save`` accepts."""
 
 
-def kinds_named(save: Sequence[str]) -> frozenset[str]:
-    """Return the values of ``--save`` as a set.
+def kinds_named(save: Sequence[str], option: str = "--save") -> frozenset[str]:
+    """Return the values of ``--save`` as a set. Messages name ``option``.
 
     Raises:
         UserError: a value is unknown, or there are none.
     """
     if unknown := [name for name in save if name not in KINDS]:
         raise UserError(
-            f"--save contains '{printable(name)}'; expected {one_of(KINDS)}{nearest(name, KINDS)}"
+            f"{option} contains '{printable(name)}'; expected {one_of(KINDS)}{nearest(name, KINDS)}"
             for name in unknown
         )
     if not save:
-        raise UserError(f"--save is empty; expected one or more of {', '.join(KINDS)}")
+        raise UserError(f"{option} is empty; expected one or more of {', '.join(KINDS)}")
     return frozenset(save)
 
 

@@ -296,14 +296,14 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
         return shipped_text(name), f"{name}.yaml"
     is_path = isinstance(source, Path) or bool(re.search(r"[/\\]|\.ya?ml$", name))
     if not is_path and not path.exists():
-        raise UserError(f"{missing(name)}{', '.join(shipped())}{_instead_of(name, check_name)}")
+        raise UserError(f"{_missing(name)}{_instead_of(name, check_name)}")
     try:
         return reading.read_text(path, reading.YAML), name
     except FileNotFoundError:
         beside = [str(file) for pattern in ("*.yaml", "*.yml") for file in path.parent.glob(pattern)]
         near = nearest(name, beside) or (f"; {other}" if (other := other_yolo(path.stem)) else "")
         near = near or nearest(path.stem, shipped())
-        raise UserError(f"{missing(name)}{', '.join(shipped())}{near}") from None
+        raise UserError(f"{_missing(name)}{near}") from None
     except IsADirectoryError:
         if (path / "recipe.yaml").is_file():
             expected = (
@@ -322,14 +322,9 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
 
 
-def missing(name: str, *, or_data: bool = False) -> str:
-    """Return the start of the error about a missing recipe or, with ``or_data``, a recipe or data folder."""
-    if or_data:
-        return (
-            f"'{name}': neither a recipe nor a folder of this name exists; expected a data folder, a recipe "
-            "file or a shipped recipe: "
-        )
-    return f"'{name}': no such recipe; expected a recipe file or a shipped recipe: "
+def _missing(name: str) -> str:
+    known = ", ".join(shipped())
+    return f"'{name}': no such file, folder or shipped recipe; expected a recipe file or one of {known}"
 
 
 def _instead_of(name: str, check_name: NameCheck | None) -> str:

@@ -1,4 +1,4 @@
-"""A local server for a run's report during training. Each request renders the report anew."""
+"""A local server for a run's report during training. Each request renders the report again."""
 
 from __future__ import annotations
 

@@ -204,8 +204,8 @@ def test_what_is_no_file_is_reported_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     started = time.monotonic()
     for name, reason in (
-        ("folder.jpg", "the path is a folder"),
-        ("pipe.jpg", "the path is a pipe or a device, not a file"),
+        ("folder.jpg", "Is a directory"),
+        ("pipe.jpg", "it is a pipe; expected a regular file"),
     ):
         for reader in (read, header):
             with pytest.raises(UnreadableImage, match=reason):

@@ -150,7 +150,7 @@ def test_a_mistake_is_a_sentence(words, problem, capsys) -> None:
         (["digits", "--formats", "onnx"], "--formats: needs a trained model, but a recipe"),
         (["runs/none", "--devices", "2"], "--devices: needs a recipe, but a trained model"),
         (["runs/none"], "runs/none: no such file or directory"),
-        (["digit"], "'digit': no such recipe"),
+        (["digit"], "'digit': no such file, folder or shipped recipe"),
     ],
 )
 def test_the_first_word_decides_between_training_and_prediction(words, problem, capsys) -> None:

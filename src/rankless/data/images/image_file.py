@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import os
-import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from rankless.errors import UserError
+from rankless.files import reading
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -224,35 +224,15 @@ def _opened(path: Source) -> Iterator[BinaryIO]:
     if not isinstance(path, str | os.PathLike):
         yield path
         return
-    _size(path)
-    with open(path, "rb") as file:  # noqa: PTH123 - half the cost of a Path
+    with io.BufferedReader(reading.opened(path, MOST_BYTES)) as file:
         yield file
 
 
 def _content(path: Source) -> bytes:
-    """Return the bytes of an image file. System calls are rare, because some machines make them expensive."""
-    if not isinstance(path, str | os.PathLike):
-        path.seek(0)
-        return path.read()
-    size, content = _size(path), b""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        while len(content) < size and (more := os.read(file, size - len(content))):
-            content += more
-    finally:
-        os.close(file)
-    return content
-
-
-def _size(path: str | os.PathLike[str]) -> int:
-    """Return the bytes of a file; raise ValueError if it is not a regular file or is too large."""
-    state = os.stat(path)  # noqa: PTH116 - half the cost of a Path
-    if not stat.S_ISREG(state.st_mode):  # opening a pipe would wait for its writer
-        what = "a folder" if stat.S_ISDIR(state.st_mode) else "a pipe or a device, not a file"
-        raise ValueError(f"the path is {what}")
-    if state.st_size > MOST_BYTES:
-        raise ValueError(too_large(state.st_size))
-    return state.st_size
+    if isinstance(path, str | os.PathLike):
+        return reading.read_bytes(path, MOST_BYTES)
+    path.seek(0)
+    return path.read()
 
 
 def _header(image: Image.Image) -> tuple[int, int]:
