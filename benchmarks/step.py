@@ -1,6 +1,6 @@
 """Compare the training step of Rankless with a plain PyTorch loop, and measure its parts.
 
-    python benchmarks/step.py [--json] [--quick] [--part floor|core|micro|processes|memory …]
+    python benchmarks/step.py [--json] [--quick] [--part floor|core|micro|processes|memory …] [--case NAME …]
 
 ``floor`` compares two processes of one thread, with micro-batches, and the plain loop with two threads and
 the whole batch in one pass. In the other parts a process has one thread; ``core`` compares with the whole
@@ -73,16 +73,17 @@ CASES = (
     (Case("yolov3-tiny, 320 px, 16/4, bf16", "yolov3-tiny", (*YOLOV3_TINY, "precision=bf16")), 6),
     (Case("yolov3-tiny, 320 px, 16/4, fp32", "yolov3-tiny", (*YOLOV3_TINY, "precision=fp32")), 5),
 )
-BF16 = ("precision=bf16", "batch.images=16", "schedule.warmup=200")
-OF_DETECTOR = (*BF16, "batch.micro=4", "data.multi_scale=0")
-OF_CLASSIFIER = (*BF16, "batch.micro=8")
-FLOORS = (
+# The precision is that of the machine: bf16 where the CPU computes it, else fp32.
+SIXTEEN = ("batch.images=16", "schedule.warmup=200")
+OF_DETECTOR = (*SIXTEEN, "batch.micro=4", "data.multi_scale=0")
+OF_CLASSIFIER = (*SIXTEEN, "batch.micro=8")
+FLOORS = [
     Case("YOLOv3-tiny, 320 px, 16/4", "yolov3-tiny", (*OF_DETECTOR, "model.image_size=320")),
     Case("YOLOv4-tiny, 416 px, 16/4", "yolov4-tiny", (*OF_DETECTOR, "model.image_size=416")),
     Case("YOLOv3, 320 px, 16/4", "yolov3", (*OF_DETECTOR, "model.image_size=320")),
     Case("ResNet-18, 224 px, 16/8", "resnet18", OF_CLASSIFIER, DIGITS),
     Case("DenseNet-121, 224 px, 16/8", "densenet121", OF_CLASSIFIER, DIGITS),
-)
+]
 # The gradients are large and the images tiny, so that the peak is that of the gradients.
 MEMORY = Case(
     "memory", "yolov4-tiny", ("model.image_size=64", "batch.images=8", "batch.micro=1", "precision=fp32")
@@ -97,7 +98,10 @@ def main() -> int:
     parser.add_argument(
         "--part", action="append", choices=list(PARTS), help="this part alone; may be repeated"
     )
+    parser.add_argument("--case", action="append", help="floor and core: networks with this in their names")
     options = parser.parse_args()
+    names = [name.lower() for name in options.case or [""]]
+    FLOORS[:] = [case for case in FLOORS if any(name in case.name.lower() for name in names)]
     began = time.monotonic()
     report = Report(machine())
     for name in options.part or PARTS:
