@@ -1,8 +1,7 @@
-"""Train in the current process with a single rank or a thread per rank, for debuggers and notebooks.
+"""Train in the current process with one rank, or with one thread per rank.
 
-Threads exchange data in memory. Rank 0 is the calling thread, so that its breakpoints, signals and output
-work as usual. Unlike with Rankless's launcher, a dead rank is not restarted, and libraries print on the
-terminal.
+Rank 0 is the calling thread, so its breakpoints, signals and output work as usual. Unlike with Rankless's
+launcher, a dead rank is not restarted, and libraries print to the terminal.
 """
 
 from __future__ import annotations
@@ -57,10 +56,7 @@ def _problems_of_threads(recipe: Recipe, devices: int | None) -> list[str]:
 
 
 def _train_in_threads(job: Job, recipe: Recipe, size: int, stop: StopRequest) -> bool:
-    """Train with ``size`` threads; return whether all steps are done, or raise the error of a rank.
-
-    PyTorch must already be configured for the recipe.
-    """
+    """Train with ``size`` threads, and return whether all steps are done."""
     kind = compute_device().type
     devices = [torch.device(kind, number) if kind == "cuda" else torch.device(kind) for number in range(size)]
     # Open the tasks one after another and not in the threads, because importing a task affects the process.
@@ -96,7 +92,7 @@ def _train_in_threads(job: Job, recipe: Recipe, size: int, stop: StopRequest) ->
 
 
 def _main_error(errors: Sequence[BaseException | None]) -> BaseException | None:
-    """Return the error to raise for all ranks, preferably not one that only reports a lost peer."""
+    """Return the error to raise for all ranks, if possible not one that only reports a lost peer."""
     met = [error for error in errors if error is not None]
     causes = [error for error in met if not isinstance(error, LostPeerError)]
     others = [error for error in causes if not isinstance(error, UserError)]
@@ -109,7 +105,7 @@ def _main_error(errors: Sequence[BaseException | None]) -> BaseException | None:
 
 
 def refuse(recipe: Recipe, devices: int | None, parallel: str) -> None:
-    """Raise a UserError if this process cannot train inline or in threads, with all reasons."""
+    """Raise a UserError with all reasons why this process cannot train inline or in threads."""
     in_threads = parallel == "threads"
     given, option = ("parallel", "--parallel threads") if in_threads else ("inline", "--inline")
     problems = _problems_of_threads(recipe, devices) if in_threads else []
@@ -134,7 +130,7 @@ def refuse(recipe: Recipe, devices: int | None, parallel: str) -> None:
 
 
 class _Interrupts(Requests):
-    """A context in which signals stop the training loop, and a second Ctrl-C raises KeyboardInterrupt."""
+    """Passes signals on to the training loop, and raises KeyboardInterrupt after a second Ctrl-C."""
 
     def __init__(self, stop: StopRequest) -> None:
         super().__init__()
@@ -160,10 +156,8 @@ def _restored_python_rng() -> Iterator[None]:
 def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
     """Train in ``ranks`` threads of this process, or in the calling thread if ``ranks`` is None.
 
-    PyTorch's settings and random state are restored afterward.
-
-    Returns:
-        Whether all steps are done, and the number of the signal that ended the training (0 if none did).
+    Return whether all steps are done, and the number of the signal that stopped the training, or 0. PyTorch's
+    settings and random state are restored.
     """
     recipe, stop = from_json(job.recipe), StopRequest()
     cards = [torch.cuda.current_device()] if compute_device().type == "cuda" else []

@@ -1,4 +1,4 @@
-"""Record signals that ask a launcher to stop, so that they can be handled later."""
+"""Record signals that ask a launcher to stop, so that it can handle them later."""
 
 from __future__ import annotations
 
@@ -13,16 +13,11 @@ TWICE = 0.25  # seconds within which two signals count as one: ``timeout`` and s
 
 
 class Requests:
-    """A context that records SIGTERM, SIGINT, SIGHUP and SIGUSR1, except for signals that are ignored.
-
-    Attributes:
-        first: the first signal; None if there was none.
-        hurry: whether a second signal followed.
-    """
+    """A context manager that records SIGTERM, SIGINT, SIGHUP and SIGUSR1 unless they are ignored."""
 
     def __init__(self) -> None:
         self.first: signal.Signals | None = None
-        self.hurry = False
+        self.hurry = False  # whether a second signal followed
         self._at = 0.0
         self._before: dict[signal.Signals, Any] = {}
 

@@ -1,4 +1,4 @@
-"""Show a run live in the terminal, from its journal on this machine or another one."""
+"""Show a run live in the terminal from its journal, on this machine or on another one."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ _ENDS = {
 
 
 def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None) -> int:
-    """Show a run until it ends; return 1 if it failed or was interrupted, otherwise 0.
+    """Show a run until it ends, and return 1 if it failed or was interrupted, otherwise 0.
 
-    ``target`` is a local run directory or ``HOST:DIRECTORY``. The host is reached with the command ``ssh``,
-    and its interpreter ``python`` reads the run. A run that was detached from here is followed on its host.
+    ``target`` is a run directory or ``HOST:DIRECTORY``. A detached run is followed on its host.
     """
     run, coordinator = Path(target), None
     if not run.exists() and ":" in target:
@@ -64,7 +63,7 @@ def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None)
 
 
 def wait_for(run: Path) -> None:
-    """Wait for a run on this machine that may be about to start; raise a UserError if it does not start."""
+    """Wait for a run on this machine to start; raise a UserError if it does not start in time."""
     if (run / "journal.jsonl").exists() or not following.may_begin(run):
         return
     say(f"{run}: no training here yet; waiting up to {following.PATIENCE:.0f} s for one to start")
@@ -124,7 +123,6 @@ def _recipe(head: dict[str, str]) -> dict[str, Any]:
 
 
 def _ranks(head: dict[str, str]) -> tuple[str, bool]:
-    """Return the device type of the last start, and whether the ranks were threads."""
     try:
         start = json.loads(head["environment"])[-1]
         return "cpu" if start["hardware"]["device"] == "cpu" else "cuda", start.get("backend") == "threads"

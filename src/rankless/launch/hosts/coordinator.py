@@ -40,11 +40,7 @@ class StopNow(BaseException):
 
 
 class Coordinator:
-    """The coordinator of a training run on several hosts.
-
-    Attributes:
-        outcome, traces: results of a dry run.
-    """
+    """The coordinator of a training run on several hosts."""
 
     training: Training
     progress: Progress
@@ -55,7 +51,7 @@ class Coordinator:
         self.token = uuid.uuid4().hex
         self.hosts = Membership(self.pool, warn)
         self.has_started = False
-        self.outcome = messages.DryRunOutcome()
+        self.outcome = messages.DryRunOutcome()  # of a dry run, as are the traces
         self.traces = list[str]()
         self.members: list[Member] = []  # hosts of the last round, starting with the host of rank 0
         self.deaths: list[Death] = []  # deaths that the first host of the next round will record
@@ -140,7 +136,6 @@ class Coordinator:
         return 1
 
     def rounds(self) -> Iterator[RoundEnd]:
-        """Run rounds while there are enough hosts, and yield the outcome of each round."""
         while members := self._present():
             members = self._meet(members)
             if len(members) < self.wanted.least:
@@ -154,14 +149,12 @@ class Coordinator:
             yield self._round(members)
 
     def record(self, end: RoundEnd) -> None:
-        """Record a round's progress, and keep its deaths for the first host of the next round to record."""
         self.unheard = not self.answered
         if self.answered:
             self._count(end.step)
         self.deaths += end.deaths
 
     def resumes(self, end: RoundEnd) -> str:
-        """Describe from which checkpoint and on which hosts the next round starts."""
         left = names([member for member in self.pool.members if member.index in self.hosts.joined])
         saved = None if end.lost and not self.progress.step else self.progress.step
         return f"{where_from(saved)} on {left or 'the hosts that come back'}"
@@ -333,15 +326,11 @@ class Coordinator:
 
 
 class Membership:
-    """The hosts that have joined the run, and the lost hosts that may return.
-
-    Attributes:
-        joined: indices of the hosts whose run directory is locked.
-    """
+    """The hosts that have joined the run, and the lost hosts that may return."""
 
     def __init__(self, pool: HostPool, warn: Callable[[str], None]) -> None:
         self.pool, self.warn = pool, warn
-        self.joined: set[int] = set()
+        self.joined: set[int] = set()  # indices of the hosts whose run directory is locked
         self._sent: dict[int, str] = {}  # last command to a returning host
         self._refused: Counter[int] = Counter()
         self._reasons: Counter[tuple[int, str]] = Counter()
@@ -372,7 +361,7 @@ class Membership:
         self._retry_at[member.index] = float("inf")
 
     def has_trained(self) -> None:
-        """Reset the number of refusals of the joined hosts, because they have trained."""
+        """Reset the number of refusals of the joined hosts."""
         for index in self.joined:
             del self._refused[index]
 
@@ -427,11 +416,6 @@ class Membership:
 
 
 def train_on_hosts(wanted: Wanted, hosts: Sequence[Host], access: Access) -> int:
-    """Train on several hosts and print the outcome.
-
-    Returns:
-        The exit code: 0 if finished, 85 if stopped by a signal and saved, 130 after Ctrl-C, 1 if the training
-        could not continue.
-    """
+    """Train on several hosts, print the outcome, and return the exit code."""
     with Requests() as requests:
         return Coordinator(wanted, hosts, access, requests).train()

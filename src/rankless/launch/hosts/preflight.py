@@ -26,18 +26,11 @@ from rankless.recipe.schema import Recipe
 
 @dataclass(frozen=True)
 class Training:
-    """A training run on several hosts.
-
-    Attributes:
-        wanted: options of the user.
-        recipe: recipe with the path of the data as the user gave it.
-        run: run directory, which is the same on every host.
-        launched: time and command of this start.
-    """
+    """A training run on several hosts."""
 
     wanted: Wanted
-    recipe: Recipe
-    run: Path
+    recipe: Recipe  # with the path of the data as the user gave it
+    run: Path  # the same on every host
     launched: dict[str, Any] = field(default_factory=dict)
 
     def json(self, member: Member) -> str:
@@ -66,10 +59,7 @@ class Training:
         )
 
     def shares(self, members: Sequence[Member]) -> dict[int, int]:
-        """Return the number of ranks on each host by index, with at most one rank per micro-batch in total.
-
-        Raise a UserError if a host would have no rank.
-        """
+        """Return the number of ranks on each host by index, in total at most one per micro-batch."""
         most = self.recipe.batch.micro_batches
         refuse_idle("--hosts has {} hosts", [len(members)], self.recipe)
         counts = self.devices_of(members)
@@ -78,10 +68,7 @@ class Training:
         return counts
 
     def devices_of(self, members: Sequence[Member]) -> dict[int, int]:
-        """Return the number of devices to use on each host by index; some devices may have no work.
-
-        Raise a UserError if a host has too few devices.
-        """
+        """Return the number of devices to use on each host by index; some devices may have no work."""
         counts, problems = {}, []
         for member in members:
             own = member.facts["devices"] or max(member.facts["cores"] // self.recipe.threads, 1)
@@ -105,7 +92,7 @@ _MAY_DIFFER = ("python", "NVIDIA driver")
 
 @dataclass(frozen=True)
 class Difference:
-    """A property (``what``) that differs between hosts, with its ``values`` and a ``fix``."""
+    """A difference between hosts."""
 
     what: str
     values: str
@@ -113,7 +100,7 @@ class Difference:
 
 
 def problems(members: Sequence[Member]) -> list[str]:
-    """Return a sentence for each problem that prevents these hosts from training together."""
+    """Return a message for each problem that prevents these hosts from training together."""
     found = [f"{member.name}: {text}" for member in members for text in member.facts["problems"]]
     by_machine: dict[str, list[str]] = {}
     for member in members:
@@ -127,7 +114,7 @@ def problems(members: Sequence[Member]) -> list[str]:
 
 
 def warnings(members: Sequence[Member]) -> list[str]:
-    """Return a sentence for each difference between hosts that may change bits."""
+    """Return a message for each difference between hosts that may change bits."""
     return [
         f"{d.what} is {d.values}: these round differently, so the weights depend on which host computes "
         f"what; {d.fix}"
@@ -191,7 +178,7 @@ def _by_value(values: Mapping[str, str]) -> str:
 
 
 def connect(pool: HostPool) -> None:
-    """Connect to all hosts; raise a UserError if any hosts cannot be used."""
+    """Connect to all hosts; raise a UserError if any host cannot be used."""
     pool.connect(pool.members)
     pool.wait_ready()
     if missing := [member for member in pool.members if member.lost]:
@@ -202,10 +189,7 @@ def connect(pool: HostPool) -> None:
 
 
 def compare(pool: HostPool, training: Training, members: Sequence[Member]) -> list[str]:
-    """Compare the properties of hosts, and return warnings about differences that may change bits.
-
-    Raise a UserError if the hosts cannot train together.
-    """
+    """Compare the properties of hosts, and return warnings about differences that may change bits."""
     replies = must(pool, members, lambda m: messages.Facts(recipe=training.json(m), run=str(training.run)))
     for member in members:
         member.facts = replies[member.index].value
@@ -327,7 +311,6 @@ def must(pool: HostPool, members: Sequence[Member], command: Commands[A]) -> dic
 
 
 def refuse_lost(members: Sequence[Member]) -> None:
-    """Raise a UserError if any hosts are lost."""
     if lost := [f"{m.name}: {m.lost}; check that it is up and try again" for m in members if m.lost]:
         raise UserError(lost)
 
@@ -342,5 +325,4 @@ def behind(pool: HostPool, members: Sequence[Member], run: str) -> dict[str, str
 
 
 def names(members: Sequence[Member]) -> str:
-    """Return the names of hosts, separated by commas."""
     return ", ".join(member.name for member in members)
