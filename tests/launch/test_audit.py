@@ -123,7 +123,7 @@ def test_a_sound_run_is_shown_whole_and_not_touched(trained: Path) -> None:
 def test_two_ranks_repeat_what_one_trained(trained: Path) -> None:
     report = audited(trained, steps=3, devices=2)
     assert report.ok and sum(len(one.interval) for one in report.results) >= 3
-    assert {reason for _, reason in report.not_shown} == {"not drawn"}
+    assert {reason for _, reason in report.not_shown} == {"not selected"}
     again = {one for one, _ in report.not_shown} | {one.interval for one in report.results}
     assert len(again) == 4
 

@@ -144,7 +144,7 @@ def test_a_quota_is_seen_and_one_below_the_threads_is_a_warning(tmp_path: Path) 
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text("100000 100000\n")
-    assert here.cores(tmp_path, 64, 1) == ok("cores", "1 of 64 (limited by the affinity or a control group)")
+    assert here.cores(tmp_path, 64, 1) == ok("cores", "1 of 64 (limited by CPU affinity or a control group)")
     found = here.cores(tmp_path, 64, 4)
     assert (found.level, found.fix) == (
         "warning",

@@ -79,7 +79,7 @@ def test_going_on_with_it_says_what_to_give(finished: Path, capfd: pytest.Captur
     assert train(recipe, finished, devices=1, resume=True) == 0
     out = capfd.readouterr().out
     assert out == (
-        f"{finished}: this run is finished, at step 2 of 2; to train longer, give more epochs than 1: "
+        f"{finished}: this run is finished, at step 2 of 2; to train for more than 1 epoch, run: "
         f"rankless train --resume --run {finished} epochs=2\n"
     )
     assert (finished / "journal.jsonl").read_bytes() == before

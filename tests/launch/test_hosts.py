@@ -245,7 +245,7 @@ def test_a_host_that_the_others_do_not_reach_any_more_is_left_out(
 
         found.when(lambda: "round" in machines[2].heard, apart)
         assert found.coordinator.train() == 0
-    assert "lost h2 (the others cannot reach it)" in capsys.readouterr().err
+    assert "lost h2 (the other hosts cannot reach it)" in capsys.readouterr().err
     assert [machine.heard.count("round") for machine in machines] == [2, 1, 2]
 
 
@@ -326,7 +326,7 @@ def test_a_stop_that_no_host_has_answered_does_not_say_that_nothing_was_saved(
         monkeypatch.setattr(host_pool.Channel, "end", lambda *_: None)
         found.when(lambda: one.pending, lambda: (interrupt(found), found.off("h1")))
         assert found.coordinator.train() == 130
-    assert "stopped by SIGINT; what was saved is on the hosts that were lost; " in capsys.readouterr().err
+    assert "stopped by SIGINT; the newest checkpoint, if any, is on the lost hosts; " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("missing", [True, False])
@@ -447,7 +447,7 @@ def test_two_names_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             facts = machine.reply("facts", {"recipe": "", "run": ""})
             assert facts is not None
             machine.answers["facts"] = {"value": {**facts["value"], "machine": "same"}}
-        with pytest.raises(UserError, match="h1, h2: are the same machine; give it only once, as in h1:2"):
+        with pytest.raises(UserError, match="h1, h2: are the same machine; use it only once, as in h1:2"):
             found.coordinator.train()
 
 

@@ -161,7 +161,7 @@ class Audit:
             self.echo(f"stopped by {by}; {len(done)} of {counted(len(drawn), 'interval')} compared{them}")
             refused |= {one: f"stopped by {by}" for one in drawn if one not in done}
             drawn = done
-        report.not_shown = [(one, refused.get(one, "not drawn")) for one in intervals if one not in drawn]
+        report.not_shown = [(one, refused.get(one, "not selected")) for one in intervals if one not in drawn]
         if (last := self.run.steps()[-1]) > intervals[-1].last:
             report.not_shown.append(
                 (Interval(intervals[-1].last, last), "its checkpoint differs from the recorded one")

@@ -206,9 +206,9 @@ class MemberRun:
         environment = self.environment
         where = f"{environment.address}:{environment.port}"
         return UserError(
-            f"rank {environment.rank} of {environment.world_size}: did not meet the others at {where} "
-            f"({str(error).splitlines()[0]}); expected all ranks to start and reach that address; see "
-            "the output of the other ranks, or set MASTER_ADDR and MASTER_PORT to an address that all reach"
+            f"rank {environment.rank} of {environment.world_size}: cannot meet the other ranks at {where} "
+            f"({str(error).splitlines()[0]}); expected all ranks to start and to reach that address; see the "
+            "output of the other ranks, or set MASTER_ADDR and MASTER_PORT to an address that all can reach"
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from rankless.engine.sinks.sink import sink_class
-from rankless.errors import INTERRUPTED, STOPPED, UserError, remedy, shell_word
+from rankless.errors import INTERRUPTED, STOPPED, UserError, counted, remedy, shell_word
 from rankless.files.writing import write_atomically
 from rankless.hardware.compute_device import compute_device
 from rankless.hardware.cores import usable_cores
@@ -114,14 +114,14 @@ def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool
         return INTERRUPTED if number == signal.SIGINT else STOPPED
     if number:
         return report_stopped(signal.Signals(number), run.pointed("last"), again)
-    say(f"error: the ranks could not continue; see {run.logs}, then: {again}", file=sys.stderr)
+    say(f"error: the ranks could not continue; see {run.logs}, then run: {again}", file=sys.stderr)
     return 1
 
 
 def report_stopped(by: signal.Signals, step: int | None, again: str, *, known: bool = True) -> int:
     """Print which signal stopped a run, what was saved and how to continue, and return the exit code."""
     saved = f"saved after step {step}" if step else "nothing was saved yet"
-    saved = saved if known else "what was saved is on the hosts that were lost"
+    saved = saved if known else "the newest checkpoint, if any, is on the lost hosts"
     say(f"stopped by {by.name}; {saved}; continue with: {again}", file=sys.stderr)
     return INTERRUPTED if by is signal.SIGINT else STOPPED
 
@@ -129,8 +129,8 @@ def report_stopped(by: signal.Signals, step: int | None, again: str, *, known: b
 def report_nothing_left(run: Path, step: int, epochs: int, again: str) -> None:
     """Print that the run to resume is finished, and how to extend it."""
     say(
-        f"{run}: this run is finished, at step {step} of {step}; to train longer, give more epochs "
-        f"than {epochs}: {again} epochs={2 * epochs}"
+        f"{run}: this run is finished, at step {step} of {step}; to train for more than "
+        f"{counted(epochs, 'epoch')}, run: {again} epochs={2 * epochs}"
     )
 
 

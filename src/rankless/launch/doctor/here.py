@@ -70,7 +70,7 @@ def cores(root: Path = Path("/"), every: int | None = None, threads: int = 1) ->
     usable, every = usable_cores(root), every or os.cpu_count() or 1
     value = f"{usable} of {every}"
     if usable < every:
-        value += " (limited by the affinity or a control group)"
+        value += " (limited by CPU affinity or a control group)"
     if usable < threads:
         return warning(
             "cores",
@@ -306,7 +306,7 @@ def addresses(found: Mapping[str, Sequence[str]] | None = None) -> Check:
     if not shown:
         fix = "for several machines: ip link set DEVICE up, ip addr add ADDRESS/24 dev DEVICE"
         return warning("interfaces", "none except the loopback", fix)
-    value = f"{'; '.join(shown)}; IPv{' and IPv'.join(map(str, sorted(families))) or '4 of containers alone'}"
+    value = f"{'; '.join(shown)}; IPv{' and IPv'.join(map(str, sorted(families))) or '4 for containers only'}"
     return ok("interfaces", value)
 
 
@@ -325,7 +325,7 @@ def chosen_interface(
     if missing:
         fix = f"unset {' '.join(missing)}, or set it to one of {', '.join(found)}"
         return error("chosen interface", f"{value}, which does not exist", fix)
-    return ok("chosen interface", value or "the one that leads to the other hosts")
+    return ok("chosen interface", value or "not set: the one that leads to the other hosts is used")
 
 
 def rendezvous_port(port: int = _TORCHRUN_PORT) -> Check:

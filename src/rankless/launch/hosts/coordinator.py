@@ -130,7 +130,7 @@ class Coordinator:
             return self._stopped(signal.Signals(by), end)
         logs = f"{self.training.run}/logs"
         say(
-            f"error: the ranks could not continue; see {logs} on the hosts, then: {self._again()}",
+            f"error: the ranks could not continue; see {logs} on the hosts, then run: {self._again()}",
             file=sys.stderr,
         )
         return 1
@@ -193,7 +193,9 @@ class Coordinator:
             if not missed and not any(member.lost for member in members):
                 break
             if missed:
-                self.hosts.exclude(preflight.least_connected(self.pool, missed), "the others cannot reach it")
+                self.hosts.exclude(
+                    preflight.least_connected(self.pool, missed), "the other hosts cannot reach it"
+                )
         self._report_losses()
         return members
 

@@ -106,7 +106,7 @@ def problems(members: Sequence[Member]) -> list[str]:
     for member in members:
         by_machine.setdefault(member.facts.get("machine") or member.name, []).append(member.name)
     found += [
-        f"{', '.join(same)}: are the same machine; give it only once, as in {same[0]}:{len(same)}"
+        f"{', '.join(same)}: are the same machine; use it only once, as in {same[0]}:{len(same)}"
         for same in by_machine.values()
         if len(same) > 1
     ]
@@ -116,8 +116,7 @@ def problems(members: Sequence[Member]) -> list[str]:
 def warnings(members: Sequence[Member]) -> list[str]:
     """Return a message for each difference between hosts that may change bits."""
     return [
-        f"{d.what} is {d.values}: these round differently, so the weights depend on which host computes "
-        f"what; {d.fix}"
+        f"{d.what} is {d.values}: these round differently, so the weights depend on the hosts; {d.fix}"
         for d in rounding(members)
     ]
 
