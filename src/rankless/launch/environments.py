@@ -60,7 +60,7 @@ class Environment(ABC):
         """The address of rank 0, from MASTER_ADDR or from the launcher."""
         if given := self.variables.get("MASTER_ADDR"):
             return given
-        return LOOPBACK if self.is_on_one_machine else self._address()
+        return LOOPBACK if self.local_world_size == self.world_size else self._address()
 
     @property
     def port(self) -> int:
@@ -69,10 +69,6 @@ class Environment(ABC):
             return self.number("MASTER_PORT")
         # The port is below the range of ephemeral ports.
         return 15_000 + zlib.crc32(self._port_seed().encode()) % 15_000
-
-    @property
-    def is_on_one_machine(self) -> bool:
-        return self.local_world_size == self.world_size
 
     def _address(self) -> str:
         raise UserError(

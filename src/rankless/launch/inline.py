@@ -10,8 +10,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -143,16 +142,6 @@ class _Interrupts(Requests):
             raise KeyboardInterrupt
 
 
-@contextmanager
-def _restored_python_rng() -> Iterator[None]:
-    """Restore the state of Python's random generator, which some libraries use when they are imported."""
-    state = random.getstate()
-    try:
-        yield
-    finally:
-        random.setstate(state)
-
-
 def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
     """Train in ``ranks`` threads of this process, or in the calling thread if ``ranks`` is None.
 
@@ -163,16 +152,14 @@ def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
     cards = [torch.cuda.current_device()] if compute_device().type == "cuda" else []
     if cards and ranks:
         cards = list(range(ranks))
+    state = random.getstate()  # some libraries use this generator when they are imported
     try:
-        with (
-            _Interrupts(stop),
-            torch.random.fork_rng(cards),
-            _restored_python_rng(),
-            computes_like(recipe),
-        ):
-            finished = (
-                _train_in_threads(job, recipe, ranks, stop) if ranks else _train_alone(job, recipe, stop)
-            )
+        with _Interrupts(stop), torch.random.fork_rng(cards), computes_like(recipe):
+            if ranks:
+                finished = _train_in_threads(job, recipe, ranks, stop)
+            else:
+                with join(inline=True) as world:
+                    finished = rank_job.train(job, recipe, world, stop)
     except LoaderDiedError as error:
         again = f"{RunDirectory(Path(job.run)).again} {'--parallel threads' if ranks else '--inline'}"
         raise UserError(
@@ -184,12 +171,9 @@ def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
         if known := rank_job.understood(error):
             raise _with_advice(known, job) from error
         raise
+    finally:
+        random.setstate(state)
     return finished, 0 if finished else stop.signal or signal.SIGTERM
-
-
-def _train_alone(job: Job, recipe: Recipe, stop: StopRequest) -> bool:
-    with join(inline=True) as world:
-        return rank_job.train(job, recipe, world, stop)
 
 
 def _with_advice(error: UserError, job: Job) -> UserError:

@@ -213,7 +213,7 @@ class MemberRun:
 
 
 def _sent(job: Job) -> dict[str, Any]:
-    # Other ranks may run in different folders.
+    # The ranks may run in different folders.
     run, logs = (str(Path(path).absolute()) for path in (job.run, job.logs))
     return vars(replace(job, run=run, logs=logs))
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -196,13 +196,15 @@ class Ranks:
             code = self.server.code or 0
             text = f"the process that forks the ranks {how_it_ended(code)}, and they died with it"
             death = Death(None, code, text)
+        files = self.path.parent.glob("trace-*.jsonl")
+        traces = {int(file.stem.removeprefix("trace-")): file.read_text("utf-8") for file in files}
         return RoundEnd(
             notes=read_notes(self.path),
             failed={rank: self._failure(rank, code) for rank, code in codes.items()},
             signal=int(self.requests.first or 0),
             step=saved_step(self.job),
             fork_server=death,
-            traces=dict(_traces(self.path.parent)) if self.place else {},
+            traces=traces if self.place else {},
         )
 
     def _failure(self, rank: int, code: int) -> Failure:
@@ -213,8 +215,3 @@ class Ranks:
 def saved_step(job: Job) -> int:
     """Return the newest saved step of a run, or 0 if there is none."""
     return (RunDirectory(Path(job.run)).pointed("last") or 0) if job.run else 0
-
-
-def _traces(folder: Path) -> Iterator[tuple[int, str]]:
-    for file in folder.glob("trace-*.jsonl"):
-        yield int(file.stem.removeprefix("trace-")), file.read_text("utf-8")

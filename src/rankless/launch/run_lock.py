@@ -52,7 +52,10 @@ def locked(run: RunDirectory, resume: bool, token: str = "") -> Iterator[bool]:
         if token:
             _take(file, run.path, fcntl.LOCK_EX)
         _refuse_existing_run(run, resume)  # only after locking, which reports a run in progress
-        _sweep(run)
+        sweep(run.path)
+        sweep(run.checkpoints)
+        recover(run)
+        _repair_last(run)
         _refuse_existing_run(run, resume)  # a checkpoint may have been restored
         if not resume and run.journal.exists():
             run.journal.unlink()  # left by a start that died before its first checkpoint
@@ -87,17 +90,19 @@ def refuse_used(run: RunDirectory) -> None:
 def _refuse_other_files(run: RunDirectory) -> None:
     there = list[str]()
     with suppress(OSError):  # the directory is new, or not a folder
-        there = sorted(path.name for path in run.path.iterdir() if not _may_precede_run(path))
+        # Files that may come from a detached start, a shell, or Slurm (``-o runs/a/%j.out``) do not count.
+        there = sorted(
+            path.name
+            for path in run.path.iterdir()
+            if path.name != DETACHED
+            and path.stem != "coordinator"
+            and path.suffix not in {".out", ".err", ".log"}
+        )
     if there and not _is_run(run):
         raise UserError(
             f"{run.path}: is not a run directory, but contains {listed(there)}; expected a run, or a new or "
             "empty folder; use another --run"
         )
-
-
-def _may_precede_run(path: Path) -> bool:
-    # Such files may come from a detached start, a shell, or Slurm (``-o runs/a/%j.out``).
-    return path.name == DETACHED or path.stem == "coordinator" or path.suffix in {".out", ".err", ".log"}
 
 
 def _is_run(run: RunDirectory) -> bool:
@@ -171,13 +176,6 @@ def _vacate(run: RunDirectory) -> None:
     remove_tree(run.logs)
     with suppress(OSError):  # the folder has other files
         run.path.rmdir()
-
-
-def _sweep(run: RunDirectory) -> None:
-    sweep(run.path)
-    sweep(run.checkpoints)
-    recover(run)
-    _repair_last(run)
 
 
 def _repair_last(run: RunDirectory) -> None:

@@ -71,8 +71,15 @@ def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[st
         )
 
     def train(world: int, first: Trace) -> tuple[WorldResult, Trace]:
-        with tempfile.TemporaryDirectory(prefix="rankless-verify-") as folder:
-            return _world(recipe, world, steps, Path(folder), first)
+        with tempfile.TemporaryDirectory(prefix="rankless-verify-") as name:
+            folder, run = Path(name), RunDirectory(Path(name) / "run")
+            code = local.train(recipe, run.path, devices=world, dry_run_steps=steps, traces=folder)
+            last = run.pointed("last")
+            if code or last is None:
+                raise UserError(f"world size {world} did not finish (code {code})")
+            traces = [(folder / f"trace-{rank}.jsonl").read_text(encoding="utf-8") for rank in range(world)]
+            digest = digest_file(run.step_directory(last) / "model.safetensors")
+            return _result(recipe, traces, digest, journal.step_seconds(run.journal), first)
 
     return compare([partial(train, world) for world in worlds], steps, echo)
 
@@ -121,17 +128,6 @@ def compare(
     if report.ok:
         echo(f"the same bits in every tensor after each step ({steps}), and the same scores")
     return report
-
-
-def _world(recipe: Recipe, world: int, steps: int, folder: Path, first: Trace) -> tuple[WorldResult, Trace]:
-    run = RunDirectory(folder / "run")
-    code = local.train(recipe, run.path, devices=world, resume=False, dry_run_steps=steps, traces=folder)
-    last = run.pointed("last")
-    if code or last is None:
-        raise UserError(f"world size {world} did not finish (code {code})")
-    traces = [(folder / f"trace-{rank}.jsonl").read_text(encoding="utf-8") for rank in range(world)]
-    digest = digest_file(run.step_directory(last) / "model.safetensors")
-    return _result(recipe, traces, digest, journal.step_seconds(run.journal), first)
 
 
 def _result(

@@ -238,7 +238,10 @@ class _Doctor:
         self.pool.connect(self.pool.members)
         self.pool.wait_ready()
         self._report_lost()
-        self._own_checks()
+        own_checks = messages.Doctor(run=str(self.run), threads=self.recipe.threads if self.recipe else 1)
+        for index, reply in self._ask(own_checks, _LOOK).items():
+            for check in reply.value:
+                self._add(self.pool.members[index], Check(**check))
         self._facts()
         if members := self._there():
             self.found.checks += consistency([member for member in members if member.facts])
@@ -269,12 +272,6 @@ class _Doctor:
             for problem in replies[member.index].problems if member.index in replies else ():
                 self._add(member, error(member.doing, problem, "fix this problem"))
         return {index: reply for index, reply in replies.items() if not reply.problems}
-
-    def _own_checks(self) -> None:
-        threads = self.recipe.threads if self.recipe else 1
-        for index, reply in self._ask(messages.Doctor(run=str(self.run), threads=threads), _LOOK).items():
-            for check in reply.value:
-                self._add(self.pool.members[index], Check(**check))
 
     def _facts(self) -> None:
         def command(member: Member) -> messages.Facts:

@@ -125,7 +125,12 @@ class Coordinator:
         if end.error:
             raise end.error
         if end.is_finished:
-            return self._dry_run_done(end) if self.wanted.dry_run_steps else self._finished()
+            if not self.wanted.dry_run_steps:
+                return self._finished()
+            command, lead = messages.Outcome(run=str(self.training.run)), self.members[0]
+            self.outcome = preflight.must(self.pool, [lead], command)[lead.index]
+            self.traces = [text for _, text in sorted(end.traces.items())]
+            return 0
         if by := end.stopped_by:
             return self._stopped(signal.Signals(by), end)
         logs = f"{self.training.run}/logs"
@@ -305,12 +310,6 @@ class Coordinator:
         say(f"the run directory is on {names([member for member in members if member.name not in behind])}")
         for name, steps in behind.items():
             warn(f"{name} has the run only up to step {steps}; copy it from another host")
-        return 0
-
-    def _dry_run_done(self, end: RoundEnd) -> int:
-        lead = self.members[0]
-        replies = preflight.must(self.pool, [lead], messages.Outcome(run=str(self.training.run)))
-        self.outcome, self.traces = replies[lead.index], [text for _, text in sorted(end.traces.items())]
         return 0
 
     def _stopped(self, by: signal.Signals, end: RoundEnd | None = None) -> int:

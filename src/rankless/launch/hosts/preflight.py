@@ -198,30 +198,23 @@ def compare(pool: HostPool, training: Training, members: Sequence[Member]) -> li
     return warnings(known)
 
 
-def _choose_run(pool: HostPool, name: str) -> Path:
-    run, number = Path("runs") / name, 1
-    while any(reply.exists for reply in must(pool, pool.members, messages.Holds(run=str(run))).values()):
+def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
+    """Return the training run, and the host with the newest checkpoint."""
+    run, number = wanted.run or Path("runs") / wanted.name, 1
+    while True:
+        replies = must(pool, pool.members, messages.Holds(run=str(run)))
+        if wanted.run or not any(reply.exists for reply in replies.values()):
+            break
         number += 1
-        run = run.with_name(f"{name}-{number}")
-    return run
-
-
-def _newest_holder(pool: HostPool, run: Path, *, resume: bool) -> Member:
-    replies = must(pool, pool.members, messages.Holds(run=str(run)))
+        run = run.with_name(f"{wanted.name}-{number}")
     for member in pool.members:
         member.holds = replies[member.index]
-    if resume and not any(member.holds.has_run for member in pool.members):
+    if wanted.resume and not any(member.holds.has_run for member in pool.members):
         raise UserError(
             f"{run}: nothing to resume on {names(pool.members)}: there is no recipe.yaml and no checkpoint; "
             "give the directory of an existing run, or remove --resume"
         )
-    return max(pool.members, key=lambda m: (m.holds.step or 0, m.holds.has_run, -m.index))
-
-
-def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
-    """Return the training run, and the host with the newest checkpoint."""
-    run = wanted.run or _choose_run(pool, wanted.name)
-    newest = _newest_holder(pool, run, resume=wanted.resume)
+    newest = max(pool.members, key=lambda m: (m.holds.step or 0, m.holds.has_run, -m.index))
     recipe = wanted.recipe
     if recipe is None:
         command = messages.Recipe(run=str(run), overrides=list(wanted.overrides))

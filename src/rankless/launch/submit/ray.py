@@ -96,7 +96,8 @@ def run(request: Request, settings: Settings) -> int:
             try:
                 result = trainer.fit()
             except TrainingFailedError as error:
-                print(f"error: the ranks could not continue: {_last_line(error)}", file=sys.stderr)
+                lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+                print(f"error: the ranks could not continue: {''.join(lines[-1:])}", file=sys.stderr)
                 return 1
             return int(result.return_value or 0)
     finally:
@@ -161,7 +162,3 @@ def _free_port(address: str) -> int:
     with socket.socket(family, socket.SOCK_STREAM) as free:
         free.bind((address, 0))
         return int(free.getsockname()[1])
-
-
-def _last_line(error: BaseException) -> str:
-    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")
