@@ -46,7 +46,7 @@ _PATIENCE = 5.0  # seconds to wait for the notes of the other ranks
 
 
 class MemberRun:
-    """The training of one rank, given the user's options or the error in them."""
+    """Trains as one rank of a cluster's launcher."""
 
     def __init__(self, environment: Environment, wanted: Wanted | UserError, output: RankOutput) -> None:
         self.environment, self.output = environment, output

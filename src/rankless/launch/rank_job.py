@@ -188,7 +188,7 @@ def fork_loaders_early(recipe: Recipe) -> None:
 
 
 def understood(error: Exception) -> UserError | None:
-    """Convert an error that a restart would only repeat to a UserError; return None for other errors."""
+    """Return a UserError for an error that a restart would only repeat, or None for other errors."""
     return shortage(error) or of_a_path(error) or blamed(error)
 
 

@@ -23,7 +23,7 @@ _ROOT = "data.root"  # may change if the data is the same
 
 
 def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
-    """Return the recipe to resume a run with; raise a UserError if keys that affect past results differ."""
+    """Return the recipe for resuming a run; raise a UserError if keys that affect past results differ."""
     before = _recipe_in_checkpoint(run, recipe) or recipe_of_run(run)
     if recipe.precision == "auto":
         # Keep the run's precision, because ``auto`` may mean a different one on this machine.

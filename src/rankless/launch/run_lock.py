@@ -1,4 +1,4 @@
-"""Lock a run directory so that only one training run uses it at a time, and clean it up."""
+"""Lock a run directory so that only one training run uses it, and remove what killed runs have left."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def note(self) -> dict[str, Any]:
-        """The note of the first rank that left one; empty if no rank did."""
+        """The first note that a rank left; empty if there is none."""
         return self.notes[0] if self.notes else {}
 
     @property

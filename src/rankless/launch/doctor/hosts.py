@@ -155,8 +155,8 @@ def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
 def step(alone: float, exchange: float, shares: Sequence[int]) -> Check:
     """Estimate the duration of a step, and the network's share of it.
 
-    ``alone`` is the time of a step on the first host, and ``exchange`` that of exchanging the gradients
-    between one rank of each host, in seconds. Both results are upper bounds, because computing and
+    ``alone`` is the time in seconds of a step on the first host, and ``exchange`` the time to exchange the
+    gradients between one rank of each host. Both results are upper bounds, because computing and
     communication partly overlap.
     """
     computing = alone * shares[0] / sum(shares)

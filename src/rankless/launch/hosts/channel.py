@@ -150,7 +150,7 @@ class Channel:
         self.send("end", grace=grace)
 
     def drop(self) -> None:
-        """Close the connection, so that the supervisor ends by itself when its lease expires or earlier."""
+        """Close the connection; the supervisor then ends by itself, at the latest when its lease expires."""
         self.is_open = False
         self._written.put(None)
         with suppress(ProcessLookupError):

@@ -284,7 +284,7 @@ class HostProcess:
 
 
 def facts(recipe: str) -> dict[str, Any]:
-    """Return the properties of this host that affect training, and ``problems`` that prevent it.
+    """Return the properties of this host that affect training, including ``problems`` that prevent it.
 
     ``recipe`` is JSON with the path of the data on this host; if it is empty, no data is read.
     """
