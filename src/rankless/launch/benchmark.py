@@ -20,7 +20,6 @@ from rankless.interop import speed
 from rankless.interop.export import PROGRAMS, write_checked
 from rankless.interop.plan import ExportOptions, Plan, plan_export
 from rankless.models.exported.loading import as_model
-from rankless.models.exported.sessions import Session
 from rankless.tasks import open_task
 from rankless.world.process_group import World, join
 
@@ -154,7 +153,9 @@ class _Bench:
         try:
             done = write_checked(plan, format, folder)
             rate = speed.of_session(done.session, self.inputs, self.seconds)
-            score = self.score(self._model(done.session), exported=True) if scored else None
+            task, classes = plan.facts.recipe.task, len(plan.facts.class_names)
+            model = as_model(done.session, "the export", task=task, classes=classes, nms=False)
+            score = self.score(model, exported=True) if scored else None
         except UserError as error:
             return Row(format, precision, problem=error.problems[0])
         size = sum(file.stat().st_size for file in done.files) / 1e6
@@ -165,11 +166,6 @@ class _Bench:
         task = open_task(facts.recipe, facts.class_names, exported=exported)
         scores = engine.evaluate(task, model.to(self.world.device), facts.recipe, self.world)
         return float(scores[task.score_name])
-
-    def _model(self, session: Session) -> nn.Module:
-        facts = self.plan.facts
-        classes = len(facts.class_names)
-        return as_model(session, "the export", task=facts.recipe.task, classes=classes, nms=False)
 
 
 def _shown(number: float | None, format: str) -> str:

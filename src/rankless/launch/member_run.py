@@ -147,8 +147,9 @@ class MemberRun:
     def _train(self, world: World, recipe: Recipe, stop: StopRequest) -> tuple[bool, int]:
         with computes_like(recipe):
             finished = rank_job.train(self.job, recipe, world, stop)
-        numbers = world.gather(int(stop.signal))
-        return finished, 0 if finished else world.broadcast(_main_signal(numbers or []))
+        numbers = world.gather(int(stop.signal)) or []
+        number = signal.SIGINT if signal.SIGINT in numbers else next(filter(None, numbers), signal.SIGTERM)
+        return finished, 0 if finished else world.broadcast(int(number))
 
     def _handle(self, error: Exception, notes: Notes) -> int:
         """Tell the other ranks about the error, read their notes, and return the exit code."""
@@ -216,12 +217,6 @@ def _sent(job: Job) -> dict[str, Any]:
     # The ranks may run in different folders.
     run, logs = (str(Path(path).absolute()) for path in (job.run, job.logs))
     return vars(replace(job, run=run, logs=logs))
-
-
-def _main_signal(numbers: Sequence[int]) -> int:
-    if signal.SIGINT in numbers:
-        return int(signal.SIGINT)
-    return next(filter(None, numbers), int(signal.SIGTERM))
 
 
 def open_run(

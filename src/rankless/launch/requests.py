@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from types import TracebackType
 from typing import Any
 
 # Slurm and spot markets send SIGUSR1 some time before they end a job.
@@ -30,9 +29,7 @@ class Requests:
                     break
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -13,7 +13,7 @@ from typing import Any
 from rankless.engine.sinks.replay import Replay
 from rankless.errors import UserError, shell_word
 from rankless.files import yaml12
-from rankless.launch.hosts.detach import Coordinator, recorded, sent
+from rankless.launch.hosts.detach import Coordinator, read_record, remote_command
 from rankless.launch.hosts.names import parse_hosts
 from rankless.printing import say
 from rankless.runs import following
@@ -37,7 +37,7 @@ def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None)
         (host,) = parse_hosts(name)
         run, coordinator = Path(there), Coordinator(host, ssh, python or "python3", ".")
     elif not (run / "journal.jsonl").exists() and (run / DETACHED).exists():
-        coordinator = recorded(run)
+        coordinator = read_record(run)
     if coordinator is None:
         wait_for(run)
     source = _local_run(run) if coordinator is None else _remote_run(run, coordinator)
@@ -91,7 +91,7 @@ def _local_run(run: Path) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
 
 @contextmanager
 def _remote_run(run: Path, of: Coordinator) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
-    command = sent(following, of.host, of.ssh, of.python)
+    command = remote_command(following, of.host, of.ssh, of.python)
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     except OSError as error:

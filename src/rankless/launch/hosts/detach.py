@@ -36,7 +36,7 @@ class Coordinator(NamedTuple):
     hosts: str = ""  # all hosts as the user gave them
 
 
-def recorded(run: Path) -> Coordinator:
+def read_record(run: Path) -> Coordinator:
     """Read the record that :func:`detach` left; raise a UserError if it is missing or damaged."""
     try:
         record = json.loads(read_text(run / DETACHED, MIB, encoding="utf-8"))
@@ -51,7 +51,7 @@ def recorded(run: Path) -> Coordinator:
         raise UserError(f"{run / DETACHED}: cannot be read ({error}); check the run's host") from None
 
 
-def sent(program: ModuleType, host: Host, ssh: Sequence[str], python: str) -> list[str]:
+def remote_command(program: ModuleType, host: Host, ssh: Sequence[str], python: str) -> list[str]:
     """Return the command that sends a module to a host and runs it there without packages."""
     source = base64.b64encode(Path(str(program.__file__)).read_bytes()).decode()
     words = [python, "-u", "-c", f"import base64;exec(base64.b64decode('{source}'))"]
@@ -136,7 +136,7 @@ def attach(run: Path, *, stop: bool) -> int:
 
     If ``stop``, first tell the run to save and end.
     """
-    record = recorded(run)
+    record = read_record(run)
     request = {"cwd": record.cwd, "run": str(run)}
     try:
         do = "stop" if stop else "follow"
@@ -161,7 +161,7 @@ def _if_lost(run: Path, record: Coordinator) -> str:
 def _ask(
     host: Host, ssh: Sequence[str], python: str, request: dict[str, Any], *, captured: bool
 ) -> subprocess.CompletedProcess[bytes]:
-    command = sent(detached, host, ssh, python)
+    command = remote_command(detached, host, ssh, python)
     line = json.dumps(request).encode() + b"\n"
     try:
         return subprocess.run(command, input=line, capture_output=captured, check=False)
