@@ -37,4 +37,4 @@ def test_a_limit_of_a_container_counts(tmp_path, monkeypatch: pytest.MonkeyPatch
     (inner.parent / "memory.max").write_text("5000\n")
     (inner.parent / "memory.current").write_text("3000\n")
     (inner.parent / "memory.stat").write_text("anon 2\ninactive_file 700\n")
-    assert list(memory._left(tmp_path, "/outer/inner", "memory.max", "memory.current")) == [2700]
+    assert list(memory._container(tmp_path)) == [2700]
