@@ -29,9 +29,11 @@ def test_a_limit_of_the_process_counts():
     assert 500_000_000 < int(said.stdout) < 1 << 30
 
 
-def test_a_limit_of_a_container_counts(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    inner = tmp_path / "outer" / "inner"
+def test_a_limit_of_a_container_counts(tmp_path):
+    inner = tmp_path / "sys/fs/cgroup/outer/inner"
     inner.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/outer/inner\n")
     (inner / "memory.max").write_text("max\n")
     (inner / "memory.current").write_text("1000\n")
     (inner.parent / "memory.max").write_text("5000\n")

@@ -94,7 +94,8 @@ class Key:
     def values(self) -> TypeAdapter[Any]:
         """The type of the key's values."""
         about = Field(description=self.field.description)
-        return TypeAdapter(Annotated[self.field.annotation, *self.field.metadata, about])
+        kind: Any = Annotated[self.field.annotation, *self.field.metadata, about]
+        return TypeAdapter(kind)
 
 
 @cache
@@ -133,10 +134,9 @@ def _walk(
     yield at, section
     for name, field in section.__pydantic_fields__.items():  # type: ignore[attr-defined]
         path, own = (*at, name), (*field.metadata, *declared)
+        inner: list[Any] = [field.annotation] if is_pydantic_dataclass(field.annotation) else []
         if name in KINDS and not at:
             inner = [one for tag, one in KINDS[name].items() if not kinds or tag == getattr(kinds, name)]
-        else:
-            inner = [field.annotation] if is_pydantic_dataclass(field.annotation) else []
         for one in inner:
             yield from _walk(one, path, kinds, own)
         if not inner:

@@ -73,7 +73,7 @@ def default(overrides: Overrides = (), *, check_name: NameCheck | None = None) -
 def changed(recipe: Recipe, overrides: Overrides) -> Recipe:
     """Return a copy of a recipe with overrides applied, as in :func:`load`."""
     # Values that equal the defaults count as not given, because another model may have other keys.
-    usual = {_NAME: ModelKeys.name, _LOSS_NAME: losses_of(recipe.model)[0]}
+    usual: Flat = {_NAME: ModelKeys.name, _LOSS_NAME: losses_of(recipe.model)[0]}
     flat = {
         path: value
         for path, value in flattened(recipe).items()
