@@ -50,7 +50,7 @@ def _rows(path: KeyPath, kinds: list[str]) -> list[str]:
         for key in leaves(Recipe, Kinds("", model, loss)).values():
             if key.path[:-1] == path:
                 about, default = descriptions(key.section)[key.path[-1]], shown(key.default)
-                takes = expected(key.schema())
+                takes = expected(key.values.json_schema())
                 if key.path == ("loss", "name"):
                     about, default = descriptions(LossKeys)["name"], "'auto'"
                     takes = f"one of auto, {', '.join(kinds)}"

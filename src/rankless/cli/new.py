@@ -163,7 +163,7 @@ def _check_task(pretrained: str, root: str, facts: Facts) -> None:
     from rankless.data.datasets.open_split import of_another_task
     from rankless.recipe.recorded import with_network
 
-    task = with_network({"model": {"pretrained": pretrained}}).get("task", facts.task)
+    task = with_network({("model", "pretrained"): pretrained}).get(("task",), facts.task)
     if problem := of_another_task(pretrained, task, root, boxed=facts.boxed):
         raise UserError(problem)
 

@@ -27,17 +27,11 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class HubAddress:
-    """The parts of an ``hf://`` address.
+    """The parts of an ``hf://`` address."""
 
-    Attributes:
-        repository: ``OWNER/NAME``.
-        revision: a branch, a tag or a commit; empty for the default branch.
-        file: a path inside the repository; empty for the whole repository.
-    """
-
-    repository: str
-    revision: str = ""
-    file: str = ""
+    repository: str  # OWNER/NAME
+    revision: str = ""  # a branch, a tag or a commit; empty for the default branch
+    file: str = ""  # a path inside the repository; empty for the whole repository
 
     def __str__(self) -> str:
         at = f"@{self.revision.replace('/', '%2F')}" if self.revision else ""

@@ -129,8 +129,6 @@ def write(tree: dict[str, Any]) -> str:
 
 
 class _Reading:
-    """A converter of YAML nodes to values that collects line numbers and problems."""
-
     def __init__(self, with_lines: bool) -> None:
         self.with_lines = with_lines
         self.lines: dict[Path, int] = {}

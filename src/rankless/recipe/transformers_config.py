@@ -45,10 +45,9 @@ def normalizes(kind: str) -> bool:
 
 
 def folder_of(text: str) -> Path | None:
-    """Return the folder of a path or an ``hf://OWNER/NAME`` if transformers wrote it, or None otherwise.
+    """Return the folder that ``text`` refers to if transformers wrote it; otherwise, return None.
 
-    Files at an address are downloaded unless they are cached. A folder that Rankless wrote, or one without
-    ``config.json``, does not count as written by transformers.
+    ``text`` is a path or ``hf://OWNER/NAME``, whose files are downloaded unless they are cached.
     """
     if text.startswith(hub.PREFIX):
         address = hub.parse(text)

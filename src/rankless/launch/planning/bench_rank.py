@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Train on request until standard input ends."""
     hold_freed_memory()
     return serve_requests("bench", _train)
 
@@ -53,7 +52,6 @@ class Timing(Sink):
         self.last: Mapping[str, Any] = {}
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Keep the timing of a step."""
         self.last = entry["timing"]
 
 

@@ -61,7 +61,6 @@ class MeasurementProcess:
 
     @property
     def pid(self) -> int:
-        """The process ID."""
         return self._process.pid
 
     def ask(self, value: Any) -> None:
@@ -84,7 +83,6 @@ class MeasurementProcess:
         return answer
 
     def end(self) -> None:
-        """Kill the process."""
         self._process.kill()
         self._process.communicate()
 
@@ -98,6 +96,12 @@ class MeasurementProcess:
 def environment() -> dict[str, str]:
     """Return this process's environment variables without those that a launcher sets for ranks."""
     return {name: value for name, value in os.environ.items() if name not in _OF_A_LAUNCHER}
+
+
+def rank_variables(rank: int, ranks: int) -> dict[str, str]:
+    """Return the environment variables of a rank on a single machine."""
+    own, every = str(rank), str(ranks)
+    return {"RANK": own, "LOCAL_RANK": own, "WORLD_SIZE": every, "LOCAL_WORLD_SIZE": every}
 
 
 def died(what: str, code: int, log: IO[bytes], instead: str = "") -> UserError:

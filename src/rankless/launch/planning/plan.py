@@ -75,24 +75,15 @@ class Checked:
 
 @dataclass(frozen=True)
 class Plan:
-    """The result of :func:`plan`.
-
-    Attributes:
-        work, machine, link: inputs of the performance model.
-        asked: prediction for the requested number of devices.
-        rows: predictions for 1 to 4,096 devices.
-        assumptions: sources of the inputs, as sentences.
-        advice: advice on a larger global batch, as sentences.
-        checks: comparisons with measurements.
-    """
+    """The result of :func:`plan`."""
 
     work: Workload
     machine: Machine
     link: Link
     asked: Row
     rows: list[Row]
-    assumptions: list[str]
-    advice: list[str]
+    assumptions: list[str]  # sources of the inputs, as sentences
+    advice: list[str]  # advice on a larger global batch, as sentences
     checks: list[Checked] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -161,15 +152,10 @@ def plan(recipe: Recipe, options: PlanOptions, say: Callable[[str], None]) -> Pl
 
 @dataclass(frozen=True)
 class _Taken:
-    """The measurements that involve several processes.
+    """The measurements that involve several processes."""
 
-    Attributes:
-        exchanges: exchanges between two processes, one mapping per round.
-        steps: seconds of the steps by number of processes.
-    """
-
-    exchanges: list[Exchanged]
-    steps: dict[int, list[float]]
+    exchanges: list[Exchanged]  # exchanges between two processes, one mapping per round
+    steps: dict[int, list[float]]  # seconds of the steps by number of processes
 
 
 def _measure(
@@ -239,7 +225,10 @@ _HEAD = (
 def lines(plan: Plan) -> Iterator[str]:
     """Yield the table, the assumptions and the advice of a plan, line by line."""
     if plan.checks:
-        yield from _checks(plan)
+        yield f"{'processes':>10}{'predicted':>12}{'measured':>12}{'difference':>12}"
+        for check in plan.checks:
+            times = f"{shown_time(check.predicted):>12}{shown_time(check.measured):>12}"
+            yield f"{check.processes:>10}{times}{check.error:>+12.0%}"
         yield ""
     yield _HEAD
     yield from (_line(each, plan) for each in plan.rows)
@@ -265,15 +254,6 @@ def _line(one: Row, plan: Plan) -> str:
     speed = f"{shown_time(one.step):>9}{one.images_per_second:>11,.1f}{shown_time(one.epoch):>11}"
     network = f"{one.efficiency:>12.0%}{one.network_share:>9.1%}{shown_time(one.ring):>10}"
     return f"{mark}{one.devices:>7,}{one.batch:>9,}{star} {speed}{network}{need:>21}"
-
-
-def _checks(plan: Plan) -> Iterator[str]:
-    yield f"{'processes':>10}{'predicted':>12}{'measured':>12}{'difference':>12}"
-    for check in plan.checks:
-        yield (
-            f"{check.processes:>10}{shown_time(check.predicted):>12}{shown_time(check.measured):>12}"
-            f"{check.error:>+12.0%}"
-        )
 
 
 def _model_notes(plan: Plan) -> Iterator[str]:
