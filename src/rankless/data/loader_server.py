@@ -49,7 +49,6 @@ def fork_early() -> None:
 
 
 def _serve(*descriptors: int) -> NoReturn:
-    """Run the loop of multiprocessing's fork server."""
     try:
         name_process("loader server")
         first = 3

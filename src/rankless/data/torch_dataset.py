@@ -133,7 +133,6 @@ class FromDataset:
 
     @cached_property
     def _generators(self) -> list[Any]:
-        """Generators in the data set's attributes and transforms."""
         return list(_found(self.dataset, _DEEPEST, set()))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -160,7 +159,6 @@ def _named(dataset: Any) -> str:
 
 
 def _found(value: Any, deepest: int, seen: set[int]) -> Iterator[Any]:
-    """Yield the generators in the attributes and items of an object, recursively."""
     plain = str | bytes | np.ndarray | torch.Tensor | type | ModuleType
     if id(value) in seen or not deepest or len(seen) > _MOST or isinstance(value, plain):
         return

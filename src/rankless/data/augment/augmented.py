@@ -46,7 +46,6 @@ class Augmenter:
         size: (H, W) of the input in pixels.
         key: (seed, epoch) for the random generators.
         last_epochs: whether to turn off mosaic, mixup and copy-paste.
-        placing: method of resizing, and gray value of the margin.
     """
 
     images: Readable[Sample]
@@ -67,8 +66,8 @@ class Augmenter:
     def augmented(self, index: int) -> Augmented:
         """Return the augmented input for an image, possibly blended with another input.
 
-        Boxes are clipped to the input. The returned placement is that of the cropped image before it is
-        warped and mirrored, or the identity for a mosaic.
+        The placement is that of the cropped image before it is warped and mirrored. It is the identity for a
+        mosaic.
         """
         image, boxes, labels, where = self._placed(index)
         if not (self.options.mixup and self._partners):
@@ -82,7 +81,7 @@ class Augmenter:
         return blended(image, other[0], weight), boxes, labels, where
 
     def _placed(self, index: int) -> Augmented:
-        """Return the input with an image or a mosaic, before mixup."""
+        """Return the input before mixup."""
         options = self.options
         mosaics = options.mosaic and not self.last_epochs
         if mosaics and (rng := self._rng("mosaic", index)).random() < options.mosaic:
@@ -110,7 +109,6 @@ class Augmenter:
         return cropped(sample, self.options.crop, self._rng("crop", index))
 
     def _another(self, index: int, rng: np.random.Generator) -> int:
-        """Return a random index from ``among`` other than ``index``."""
         further = 1 + int(rng.integers(len(self.among) - 1))
         return self.among[(self.among.index(index) + further) % len(self.among)]
 
@@ -118,9 +116,8 @@ class Augmenter:
 def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample:
     """Return a random crop of an image that does not cut any box, possibly without boxes.
 
-    The fraction of the area is uniformly distributed from ``smallest`` to 1, the aspect ratio is
-    log-uniformly distributed around that of the image, and the position is uniformly distributed. The crop is
-    then grown until it contains every box that it touches.
+    The fraction of the area is uniform from ``smallest`` to 1, the aspect ratio is log-uniform around that of
+    the image, and the position is uniform. The crop is then grown to contain every box that it touches.
     """
     height, width = sample.image.shape[-2:]
     drawn, aspect, across, down = rng.uniform(0, 1, 4).tolist()

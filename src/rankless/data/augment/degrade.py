@@ -39,13 +39,7 @@ def drawing(key: Key, part: str) -> Iterator[None]:
 
 @one_thread()
 def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
-    """Randomly blur an image, add noise and compress it.
-
-    Args:
-        image: uint8, (3, H, W), which is returned unchanged if no step is applied.
-        options: augmentation options with the probability of each step.
-        key: key of the random generators.
-    """
+    """Randomly blur an image, uint8 (3, H, W), add noise and compress it."""
     if not (options.blur or options.noise or options.jpeg):
         return image
     from torchvision.transforms.v2 import functional as TF  # as slow to import as torch
@@ -65,7 +59,7 @@ def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
 
 
 def _compressed(image: Tensor, quality: int) -> Tensor:
-    """Encode and decode an image as JPEG with Pillow; torchvision's encoder is deprecated since 0.29."""
+    """Encode and decode an image as JPEG with Pillow, because torchvision's encoder is deprecated."""
     file = io.BytesIO()
     Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file, "JPEG", quality=quality)
     return torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1).contiguous()

@@ -83,7 +83,7 @@ def _others(index: int, among: Sequence[int], rng: np.random.Generator) -> list[
 
 
 class _Tiles:
-    """The four tiles of a mosaic on an input.
+    """The four tiles of a mosaic.
 
     Without a warp, a tile is one of the four parts of the input around the meeting point. With a warp, tiles
     have no outer border, and the warp determines which part is visible.
@@ -99,20 +99,16 @@ class _Tiles:
         self._regions = [np.zeros((0, 4), np.float32)]
 
     def seen(self, tile: int) -> bool:
-        """Return whether any part of a tile is visible on the input."""
+        """Return whether any part of a tile is visible."""
         if self._points is not None:
             return bool(self._mask(tile, self._points).any())
         x0, y0, x1, y1 = self._quarter(tile)
         return x0 < x1 and y0 < y1
 
     def lay(self, tile: int, sample: Sample, factor: float, matrix: NDArray[np.float32] | None) -> None:
-        """Place an image in a tile, with its inner corner at the meeting point.
+        """Place an image in tile 0 to 3, in row order, with its inner corner at the meeting point.
 
-        Args:
-            tile: number of the tile, 0 to 3, in row order.
-            sample: the image with its boxes.
-            factor: multiplier of the letterbox scale.
-            matrix: color matrix, (3, 3), or None.
+        ``factor`` multiplies the letterbox scale, and ``matrix`` is a (3, 3) color matrix or None.
         """
         height, width = sample.image.shape[-2:]
         scale = fit(height, width, self.size) * factor

@@ -29,7 +29,6 @@ class StepSizes:
         size: the recipe's (H, W) in pixels, both multiples of 32.
         spread: sizes are between ``1 / (1 + spread)`` and ``1 + spread`` times ``size``.
         every: number of consecutive steps with the same size.
-        seed: the recipe's seed.
     """
 
     size: tuple[int, int]
@@ -69,18 +68,16 @@ class StepSizes:
 def by_aspect(sizes: NDArray[np.integer]) -> NDArray[np.int64]:
     """Return the indices of images, (N,), sorted by height divided by width, then by index.
 
-    ``sizes`` are the heights and widths, (N, 2); 0, 0 counts as square.
+    ``sizes`` are the heights and widths, (N, 2). An unknown size, 0, 0, counts as square.
     """
     known = np.where(sizes > 0, sizes, 1).astype(np.float64)
     return np.argsort(known[:, 0] / known[:, 1], kind="stable").astype(np.int64)
 
 
 def tight(sizes: NDArray[np.integer], size: tuple[int, int]) -> tuple[int, int]:
-    """Return the smallest input (H, W) for images at the scale of the full input, in multiples of 32.
+    """Return the smallest input (H, W), in multiples of 32, for images at the scale of the full input.
 
-    Args:
-        sizes: height and width of each image, (B, 2); 0, 0 needs no space.
-        size: (H, W) of the full input.
+    ``sizes`` are the heights and widths, (B, 2), and ``size`` is the (H, W) of the full input.
     """
     needed = [0, 0]
     for height, width in sizes.tolist():

@@ -71,7 +71,7 @@ class DetectionImages(ImageSource[Sample]):
 
 
 class _Annotated:
-    """The base class of data sets stored in files. By default, images are read at full size."""
+    """The base class of data sets stored in files."""
 
     def __init__(self, annotations: Annotations, images: Readable[Decoded] | None = None) -> None:
         self.annotations = annotations

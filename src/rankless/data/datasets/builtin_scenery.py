@@ -44,11 +44,10 @@ class Draws:
             yield from rng.random(256).tolist()
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
-        """Return a uniform random number in [low, high)."""
         return low + (high - low) * self._next()
 
     def below(self, count: int) -> int:
-        """Return a uniform random integer in 0..count-1."""
+        """Return a random integer in 0..count-1."""
         return int(self._next() * count)
 
     def log_uniform(self, low: float, high: float) -> float:

@@ -60,16 +60,10 @@ def refuse_classes(classes: object) -> None:
 def with_classes(
     whole: Annotations, names: Sequence[str], where: str, elsewhere: Iterable[str] = ()
 ) -> Annotations:
-    """Return the annotations with only the given classes, in the given order, and a note in ``about``.
+    """Return the annotations with only the classes ``names``, in this order, and a note in ``about``.
 
     For detection, boxes of other classes are dropped, but images are kept. For classification, images of
-    other classes are dropped.
-
-    Args:
-        whole: annotations of the split.
-        names: names of the classes to keep.
-        where: description of the data for error messages.
-        elsewhere: names of classes in other splits, which may also be given.
+    other classes are dropped. A name that is only in ``elsewhere``, the classes of other splits, is valid.
     """
     known = whole.class_names
     _refuse_unknown(names, known, elsewhere, where)
@@ -97,7 +91,6 @@ def with_classes(
 
 
 def _refuse_unknown(names: Sequence[str], known: Sequence[str], elsewhere: Iterable[str], where: str) -> None:
-    """Raise an error if a class in ``names`` is neither in ``known`` nor in ``elsewhere``."""
     anywhere = {*known, *elsewhere}
     unknown = [name for name in names if name not in anywhere]
     if unknown:
@@ -109,7 +102,6 @@ def _refuse_unknown(names: Sequence[str], known: Sequence[str], elsewhere: Itera
 
 
 def _note(whole: Annotations, names: Sequence[str], left_out: dict[str, int]) -> list[str]:
-    """Return a list with a note on dropped boxes or images; empty if nothing was dropped."""
     if not left_out:
         return []
     what = ("box", "boxes") if whole.has_boxes else ("image", "images")

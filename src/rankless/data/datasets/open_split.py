@@ -134,11 +134,8 @@ def without_boxes(root: str, split: str, annotations: Annotations) -> str:
 def of_another_task(pretrained: str, task: str, root: str, *, boxed: bool) -> str:
     """Return an error message if pretrained weights and data belong to different tasks, otherwise "".
 
-    Args:
-        pretrained: value of ``model.pretrained``. Names of published weights are not checked.
-        task: task of the weights, ``detect`` or ``classify``.
-        root: folder or file of the data.
-        boxed: whether the data has boxes.
+    ``task`` is the task of the weights, and ``boxed`` tells whether the data has boxes. Names of published
+    weights are not checked.
     """
     if boxed == (task == "detect") or is_by_name(pretrained):
         return ""

@@ -150,13 +150,11 @@ _KINDS = (
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` looks like CIFAR-10 or CIFAR-100, or "" if it does not."""
     kind, folder = _found(root)
     return f"it has '{folder.name}/{kind.meta[0]}'" if kind and folder else ""
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the splits."""
     return ["train", "test"]
 
 

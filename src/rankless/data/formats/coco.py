@@ -59,7 +59,6 @@ _MISSING = -1  # the index of a missing image
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` looks like COCO JSON, or "" if it does not."""
     if root.is_file():
         return "it is a .json file" if root.suffix.lower() == ".json" else ""
     files = _annotation_files(root)
@@ -68,12 +67,10 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the splits with an annotation file."""
     return usual_order(_annotation_files(root))
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split of COCO data; see :class:`rankless.data.formats.registry.Format`."""
     files = _annotation_files(root)
     full = (name for name, file in files.items() if _stem(file) == split)  # such as train2017 for train
     name = next(full, None) or chosen(root, split, files, LAYOUT)
@@ -103,8 +100,6 @@ def read(root: Path, split: str) -> Raw:
 
 @dataclass
 class _Reader(ListedImages):
-    """A reader of one annotation file."""
-
     classes: Classes = field(kw_only=True)
     ids: dict[Any, int] = field(default_factory=dict)  # the index of each image by its id
 
@@ -132,7 +127,6 @@ class _Reader(ListedImages):
                 self.image(path, stated_size(*numbers))
 
     def read_boxes(self, parts: Parts) -> None:
-        """Add the boxes in the order of the file."""
         ids = array("q")
         for number, entry in enumerate(entries(parts.annotations or [], Annotation)):
             if entry is None:
@@ -211,7 +205,6 @@ def _short(value: Any) -> str:
 
 
 def _annotation_files(root: Path) -> dict[str, Path]:
-    """Return the annotation file of each split; ``root`` is a folder or an annotation file."""
     if root.is_file():
         return {_stem(root): root}
     files: dict[str, Path] = {}

@@ -198,7 +198,6 @@ Tables = dict[str, tuple[Path, Columns]]
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` looks like CSV annotations, or "" if it does not."""
     files = _files(root)
     for file, columns in (files[name] for name in usual_order(files)):
         if columns.box is not None or file == root or _USUAL.match(_name(file)):
@@ -207,12 +206,10 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the splits with a CSV file."""
     return usual_order(_files(root))
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split of CSV annotations; see :class:`rankless.data.formats.registry.Format`."""
     files = _files(root)
     if not files:
         raise UserError(f"{root}: no CSV file with images and classes; expected {EXPECTED}")
@@ -238,9 +235,9 @@ def read(root: Path, split: str) -> Raw:
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write ``SPLIT.csv``, ``classes.csv`` and the images in ``images/SPLIT``.
 
-    Each box has a row, and an image without boxes has a row with an empty box. For classification, each row
-    is ``filename,class``. ``classes.csv`` lists all classes in order, because some may have no boxes. If all
-    coordinates of a split are at most 2, column names such as ``xmin_px`` show that they are not normalized.
+    An image without boxes has a row with an empty box. ``classes.csv`` lists all classes in order, because
+    some may have no boxes. If all coordinates of a split are at most 2, column names such as ``xmin_px`` show
+    that they are not normalized.
     """
     # The splits of class folders may have different classes.
     known = list(dict.fromkeys(name for data in splits.values() for name in data.class_names))
@@ -261,7 +258,6 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 
 def _files(root: Path) -> Tables:
-    """Return the file of each split and its layout."""
     if root.is_file():
         columns = columns_of(root) if root.suffix.lower() in {".csv", ".tsv"} else None
         return {_name(root): (root, columns)} if columns else {}
@@ -343,8 +339,6 @@ def _is_normalized(columns: Columns, raw: Raw) -> bool:
 
 @dataclass
 class _Reader(ListedImages):
-    """A reader of one annotation file."""
-
     columns: Columns = field(kw_only=True)
     labels: dict[str, int] = field(kw_only=True)
     by_name: dict[str, int | None] = field(default_factory=dict)  # index of each image by its name

@@ -60,13 +60,10 @@ _UNDIVIDED = "no splits found, so all images are 'train'; use `rankless data spl
 
 @dataclass
 class Split(SplitFiles):
-    """The class names and images of one split, in an order that does not depend on the file system."""
-
     class_names: tuple[str, ...] = ()
     paths: list[str] = field(default_factory=list)
 
     def add_folder(self, folder: str) -> None:
-        """Add all images in ``folder`` and its subfolders, sorted by path."""
         images = []
         for entry in walk(folder, self.depends, self._unreadable):
             image = is_image(entry.name)
@@ -96,7 +93,6 @@ def label_folders(folder: str) -> list[str]:
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` looks like Darknet data, or "" if it does not."""
     if root.is_file():
         return f"'{root.name}' is a description file" if description_in(root) else ""
     for name in YAML_NAMES:
@@ -118,7 +114,6 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the splits from the description file, the lists or the folders."""
     file = description_in(root)
     described = read_description(file) if file else None
     if described and described.splits:
@@ -250,7 +245,6 @@ def _from_folders(
 
 
 def _folders(root: Path) -> Mapping[str, Path]:
-    """Return the image folder or the list of images of each split."""
     return _lists(root) or folder_splits(root) or ({"train": root} if _beside(root) else {})
 
 
@@ -298,7 +292,6 @@ def _beside(folder: Path) -> bool:
 
 
 def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
-    """Read one split of Darknet data; see :class:`rankless.data.formats.registry.Format`."""
     files = find_split(root, split, class_names)
     items = list(_with_labels(files))
     if not any(label for _, label in items):
@@ -358,7 +351,6 @@ def read_labels(items: list[tuple[str, ...]]) -> Raw:
 
 
 def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
-    """Parse the content of a label file and add its boxes and findings to ``made``."""
     text = content.removeprefix(b"\xef\xbb\xbf")
     if not _is_text(text):
         made.findings.add("unreadable file", file, "not UTF-8 text; expected lines of numbers")
@@ -405,10 +397,7 @@ def _is_text(content: bytes) -> bool:
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Write ``data.yaml``, ``images/SPLIT`` and ``labels/SPLIT``.
-
-    Difficult objects and crowds are dropped, because the format cannot mark them.
-    """
+    """Write ``data.yaml``, ``images/SPLIT`` and ``labels/SPLIT``, without difficult objects and crowds."""
     lost: list[str] = []
     content: dict[str, str | list[str]] = {}
     for split, data in splits.items():

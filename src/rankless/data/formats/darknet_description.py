@@ -1,7 +1,4 @@
-"""Read the files that describe a Darknet/YOLO data set: ``data.yaml`` and Darknet's ``.data``.
-
-Both contain the classes and the folders or lists of images of each split.
-"""
+"""Read the files that describe a Darknet/YOLO data set: ``data.yaml`` and Darknet's ``.data``."""
 
 from __future__ import annotations
 
@@ -29,8 +26,6 @@ class Description:
     """The content of a description file.
 
     Attributes:
-        file: path of the description file.
-        class_names: names of the classes.
         splits: folders and lists of images of each split, as written in the file.
         bases: folders that these paths may be relative to, the most likely first.
         depends: other files that were read.
@@ -82,7 +77,6 @@ def description_in(root: Path) -> Path | None:
 
 
 def read_description(file: Path) -> Description:
-    """Read a description file."""
     return _from_data(file) if file.suffix.lower() == ".data" else _from_yaml(file)
 
 
@@ -124,7 +118,6 @@ def _from_yaml(file: Path) -> Description:
 
 
 def _with_path(file: Path, content: dict[Any, Any], splits: dict[str, list[str]]) -> Description:
-    """Return the description without class names, and resolve the key ``path``."""
     beside = file.absolute().parent
     stated = content.get("path")
     name = stated.strip() if isinstance(stated, str) else ""

@@ -53,7 +53,6 @@ _SUFFIX = re.compile(r"(?<=.)[_-](annotations?|boxes|labels?|lines)$", re.IGNORE
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` looks like annotation lines, or "" if it does not."""
     first = next((file for file in _splits(root).values() if list_kind(file) == "boxes"), None)
     return f"'{first.name}' has lines 'path x1,y1,x2,y2,class'" if first else ""
 
@@ -70,7 +69,6 @@ def undivided(root: Path, split: str) -> str:
 
 
 def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
-    """Read one split of annotation lines; see :class:`rankless.data.formats.registry.Format`."""
     files = _splits(root)
     divided = _lone(files) if split in _DIVIDED else ""
     name = divided or chosen(root, split, files, LAYOUT)
@@ -120,8 +118,6 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 @dataclass
 class _Reader(ListedImages):
-    """A reader of one annotation file."""
-
     classes: int = field(kw_only=True)
 
     def read(self) -> None:
@@ -206,7 +202,6 @@ def _divide(raw: Raw, split: str, file: Path, top: Path) -> None:
 
 
 def _splits(root: Path) -> dict[str, Path]:
-    """Return the list file of each split; ``root`` is a folder or a list file."""
     files = [root] if root.is_file() else sorted(file for file in root.glob("*.txt") if file.is_file())
     lists = [file for file in files if file == root or (len(files) <= _MOST and list_kind(file))]
     return {_SUFFIX.sub("", file.stem): file for file in lists}

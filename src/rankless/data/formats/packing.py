@@ -27,16 +27,8 @@ _JPEG = {"jpeg": "jpg", "jfif": "jpg"}  # webdataset's decoders know only jpg
 def pack(splits: Mapping[str, Annotations], out: Path, shard_bytes: int = SHARD_BYTES) -> list[str]:
     """Write shards such as ``SPLIT-000000.tar`` and a file with the class names to the folder ``out``.
 
-    The same data always gives the same bytes. The files are first written to a temporary folder, so an
-    incomplete result cannot be mistaken for a complete one.
-
-    Args:
-        splits: annotations of each split, either all with boxes or all without.
-        out: folder that does not exist or is empty.
-        shard_bytes: maximum size of a shard.
-
-    Returns:
-        The names of the shards.
+    The same data always gives the same bytes. The splits must have either all boxes or none. ``shard_bytes``
+    is the maximum size of a shard. The result is the list of the names of the shards.
     """
     if len({annotations.has_boxes for annotations in splits.values()}) > 1:
         raise UserError("some splits have boxes, but others have one class per image; pack them separately")
@@ -101,7 +93,6 @@ def _blocks(name: str, body: bytes) -> bytes:
 
 
 def _keys(annotations: Annotations) -> Iterator[str]:
-    """Yield a unique name without dots for each image."""
     taken: set[str] = set()
     for name in file_names(annotations):
         stem = PurePosixPath(name).stem.replace(".", "_").strip("_") or "image"
@@ -114,7 +105,6 @@ def _keys(annotations: Annotations) -> Iterator[str]:
 
 
 def _sample(annotations: Annotations, index: int, numbers: Sequence[int]) -> list[tuple[str, bytes]]:
-    """Return the members of one image as (extension, content) pairs."""
     ending = PurePosixPath(annotations.path(index)).suffix.lower().removeprefix(".")
     image = (_JPEG.get(ending, ending), content(annotations, index))
     if not annotations.has_boxes:

@@ -75,13 +75,10 @@ class Format(Protocol):
         ...
 
     def read(self, root: Location, split: str, class_names: Sequence[str] | None = None) -> Raw:
-        """Read one split.
+        """Read one split; the root of shards may be a URL.
 
-        Args:
-            root: folder or file of the data, or, for shards, a URL.
-            split: name of the split.
-            class_names: names of the classes 0, 1, … for data without class names. Only the formats in
-                :data:`NUMBERED` accept this argument.
+        ``class_names`` are the names of the classes 0, 1, … for data without class names. Only the formats in
+        :data:`NUMBERED` accept this argument.
         """
         ...
 
@@ -93,10 +90,9 @@ class Format(Protocol):
         ...
 
     def write(self, out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-        """Write a data set to the empty folder ``out``. Read-only formats lack this method.
+        """Write a data set to the empty folder ``out``, and return notes on information that is lost.
 
-        Returns:
-            Notes on information that the format cannot store.
+        Read-only formats lack this method.
         """
         ...
 
@@ -192,8 +188,7 @@ def _recognized(path: Path, names: Sequence[str]) -> tuple[str, str]:
 def _data_set_around(path: Path, name: str) -> Path | None:
     """Return the data set that contains ``path`` if ``path`` is only a folder of images, labels or a split.
 
-    ``name`` is the recognized format, if any. A folder of images looks like class folders, and a Darknet
-    split looks like a data set without class names.
+    A folder of images looks like class folders, and a Darknet split like a data set without class names.
     """
     full = path.resolve()
     stands = name not in ("", "image-folder", "darknet") or (
@@ -210,7 +205,6 @@ def _data_set_around(path: Path, name: str) -> Path | None:
 
 
 def _what_is_there(path: Path) -> str:
-    """Describe a file or folder of unknown format for an error message."""
     if path.is_file():
         kind = "an image" if path.suffix.lower() in EXTENSIONS else f"a '{path.suffix}' file"
         kind = "an archive; unpack it" if path.suffix.lower() in _ARCHIVES else kind

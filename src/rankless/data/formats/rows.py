@@ -38,13 +38,7 @@ _SLACK = 1.0  # number of pixels by which a box may extend beyond its image
 
 
 class Stored(NamedTuple):
-    """An encoded image and its position in a file.
-
-    Attributes:
-        path: path of the image; see :func:`rankless.data.index.byte_ranges.path_in`.
-        offset: position of the first byte in the file that ``path`` refers to.
-        content: encoded bytes of the image.
-    """
+    """An encoded image and the position of its first byte in the file that ``path`` refers to."""
 
     path: str
     offset: int
@@ -109,11 +103,8 @@ def read_tables(
 ) -> Raw:
     """Read a split from its tables.
 
-    Args:
-        root: folder or file of the data.
-        tables: tables of the split.
-        others: tables of other splits, whose classes are included.
-        given: class names for data in which classes are only numbers.
+    The classes of ``others``, the tables of other splits, are included. ``given`` are class names for data
+    in which classes are only numbers.
     """
     columns = _columns(tables)
     names, names_file = _names(root, [*tables, *others], columns, given)
@@ -131,7 +122,6 @@ def read_tables(
 
 
 def _columns(tables: Sequence[Table]) -> _Columns:
-    """Determine from the first rows which columns contain annotations."""
     where, image, label = tables[0].file, "", ""
     for _, row in islice(chain.from_iterable(table.rows(Findings()) for table in tables), _LOOKED_AT):
         if not tables[0].images:
@@ -180,7 +170,6 @@ def _objects(row: Mapping[str, Any], columns: _Columns) -> list[Mapping[str, Any
 def _names(
     root: Path, tables: Sequence[Table], columns: _Columns, given: Sequence[str] | None
 ) -> tuple[tuple[str, ...], Path | None]:
-    """Return the class names and the file that lists them, if any."""
     if not columns.label:
         where = tables[0].file
         raise UserError(
@@ -222,8 +211,6 @@ def _class(value: Any) -> int | str | None:
 
 @dataclass
 class _Reader(ListedImages):
-    """A reader of the tables of one split."""
-
     columns: _Columns = field(kw_only=True)
     names: Sequence[str] = field(kw_only=True)
 
@@ -232,7 +219,6 @@ class _Reader(ListedImages):
         self.labels |= {label: label for label in range(len(self.names))}
 
     def add(self, table: Table) -> None:
-        """Add the rows of a table."""
         self.file = table.file
         if not table.images:
             for number, row in table.rows(self.made.findings):

@@ -50,12 +50,7 @@ class Member(NamedTuple):
 
 @dataclass
 class Sample:
-    """The members of a shard with the same base name.
-
-    Attributes:
-        key: base name.
-        members: members by lowercase extension, in the order of the shard.
-    """
+    """The members of a shard with the same base name, by lowercase extension in the order of the shard."""
 
     key: str
     members: dict[str, Member] = field(default_factory=dict)

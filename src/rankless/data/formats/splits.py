@@ -79,9 +79,7 @@ def is_usual(name: str) -> bool:
 def set_aside(names: Collection[str], what: str) -> set[str]:
     """Select a fifth of the names by a hash, but at least one of two or more names.
 
-    Args:
-        names: names of images, in any order.
-        what: kind of data, which is part of the hash.
+    ``what`` is the kind of data, which is part of the hash.
     """
     by_hash = sorted(names, key=lambda name: (key(0, what, os.fsencode(name).hex()), name))
     return set(by_hash[: max(round(VAL_FRACTION * len(names)), 1) if len(names) > 1 else 0])
@@ -100,11 +98,7 @@ def how_to_divide(root: Path, wanted: str) -> str:
 def chosen(root: Path, wanted: str, existing: Collection[str], expected: str) -> str:
     """Return the existing split that ``wanted`` refers to; raise an error if there is none.
 
-    Args:
-        root: folder or file of the data. A single file also matches ``train`` and its own name.
-        wanted: name of the split, or a synonym, such as ``valid`` for ``val``.
-        existing: names of the existing splits.
-        expected: expected location of the split, for the error message.
+    A single file also matches ``train`` and its own name. ``expected`` is the expected location of the split.
     """
     meant = known_as(wanted, existing)
     if meant in existing:

@@ -4,9 +4,9 @@
 2012 Development Kit"), so the box ``(1, 1, width, height)`` covers the whole image. In continuous
 coordinates, where pixel 1 extends from 0 to 1, a box is ``xyxy = (xmin - 1, ymin - 1, xmax, ymax)``.
 
-Supported layouts: a folder with ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``, as in VOC2012; a
-folder of several such years, with or without ``VOCdevkit``; the same without lists; and annotations next to
-the images, in one folder or in one folder per split.
+Supported layouts are a folder with ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``, as in VOC2012, or
+several such years, with or without ``VOCdevkit``; the same without lists; and annotations next to the images,
+in one folder or in one folder per split.
 """
 
 from __future__ import annotations
@@ -50,10 +50,7 @@ _FLAGS = {"-1", "0", "1"}  # in the list of a class, whether an image shows the 
 class Part:
     """One year of VOC, or one folder with images and annotations.
 
-    Attributes:
-        name: name of the folder.
-        annotations, images: folders with annotations and with images.
-        lists: list of images of each split, or None if the split has all images.
+    ``lists`` maps each split to its list of images, or to None if the split has all images.
     """
 
     name: str
@@ -133,7 +130,6 @@ def _parts(root: Path) -> list[Part]:
 
 
 def _years(root: Path) -> list[Part]:
-    """Return ``root`` if it has the layout of a VOC year, otherwise all subfolders with this layout."""
     for folders in ([root], subfolders(root / "VOCdevkit"), subfolders(root)):
         if years := [year for folder in folders if (year := _year(folder)) is not None]:
             return years
@@ -190,7 +186,6 @@ def _plain_splits(parts: list[Part]) -> list[str]:
 
 
 def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
-    """Add the images of the split ``wanted`` from one part, and the annotations of its other splits."""
     annotated = FolderNames(os.fspath(part.annotations), {".xml"})
     images = FolderNames(os.fspath(part.images), EXTENSIONS)
     result.depends += dict.fromkeys(
@@ -220,7 +215,6 @@ def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
 def _add(
     name: str, where: str, used: dict[str, None], files: tuple[FolderNames, FolderNames], result: VocSplit
 ) -> None:
-    """Add an image of a list, or report that it is missing or listed twice."""
     images, annotated = files
     if composed(name) in used:
         result.findings.add("listed twice", where, f"'{printable(name)}'")
@@ -363,7 +357,6 @@ def _check(names: Sequence[str]) -> None:
 
 
 def _keys(annotations: Annotations) -> Iterator[tuple[object, ...]]:
-    """Yield a key for each image: its file, byte range, boxes, classes and flags."""
     for index, path in enumerate(annotations.paths()):
         objects = tuple((*box, label, flags) for box, label, flags, _ in annotations.objects(index))
         yield path, annotations.byte_ranges[index : index + 1].tobytes(), objects

@@ -54,7 +54,6 @@ class Mark(NamedTuple):
 
 
 def color(label: int) -> Color:
-    """Return the RGB color for boxes of a class."""
     red, green, blue = _COLORS[label % COUNT * 3 :][:3]
     return red, green, blue
 
@@ -62,9 +61,8 @@ def color(label: int) -> Color:
 def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
     """Return a copy of an RGB image with all marks drawn on it, the first mark on top.
 
-    The line width and the font size depend on the size of the image. Each label is next to its box or, to
-    avoid overlaps, as near as possible and connected to the box by a line. Text that no available font can
-    draw (see :mod:`rankless.data.images.fonts`) is replaced with the class id, such as ``#3: 90%``.
+    Each label is next to its box or, to avoid overlaps, as near as possible and connected to the box by a
+    line. Text that no available font can draw is replaced with the class id, such as ``#3: 90%``.
     """
     drawn = image.copy()
     draw = ImageDraw.Draw(drawn)
@@ -168,16 +166,14 @@ def _written(mark: Mark, size: int, widest: int, draw: ImageDraw.ImageDraw) -> _
 def place(
     labels: Sequence[tuple[int, int]], frames: Sequence[Rectangle], size: tuple[int, int]
 ) -> list[Rectangle]:
-    """Find a position for each label. Earlier labels have precedence.
+    """Return a position, xyxy in whole pixels, for each label. Earlier labels have precedence.
+
+    Labels overlap only if there is no free position within six label heights of the box.
 
     Args:
         labels: (width, height) of each label.
         frames: xyxy frame of the box of each label.
         size: (width, height) of the image.
-
-    Returns:
-        The xyxy rectangle of each label in whole pixels. Labels overlap only if there is no free position
-        within six label heights of the box.
     """
     placed = np.zeros((len(labels), 4))
     for number, ((width, height), frame) in enumerate(zip(labels, frames, strict=True)):
@@ -200,7 +196,6 @@ def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
 
 
 def _candidates(box: Rectangle, width: float, height: float) -> Iterator[Rectangle]:
-    """Yield positions at the top and bottom edges of a box in order of preference."""
     x1, y1, x2, y2 = box
     tops = (y1 - height, y1, y2, y2 - height)
     if y1 < height:  # no space above

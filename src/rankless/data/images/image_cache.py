@@ -47,10 +47,7 @@ _SPARE = 0.02  # fraction of the disk to leave free
 class CachedImages:
     """The images of one split, each of which is decoded only once.
 
-    Attributes:
-        images: source that decodes the images.
-        folder: folder of the cache.
-        durable: whether to flush cached images to disk, which is unnecessary in memory.
+    ``durable`` determines whether cached images are flushed to disk, which is unnecessary in memory.
     """
 
     images: FileImages
@@ -69,8 +66,7 @@ class CachedImages:
     def read(self, index: int) -> Decoded:
         """Return an image, from the cache if its source file has not changed.
 
-        Writing to the tensor does not change the cache. If an image cannot be cached, it is decoded every
-        time. Images with different reduction factors are cached separately.
+        Writing to the tensor does not change the cache. An image that cannot be cached is decoded every time.
         """
         annotations, shown = self.images.annotations, self.images.shown
         try:
@@ -99,16 +95,7 @@ class CachedImages:
 def open_images(
     annotations: Annotations, shown: Shown, kind: Cache
 ) -> tuple[FileImages | CachedImages, tuple[str, ...]]:
-    """Open the images of a split, with a cache if possible.
-
-    Args:
-        annotations: annotations of the split.
-        shown: size at which the images will be shown.
-        kind: value of ``data.cache``.
-
-    Returns:
-        The images, and notes on the size of the cache or the reason why there is none.
-    """
+    """Open the images of a split, with a cache if possible, and return them with notes on the cache."""
     files = FileImages(annotations, shown)
     if kind == "none" or not len(annotations):
         return files, ()

@@ -148,10 +148,7 @@ def read(path: Source, *, name: str = "") -> Tensor:
 def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
     """Read an image like :func:`read`, but reduce it by averaging pixels as far as ``shown`` allows.
 
-    Args:
-        path: path of a file, or an open file.
-        shown: size at which the image will be shown; None for full size.
-        name: name of the image for error messages. Default: the path.
+    ``name`` replaces the path in error messages.
     """
     try:
         data = _content(path)
@@ -164,10 +161,9 @@ def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
 
 
 def _upright_jpeg(data: bytes, shown: Shown | None) -> tuple[Pixels, int, tuple[int, int]] | None:
-    """Decode an intact JPEG without a stated orientation, for which Pillow is not needed.
+    """Decode an intact JPEG without an EXIF orientation; return None if Pillow is needed.
 
-    Return the pixels, the factor by which they are reduced, and the file's (H, W), or None if Pillow must
-    decide.
+    The result is the pixels, the factor by which they are reduced, and the (H, W) of the file.
     """
     if not data.startswith(b"\xff\xd8\xff") or b"Exif" in data or b"Orientation" in data:  # EXIF or XMP
         return None
@@ -183,7 +179,6 @@ def _upright_jpeg(data: bytes, shown: Shown | None) -> tuple[Pixels, int, tuple[
 
 
 def _any_image(data: bytes, shown: Shown | None) -> tuple[Pixels, int, tuple[int, int]]:
-    """Decode an image of any format, and return the same as :func:`_upright_jpeg`."""
     with _quiet(), Image.open(io.BytesIO(data)) as image:
         width, height = _header(image)
         turn = _orientation(image)
@@ -213,7 +208,6 @@ def sideways(path: Source) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the decoders' warnings about invalid metadata and large images."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -243,7 +237,6 @@ def _header(image: Image.Image) -> tuple[int, int]:
 
 
 def _pixels(image: Image.Image, data: bytes, turn: int, factor: int) -> Pixels:
-    """Decode an image, rotate it upright and reduce it."""
     width, height = image.size
     # If the size is not a multiple of the factor, rotate first, so that the partial blocks are at the end.
     uneven = (turn in _UPSIDE_DOWN and height % factor) or (turn in _SIDEWAYS and width % factor)

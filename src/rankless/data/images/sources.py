@@ -36,18 +36,12 @@ class Readable(Protocol[Value_co]):
 
 @dataclass(frozen=True)
 class FileImages:
-    """The images of one split, decoded on each read.
-
-    Attributes:
-        annotations: annotations of the split, which list the image files.
-        shown: size at which images will be shown, for reducing them during decoding; None for full size.
-    """
+    """The images of one split, decoded on each read and reduced for ``shown``; None for full size."""
 
     annotations: Annotations
     shown: Shown | None = None
 
     def read(self, index: int) -> Decoded:
-        """Decode and return an image."""
         annotations = self.annotations
         return image_file.read_for(open_source(annotations, index), self.shown, name=annotations.path(index))
 
@@ -93,13 +87,7 @@ Source = TypeVar("Source", bound=ImageSource[Any])
 
 
 class ImageExamples(Generic[Source]):
-    """The base class of detection and classification :class:`rankless.tasks.protocol.Examples`.
-
-    Attributes:
-        images: open image source.
-        shown: size at which images will be shown.
-        notes: notes on how the data was read, on problems in it and on the cache.
-    """
+    """The base class of detection and classification :class:`rankless.tasks.protocol.Examples`."""
 
     images: Source
 
@@ -117,7 +105,6 @@ class ImageExamples(Generic[Source]):
         return self.images.digest()
 
     def files(self) -> list[str]:
-        """Return the local image files."""
         return self.images.files()
 
 
@@ -128,9 +115,7 @@ class ReadableImages(Generic[Value]):
     The replacement depends only on the seed and the index of the unreadable image.
 
     Attributes:
-        images: image source.
         count: number of images to choose from.
-        seed: the recipe's seed.
         memo: images read so far, so that each image is read only once; None to keep no images.
         unreadable: images that could not be read.
         position: index of the last returned image or replacement.
@@ -144,7 +129,6 @@ class ReadableImages(Generic[Value]):
     position: int = -1
 
     def read(self, index: int) -> Value:
-        """Return an image or, if it is unreadable, a replacement."""
         position = index
         for attempt in range(TRIES + 1):
             value = self.memo.get(position) if self.memo else None

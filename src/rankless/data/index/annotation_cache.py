@@ -82,7 +82,6 @@ def forget(annotations: Annotations) -> None:
 
 
 def _valid(store: Path) -> Annotations | None:
-    """Return the newest entry if it is complete and no source file has changed, otherwise None."""
     try:
         current = store / _CURRENT
         folder = store / json.loads(current.read_text(encoding="utf-8"))["entry"]
@@ -151,7 +150,6 @@ def _published(store: Path, made: Annotations, depends: list[str], states: list[
 
 
 def _remove_copies(store: Path, annotations: Annotations) -> None:
-    """Remove copies of images that the only entry of the store does not use."""
     if copies := list(store.glob(f"{COPY}*")):
         used = set(map(file_of, annotations.paths()))
         for copy in copies:

@@ -120,11 +120,9 @@ class LocalFile:
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
         return os.fstat(self.file).st_size
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Return ``length`` bytes from ``offset``, or fewer bytes at the end of the file."""
         data = os.pread(self.file, length, offset)
         while len(data) < length and (more := os.pread(self.file, length - len(data), offset + len(data))):
             data += more

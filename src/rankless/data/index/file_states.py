@@ -105,7 +105,6 @@ def _saved(block: str) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _changed_of(blocks: Iterable[str]) -> str:
-    """Return the first file in the blocks that differs from its saved state, or "" if there is none."""
     stat = os.stat  # saves an attribute lookup per file
     for block in blocks:
         for path, when, size in _saved(block):

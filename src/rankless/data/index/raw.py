@@ -17,10 +17,9 @@ NO_SIZE = -1, -1
 
 
 def stated_size(height: float | None, width: float | None) -> tuple[int, int]:
-    """Return an annotated image size for :class:`Raw`, given its sides, which are None if missing.
+    """Return the annotated (height, width) of an image for :class:`Raw`.
 
-    Returns:
-        The height and width; 0, 0 if both are missing, or :data:`NO_SIZE` if they are invalid.
+    The result is 0, 0 if both are missing (None), or :data:`NO_SIZE` if they are invalid.
     """
     if height is None and width is None:
         return 0, 0
@@ -142,15 +141,12 @@ class RawBuilder:
         self.lines.append(line)
 
     def add_label(self, image: int, label: int, line: int = 0) -> None:
-        """Add the class of the image with index ``image``, for classification."""
         self.add_box(image, (0.0, 0.0, 0.0, 0.0), label, line)
 
     def raw(self, *, boxed: bool = True, **rest: Any) -> Raw:
-        """Return the annotations as a :class:`Raw`.
+        """Return the annotations as a :class:`Raw`; ``rest`` are its other fields.
 
-        Args:
-            boxed: whether the images have boxes. Otherwise, each image has one class.
-            rest: other fields of :class:`Raw`.
+        With ``boxed=False``, each image has one class instead of boxes.
         """
         made: dict[str, Any] = {
             "paths": self.paths,

@@ -127,7 +127,6 @@ def _in_processes(
     processes: int,
     progress: ProgressBar,
 ) -> list[str]:
-    """Scan all parts in :mod:`rankless.data.index.scan_worker`; return the names of the result files."""
     files = [""] * len(parts)
     job = {
         "work": f"{work.__module__}:{work.__qualname__}",
@@ -192,10 +191,7 @@ def with_headers(raw: Raw) -> Raw:
 
 
 def size(source: image_file.Source, path: str, findings: Findings) -> tuple[int, int]:
-    """Return the height and width from an image header; 0, 0 if the image is unreadable.
-
-    Problems are added to ``findings``.
-    """
+    """Return the height and width from an image header; if it is unreadable, report this and return 0, 0."""
     try:
         header = image_file.header(source, name=path)
     except image_file.UnreadableImage as error:
@@ -304,7 +300,6 @@ def remove_others(store: Path, moment: float) -> None:
 
 
 def save(raw: Raw, path: Path) -> None:
-    """Write ``raw`` to ``path`` atomically."""
     arrays: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for each in fields(Raw):
@@ -319,7 +314,6 @@ def save(raw: Raw, path: Path) -> None:
 
 
 def load(path: Path) -> Raw:
-    """Load a result written by :func:`save`."""
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             arrays: dict[str, Any] = {name: file[name] for name in file.files}

@@ -25,10 +25,7 @@ Mask = Any  # bool, (T,); the types of NumPy's comparison results vary
 
 
 def validate(raw: Raw, format: str) -> Annotations:
-    """Build :class:`Annotations` from the valid boxes of ``raw``, with findings about the other boxes.
-
-    The findings include problems that stop training.
-    """
+    """Build :class:`Annotations` from the valid boxes of ``raw``, with findings about all problems."""
     findings = Findings()
     findings.update(raw.findings)
     _compare_sizes(raw, findings)
@@ -70,7 +67,6 @@ def validate(raw: Raw, format: str) -> Annotations:
 
 
 def _compare_sizes(raw: Raw, findings: Findings) -> None:
-    """Report images whose annotated size is wrong or invalid."""
     none = np.flatnonzero((raw.sizes > 0).all(1) & (raw.stated < 0).any(1)).tolist()
     real = ((row, *raw.sizes[row].tolist()) for row in none)
     first = (Finding(raw.annotated_in[row], f"{raw.paths[row]} is {w} × {h}") for row, h, w in real)
@@ -159,13 +155,7 @@ class _Checked:
 
 
 def _report_beyond(checked: _Checked, boxes: Any, inside: Any, beyond: Mask) -> None:
-    """Report boxes that extend beyond the image and, separately, boxes with pixels counted from 0.
-
-    Args:
-        checked: boxes that have passed all checks so far.
-        boxes, inside: boxes before and after clipping, (T, 4).
-        beyond: mask of the boxes that extend beyond the image, (T,).
-    """
+    """Report boxes that extend beyond the image and, separately, boxes with pixels counted from 0."""
     if checked.raw.one_based:
         from_zero = (boxes[:, :2] < 0).any(1) & (boxes[:, :2] >= -1).all(1)
         only = from_zero & ~(boxes[:, 2:] > inside[:, 2:]).any(1)
