@@ -20,15 +20,14 @@ from rankless.geometry.letterbox import fit
 from rankless.randomness import generator
 
 RESTARTS = 5
-SCENES = 500
-"""Maximum number of built-in scenes to render for their boxes."""
+SCENES = 500  # maximum number of built-in scenes to render for their boxes
 _ROUNDS = 300  # usually a few dozen are enough, but ties could prevent convergence
 
 Sizes = NDArray[np.float64]
 
 
 def box_sizes(images: DetectionImages, size: tuple[int, int]) -> Sizes:
-    """Return the width and height, (N, 2), of every training box in pixels of the letterboxed input, (H, W).
+    """Return the width and height, (N, 2), of every training box in pixels of the letterboxed input.
 
     Built-in data is represented by at most 500 evenly spaced scenes.
     """

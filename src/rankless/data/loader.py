@@ -142,7 +142,7 @@ class _Failure:
 
 
 class _Fetch(Dataset[Any]):
-    """A data set whose items are the lines of a schedule."""
+    """A data set whose items are the micro-batches of a schedule."""
 
     def __init__(self, examples: Any) -> None:
         self.examples = examples

@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 
 from rankless.hardware.processes import fork, name_process
 
-ENDS = (signal.SIGINT, signal.SIGTERM)
-"""Signals that ask a rank to exit. Its loader processes ignore them."""
+ENDS = (signal.SIGINT, signal.SIGTERM)  # Signals that ask a rank to exit. Its loader processes ignore them.
 _imported: frozenset[str] = frozenset()
 """Modules imported before this process forked the server; empty if this process did not fork the server."""
 

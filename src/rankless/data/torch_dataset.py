@@ -127,7 +127,7 @@ class FromDataset:
         return len(self.dataset)
 
     def item(self, index: int, epoch: int) -> Any:
-        """Return item ``index`` as in the given epoch."""
+        """Return item ``index`` with the random numbers of the given epoch."""
         with seeded(self.seed, epoch, index, *self._generators):
             return self.dataset[index]
 

@@ -39,7 +39,7 @@ ASPECT = 4 / 3
 
 @dataclass
 class Augmenter:
-    """Augments the images of one epoch.
+    """An augmenter for the images of one epoch.
 
     Attributes:
         among: sorted indices from which partner images are sampled, including the index of the image itself.

@@ -13,14 +13,10 @@ from torch import Tensor
 from rankless.geometry.letterbox import fit
 from rankless.structures import Sample
 
-TAKEN = 0.5
-"""Probability of pasting an object from the other image."""
-MOST = 8
-"""Maximum number of objects to paste."""
-TRIES = 5
-"""Number of positions to try for an object."""
-COVERED = 0.3
-"""Maximum fraction of an earlier box that a pasted object may cover."""
+TAKEN = 0.5  # probability of pasting an object from the other image
+MOST = 8  # maximum number of objects to paste
+TRIES = 5  # number of positions to try for an object
+COVERED = 0.3  # maximum fraction of an earlier box that a pasted object may cover
 
 
 def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.random.Generator) -> Sample:

@@ -15,12 +15,9 @@ from rankless.hardware.threads import one_thread
 from rankless.randomness import GENERATORS, generator, torch_seed
 from rankless.recipe.schema import Augment
 
-SIGMA = (0.5, 2.0)
-"""Range of the blur's sigma in pixels of the input."""
-NOISE = (0.01, 0.06)
-"""Range of the noise's standard deviation as a fraction of 255."""
-QUALITY = (10, 60)
-"""Range of the JPEG quality, inclusive."""
+SIGMA = (0.5, 2.0)  # range of the blur's sigma in pixels of the input
+NOISE = (0.01, 0.06)  # range of the noise's standard deviation as a fraction of 255
+QUALITY = (10, 60)  # range of the JPEG quality, inclusive
 Key = tuple[int, str, int, int]
 """Key of an image's random generators in one epoch: (seed, "augment", epoch, index)."""
 

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Example = tuple[Tensor, Tensor]
-"""An image, uint8 (3, H, W), and its target, float32 (C,)."""
+Example = tuple[Tensor, Tensor]  # an image, uint8 (3, H, W), and its target, float32 (C,)
 
 
 def target_of(label: int, classes: int) -> Tensor:

@@ -19,8 +19,7 @@ from rankless.geometry.letterbox import USUAL, Placing, fit, lay, scaled, to_inp
 from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
 
-SPREAD = 0.3
-"""Maximum distance of the meeting point from the center, as a fraction of a side, as in Darknet."""
+SPREAD = 0.3  # maximum distance of the meeting point from the center, as a fraction of a side, as in Darknet
 
 
 def mosaic(
@@ -43,8 +42,6 @@ def mosaic(
         among: indices from which the other images are sampled, including ``index``.
         size: (H, W) of the input in pixels.
         options: strength of each step; 0 turns a step off without changing the random numbers of other steps.
-        rng: random generator.
-        placing: method of resizing, and gray value of the margin.
 
     Returns:
         The input, uint8 (3, H, W); its boxes, float32 xyxy in pixels, (N, 4); and their labels, (N,).

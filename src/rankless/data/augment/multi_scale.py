@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from rankless.geometry.letterbox import fit, scaled
 from rankless.randomness import generator
 
-STRIDE = 32
-"""Each side of a detector's input is a multiple of this number of pixels."""
+STRIDE = 32  # each side of a detector's input is a multiple of this number of pixels
 _HAIR = 1e-9  # tolerance for rounding errors such as 320 * 1.1 = 352.00000000000006
 
 

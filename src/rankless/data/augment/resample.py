@@ -32,10 +32,8 @@ from rankless.geometry.letterbox import (
 from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
 
-LEAST_AREA = 0.25
-"""Minimum visible fraction of a box's area. Other boxes are dropped."""
-LEAST_SIDE = 2.0
-"""Minimum side of the visible part of a box in pixels. Other boxes are dropped."""
+LEAST_AREA = 0.25  # Minimum visible fraction of a box's area. Other boxes are dropped.
+LEAST_SIDE = 2.0  # Minimum side of the visible part of a box in pixels. Other boxes are dropped.
 _AT_ONCE = 16384  # number of pixels to recolor at once, which fit in the second-level cache
 
 
@@ -46,14 +44,9 @@ def augment(
     rng: np.random.Generator,
     placing: Placing = USUAL,
 ) -> tuple[Tensor, Tensor, Tensor, Letterbox]:
-    """Augment an image randomly.
+    """Augment an image randomly, and resize it to the input ``size`` (H, W).
 
-    Args:
-        sample: the image with its boxes.
-        size: (H, W) of the input.
-        options: strength of each step; 0 turns a step off without changing the random numbers of other steps.
-        rng: random generator.
-        placing: method of resizing, and gray value of the margin.
+    A strength of 0 in ``options`` turns a step off without changing the random numbers of other steps.
 
     Returns:
         The input, uint8 (3, H, W); its clipped boxes, float32 xyxy in pixels, (N, 4); their labels, (N,); and
@@ -186,8 +179,8 @@ def warped_image(
 def clip(boxes: Tensor, region: NDArray[np.float32], least: float = LEAST_AREA) -> tuple[Tensor, Tensor]:
     """Clip xyxy boxes, (N, 4), to a region, and return them with a mask of the boxes to keep, (N,).
 
-    ``region`` is one region, (4,), or one per box, (N, 4). At least the fraction ``least`` of the area of a
-    box must remain.
+    ``region`` is one region, (4,), or one per box, (N, 4). A box is kept if at least the fraction ``least``
+    of its area remains.
     """
     given = boxes.numpy()  # for ten boxes, NumPy is three times as fast as torch
     clipped = np.minimum(np.maximum(given, region[..., [0, 1, 0, 1]]), region[..., [2, 3, 2, 3]])

@@ -35,8 +35,7 @@ from rankless.randomness import generator, key
 from rankless.recipe.schema import IN_RECIPE
 from rankless.structures import Sample
 
-DIGITS = "digits"
-"""Value of ``data.root`` for the built-in data."""
+DIGITS = "digits"  # value of data.root for the built-in data
 SPLITS = ("train", "val")
 _MOST_DIGITS = 12
 # Range of the heights of glyphs with their soft rims, in pixels of a scene whose shorter side is 256. Boxes
@@ -80,9 +79,9 @@ class DigitScenes(_Digits, DetectionImages):
 
     Args:
         split: ``train`` or ``val``.
-        images: number of scenes, which does not affect the scenes.
+        images: number of scenes, which does not affect their content.
         seed: seed of the scenes. Evaluations always use 0.
-        size: height and width of the scenes in pixels, at least 32.
+        size: (H, W) of the scenes in pixels, at least 32.
     """
 
     def __init__(self, split: str, images: int, seed: int = 0, size: tuple[int, int] = (256, 256)) -> None:
@@ -187,8 +186,7 @@ class DigitScenes(_Digits, DetectionImages):
         return {**self.__dict__, "_glyphs": {}, "_truths": {}}
 
 
-SIDE = 64
-"""Side of the image of a single digit in pixels, eight times the original side."""
+SIDE = 64  # side of the image of a single digit in pixels, eight times the original side
 
 
 class DigitImages(_Digits, ClassificationImages):

@@ -21,7 +21,7 @@ Classes = str | Sequence[str]
 def class_list(classes: Classes, root: str) -> tuple[str, ...] | None:
     """Return the class names selected by ``data.classes``, or None for all classes.
 
-    A file is searched for in the working directory, and then in the folder of the data ``root``.
+    A file is looked up in the working directory, and then in the folder of the data.
     """
     if classes == "auto":
         return None
@@ -63,7 +63,7 @@ def with_classes(
     """Return the annotations with only the classes ``names``, in this order, and a note in ``about``.
 
     For detection, boxes of other classes are dropped, but images are kept. For classification, images of
-    other classes are dropped. A name that is only in ``elsewhere``, the classes of other splits, is valid.
+    other classes are dropped. A name may also be in ``elsewhere``, the classes of other splits.
     """
     known = whole.class_names
     _refuse_unknown(names, known, elsewhere, where)

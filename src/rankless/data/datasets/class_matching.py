@@ -48,7 +48,7 @@ class UnmatchedClassesError(UserError):
 
 @contextmanager
 def between_splits(root: str, training: str, other: str) -> Iterator[None]:
-    """Report unmatched classes as classes of the split ``other`` that are not in the split ``training``."""
+    """Inside the context, report unmatched classes as classes of ``other`` that are not in ``training``."""
     try:
         yield
     except UnmatchedClassesError as error:

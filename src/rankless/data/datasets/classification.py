@@ -35,8 +35,7 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         augmented: whether to augment the images, as in training.
         epochs: number of epochs of the run; None if it is unlimited.
         batch: number of images per step.
-        detail: limit on reducing images during decoding; see :class:`~rankless.data.images.image_file.Shown`.
-        cache: value of ``data.cache``.
+        detail, cache: values of ``data.detail`` and ``data.cache``.
     """
 
     def __init__(

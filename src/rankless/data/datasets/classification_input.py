@@ -24,8 +24,7 @@ from rankless.randomness import generator
 from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox
 
-MARGIN = 256 / 224
-"""Size of a resized image relative to the center crop."""
+MARGIN = 256 / 224  # size of a resized image relative to the center crop
 _ASPECTS = (3 / 4, 4 / 3)  # range of the aspect ratio of random crops (Szegedy et al., 2015)
 _POLICIES = {
     # Two operations of magnitude 9 of 30 (Cubuk et al., 2020); one of any magnitude (Müller and Hutter,

@@ -49,13 +49,10 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         seed: the recipe's seed.
         augment: augmentation options; None for evaluation.
         epochs: number of epochs of the run; None if it is unlimited.
-        fit: whether images are letterboxed or stretched.
-        placing: method of resizing, and gray value of the margin.
+        fit, placing: whether images are letterboxed or stretched, and how they are resized.
         sizes: size of the input at every step, instead of ``size``.
-        rectangular: whether images with similar aspect ratios share an input that is no larger than
-            necessary.
-        detail: limit on reducing images during decoding; see :class:`Shown`.
-        cache: value of ``data.cache``.
+        rectangular: whether images with similar aspect ratios share an input without a needless margin.
+        detail, cache: values of ``data.detail`` and ``data.cache``.
         batch: number of images per step.
     """
 

@@ -28,8 +28,7 @@ _PUT = {"BINPUT", "LONG_BINPUT", "PUT"}
 _GET = {"BINGET", "LONG_BINGET", "GET"}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _MARK = object()
-_LONG = 1024
-"""Maximum length of names. Longer texts become a :class:`Run`."""
+_LONG = 1024  # maximum length of names; longer texts become a Run
 
 
 class Run(NamedTuple):

@@ -47,14 +47,12 @@ _BESIDE = ("_annotations.coco.json", "annotations.json", "labels.json", "result.
 _LISTS = re.compile(rb'"(images|annotations|categories)"\s*:')
 _ENTRIES = re.compile(rb'"(file_name|image_id|category_id|bbox|supercategory|licenses)"\s*:')
 _SNIFFED = 65536
-_MOST = 200
-"""Maximum number of JSON files to examine. A folder with more files has one file per image."""
+_MOST = 200  # Maximum number of JSON files to examine. A folder with more files has one file per image.
 _AFFIXES = re.compile(
     r"^(instances|bbox|detection)[_-]|[_-](annotations|instances|coco|bbox)$", re.IGNORECASE
 )
 _OTHERS = re.compile(r"^(captions|panoptic|stuff|image_info)[_-]", re.IGNORECASE)
-_SAME = 1e-6
-"""Maximum relative difference at which an object's area and the area of its box count as equal."""
+_SAME = 1e-6  # maximum relative difference at which an object's area and the area of its box count as equal
 _MISSING = -1  # the index of a missing image
 
 

@@ -58,14 +58,10 @@ class Columns:
     """The layout of a CSV file. Columns are given by their positions; None for a missing column.
 
     Attributes:
-        delimiter: character between columns.
-        has_header: whether the first row contains the names of the columns.
-        path, label: columns of the image path and of the class.
         box: columns of the four numbers of a box; None for classification.
         kind: meaning of these numbers.
         unit: ``pixels`` or ``normalized`` (by the image size); "" to infer the unit from the values.
         stated: columns of the height and width of the image.
-        difficult, crowd, area: columns of flags and of the area of the object.
     """
 
     delimiter: str
@@ -183,14 +179,12 @@ def is_text(name: str) -> bool:
 
 TITLE = "CSV"
 LAYOUT = "'train.csv', 'train_labels.csv' or 'train/_annotations.csv', or a single .csv file"
-_WHOLE = 1.001
-"""Maximum value of normalized coordinates."""
+_WHOLE = 1.001  # maximum value of normalized coordinates
 _YES, _NO = {"1", "true", "yes"}, {"", "0", "-1", "false", "no"}  # -1 means "unknown" in Open Images
 _BESIDE = ("_annotations.csv", "annotations.csv", "labels.csv")
 _CLASSES = re.compile(r"(.*[_-])?class(es|[_-]list|[_-]descriptions.*)$", re.IGNORECASE)
 _AFFIXES = re.compile(r"^oidv\d+-|(?<=.)[_-](labels?|annotations?([_-]bbox)?|bbox|boxes)$", re.IGNORECASE)
-_MOST = 200
-"""Maximum number of CSV files to examine. A folder with more files has one file per image."""
+_MOST = 200  # Maximum number of CSV files to examine. A folder with more files has one file per image.
 _USUAL = re.compile(r"(train|val|test|dev)", re.IGNORECASE)
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 

@@ -53,8 +53,7 @@ LAYOUT = (
 )
 # Text files that are not labels: class names, lists of images, notes.
 _OTHERS = {"classes", "labels", "license", "list", "readme", "test", "train", "trainval", "val", "valid"}
-_TRIED = 20
-"""Number of images in a list that are checked for label files."""
+_TRIED = 20  # number of images in a list that are checked for label files
 _UNDIVIDED = "no splits found, so all images are 'train'; use `rankless data split` to create 'val'"
 
 

@@ -38,12 +38,9 @@ from rankless.files import reading
 
 TITLE = "annotation lines"
 LAYOUT = "'train.txt' with lines 'path x1,y1,x2,y2,class …' and a 'classes.txt', or one such .txt file"
-_DIVIDED = ("train", "val")
-"""Splits into which a single list is divided."""
-_SNIFFED = 1000
-"""Number of lines to read to determine the kind of a file."""
-_MOST = 200
-"""Maximum number of .txt files to examine. A folder with more files has one file per image."""
+_DIVIDED = ("train", "val")  # splits into which a single list is divided
+_SNIFFED = 1000  # number of lines to read to determine the kind of a file
+_MOST = 200  # Maximum number of .txt files to examine. A folder with more files has one file per image.
 _ENDINGS = "|".join(re.escape(ending) for ending in sorted(EXTENSIONS))
 # The path ends at the last image extension before a space or the end of the line.
 _LINE = re.compile(rf"(?P<path>.*(?:{_ENDINGS}))(?:\s+(?P<boxes>.*))?", re.IGNORECASE)

@@ -19,16 +19,15 @@ from rankless.errors import UserError
 from rankless.files.work_folder import new_folder
 from rankless.printing import ProgressBar
 
-SHARD_BYTES = 512 * 1024**2
-"""Maximum size of a shard, unless a single image is larger."""
+SHARD_BYTES = 512 * 1024**2  # maximum size of a shard, unless a single image is larger
 _JPEG = {"jpeg": "jpg", "jfif": "jpg"}  # webdataset's decoders know only jpg
 
 
 def pack(splits: Mapping[str, Annotations], out: Path, shard_bytes: int = SHARD_BYTES) -> list[str]:
-    """Write shards such as ``SPLIT-000000.tar`` and a file with the class names to the folder ``out``.
+    """Write shards such as ``SPLIT-000000.tar`` and a file with the class names; return the shards' names.
 
-    The same data always gives the same bytes. The splits must have either all boxes or none. ``shard_bytes``
-    is the maximum size of a shard. The result is the list of the names of the shards.
+    The same data always gives the same bytes. Either all splits must have boxes or none. ``shard_bytes`` is
+    the maximum size of a shard.
     """
     if len({annotations.has_boxes for annotations in splits.values()}) > 1:
         raise UserError("some splits have boxes, but others have one class per image; pack them separately")

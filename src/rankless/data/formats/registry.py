@@ -43,10 +43,8 @@ _AS_OTHERS = ("fiftyone", "hugging-face")
 WRITABLE = tuple(name for name in NAMES if name not in _READ_ONLY)
 NUMBERED = ("darknet", "hugging-face", "lines", "webdataset")
 """Formats whose classes may be numbers without names. Their ``read`` accepts ``class_names``."""
-_OUTER = ("coco", "voc", "darknet")
-"""Formats with boxes whose files are in several folders."""
-REMOTE = "webdataset"
-"""The only format that can be read from a URL."""
+_OUTER = ("coco", "voc", "darknet")  # formats with boxes whose files are in several folders
+REMOTE = "webdataset"  # the only format that can be read from a URL
 _WITH_BOXES = (*_OUTER, "csv", "lines")
 _PARTS = (
     *("images", "labels", "jpegimages", "annotations", "imagesets"),
@@ -54,8 +52,7 @@ _PARTS = (
 )
 """Usual names of folders inside a data set."""
 _ARCHIVES = (".zip", ".gz", ".tgz", ".7z", ".rar")
-_LOOKED_AT = 10_000
-"""Maximum number of files to count in a folder of unknown format."""
+_LOOKED_AT = 10_000  # maximum number of files to count in a folder of unknown format
 
 
 class Format(Protocol):

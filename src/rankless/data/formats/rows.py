@@ -24,8 +24,7 @@ from rankless.data.index.raw import NO_AREA, Raw
 from rankless.data.index.scan import size
 from rankless.errors import UserError, counted, printable
 
-Row = tuple[int, dict[str, Any]]
-"""The number of a row in its file, and the row."""
+Row = tuple[int, dict[str, Any]]  # the number of a row in its file, and the row
 
 _FILE = re.compile(r"(.*_)?file_name")
 _BOXES, _CROWD = ("bbox", "bboxes", "boxes", "box", "bounding_box"), ("iscrowd", "is_crowd")

@@ -29,8 +29,7 @@ from rankless.files.remote import Location, RemotePath, content_of, is_remote, s
 
 NAMES_FILES = ("classes.txt", "classnames.txt", "info.json", "_info.json")
 """Files with class names, next to the shards or at the start of the first shard."""
-KINDS = ("cls", "json", "txt")
-"""Extensions of labels, in order of precedence."""
+KINDS = ("cls", "json", "txt")  # extensions of labels, in order of precedence
 _BLOCK = 512
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstandard"}
 _ONE = "train"
@@ -50,7 +49,7 @@ class Member(NamedTuple):
 
 @dataclass
 class Sample:
-    """The members of a shard with the same base name, by lowercase extension in the order of the shard."""
+    """The members of a shard with the same base name, keyed by their lowercase extensions."""
 
     key: str
     members: dict[str, Member] = field(default_factory=dict)

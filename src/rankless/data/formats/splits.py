@@ -14,11 +14,9 @@ from rankless.recipe.schema import IN_RECIPE
 
 _ALIKE = (("train", "training"), ("val", "valid", "validation", "dev"), ("test", "testing"))
 _YEAR = re.compile(r"(?<=[a-z])[_-]?(19|20)\d\d$|^(19|20)\d\d[_-]?(?=[a-z])", re.IGNORECASE)
-VAL_FRACTION = 0.2
-"""Fraction of the images used for validation if a data set has no validation split."""
+VAL_FRACTION = 0.2  # fraction of the images used for validation if a data set has no validation split
 
-WORDS = tuple(word for group in _ALIKE for word in group)
-"""Usual names of splits."""
+WORDS = tuple(word for group in _ALIKE for word in group)  # usual names of splits
 
 
 def usual_order(names: Iterable[str]) -> list[str]:

@@ -13,8 +13,7 @@ from rankless.data.index.raw import stated_size
 from rankless.errors import printable
 
 SIDES = ("xmin", "ymin", "xmax", "ymax")
-NOT_XML = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
-"""Characters that XML cannot contain."""
+NOT_XML = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")  # characters that XML cannot contain
 _TRUE, _FALSE = {"1", "true"}, {"", "0", "false", "unspecified"}
 
 
@@ -75,7 +74,7 @@ def _first_pixel(root: ElementTree.Element) -> int:
 def to_xml(name: str, size: tuple[int, int], objects: Iterable[VocObject]) -> bytes:
     """Return the content of an annotation file, which counts pixels from 1; the given boxes count from 0.
 
-    An unknown ``size`` (height, width), (0, 0), is omitted.
+    If ``size`` (height, width) is (0, 0), it is omitted.
     """
     root = ElementTree.Element("annotation")
     _add(root, "filename", name)

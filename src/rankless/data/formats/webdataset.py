@@ -42,8 +42,7 @@ class Row(NamedTuple):
     area: float = float("nan")
 
 
-Rows = tuple[list[Row], tuple[int, int]]
-"""The boxes of an image, and its height and width; 0, 0 if unknown."""
+Rows = tuple[list[Row], tuple[int, int]]  # the boxes of an image, and its height and width; 0, 0 if unknown
 
 
 def class_of(content: bytes) -> str:

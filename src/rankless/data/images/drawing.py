@@ -31,8 +31,7 @@ _COLORS = bytes.fromhex("""
     a63c0c 2cdcaf b74771 8da523 f398eb 25aea7 7468b0 de9a60 d8aed3 9ce6ab 619655 90cdb7 b7698f 74b7c3
     f964f1 db2fb2 7d24d3 a053fd 45b164 bc70ee ad85cb afb15b 4d74b5 6bcbf7 8e710f 04896a
 """)
-COUNT = len(_COLORS) // 3
-"""Number of distinct colors. Further classes repeat them."""
+COUNT = len(_COLORS) // 3  # Number of distinct colors. Further classes repeat them.
 
 
 class Mark(NamedTuple):

@@ -32,8 +32,7 @@ from rankless.files.cache_folder import cache_folder, hold, make_private, remove
 from rankless.files.remote import is_remote
 from rankless.files.writing import beside
 
-MEMORY = Path("/dev/shm")
-"""A file system in memory."""
+MEMORY = Path("/dev/shm")  # a file system in memory
 
 _KINDS = f"v1-{PIL.__version__}-{simplejpeg.__version__}"  # other decoder versions may give different pixels
 # Magic, modification time and size of the source file, H and W of the source image, reduction factor, H and W

@@ -37,20 +37,16 @@ _FORMATS = {  # Pillow's format names by extension
     **dict.fromkeys((".tif", ".tiff"), ("TIFF",)),
     ".webp": ("WEBP",),
 }
-EXTENSIONS = frozenset(_FORMATS)
-"""Lowercase file extensions of images."""
+EXTENSIONS = frozenset(_FORMATS)  # lowercase file extensions of images
 
 MOST_PIXELS = 178_956_970
 """Maximum number of pixels that Pillow decodes, because a small file can claim to have any size."""
 
-MOST_BYTES = 1 << 30
-"""Maximum size of an image file in bytes, which is more than ``MOST_PIXELS`` pixels need."""
+MOST_BYTES = 1 << 30  # maximum size of an image file in bytes, which is more than MOST_PIXELS pixels need
 
-Source = str | os.PathLike[str] | BinaryIO
-"""The path of a file, or an open file that starts with the image."""
+Source = str | os.PathLike[str] | BinaryIO  # the path of a file, or an open file that starts with the image
 
-Pixels = NDArray[np.uint8]
-"""RGB pixels, (H, W, 3)."""
+Pixels = NDArray[np.uint8]  # RGB pixels, (H, W, 3)
 
 _ORIENTATION = 0x0112  # EXIF 2.32, table 4
 _UPSIDE_DOWN = {3, 4, 6, 7}  # orientations that reverse the rows

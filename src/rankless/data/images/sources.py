@@ -36,7 +36,7 @@ class Readable(Protocol[Value_co]):
 
 @dataclass(frozen=True)
 class FileImages:
-    """The images of one split, decoded on each read and reduced for ``shown``; None for full size."""
+    """The images of one split, decoded on each read, and reduced if ``shown`` is given."""
 
     annotations: Annotations
     shown: Shown | None = None

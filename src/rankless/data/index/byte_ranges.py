@@ -25,8 +25,7 @@ from rankless.files.remote import RemoteFile, is_remote
 
 CIFAR_SIDE = 32
 CIFAR_BYTES = 3 * CIFAR_SIDE**2
-CIFAR_ENDING = ".cifar.ppm"
-"""Suffix of the names of images that are stored as three planes of raw pixels."""
+CIFAR_ENDING = ".cifar.ppm"  # suffix of the names of images that are stored as three planes of raw pixels
 _HEADER = f"P6 {CIFAR_SIDE} {CIFAR_SIDE} 255\n".encode()
 _INSIDE = "//"
 COPY, ORIGINAL = "images-", ".of"

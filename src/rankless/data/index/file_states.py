@@ -15,10 +15,8 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
-MISSING = (-1, -1)
-"""State of a missing file."""
-BLOCK = 25_000
-"""Number of files in a block. A single block is checked in this process."""
+MISSING = (-1, -1)  # state of a missing file
+BLOCK = 25_000  # Number of files in a block. A single block is checked in this process.
 _PREFIX = "depends-"  # prefix of the names of block files
 
 

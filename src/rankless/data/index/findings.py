@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from rankless.errors import counted
 
-FIRST = 20
-"""Maximum number of findings of a kind that are listed. Further findings are only counted."""
+FIRST = 20  # Maximum number of findings of a kind that are listed. Further findings are only counted.
 
 Outcome = Literal["stops", "dropped", "clipped", "replaced", "reported"]
 

@@ -96,7 +96,7 @@ class Raw:
 
 @dataclass
 class RawBuilder:
-    """Build a :class:`Raw` from single images and boxes. A box takes 41 bytes."""
+    """A builder for :class:`Raw`. A box takes 41 bytes."""
 
     findings: Findings = field(default_factory=Findings)
     paths: list[str] = field(default_factory=list)

@@ -44,11 +44,9 @@ Item = tuple[str, ...]
 Work = Callable[[list[Item]], Raw]
 
 _REST = "rest"  # everything except the arrays, as JSON
-TICK = 20_000_000
-"""Resolution of file times in nanoseconds. Changes within this time may get the same time."""
+TICK = 20_000_000  # Resolution of file times in nanoseconds. Changes within this time may get the same time.
 CHUNK = 2000
-FEW = 4
-"""Minimum number of chunks for which starting other processes saves time."""
+FEW = 4  # minimum number of chunks for which starting other processes saves time
 _MOST = 16  # maximum number of processes; more processes do not speed up a disk and use memory
 
 _store: ContextVar[Path | None] = ContextVar("store", default=None)

@@ -17,10 +17,8 @@ from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations, flat_
 from rankless.data.index.findings import FIRST, Finding, Findings
 from rankless.data.index.raw import Raw
 
-PIXELS = 2.0
-"""Maximum plausible normalized coordinate. A larger number must be in pixels."""
-HAIR = 1e-5
-"""Maximum fraction of the image's side by which rounding may move a box beyond the image."""
+PIXELS = 2.0  # Maximum plausible normalized coordinate. A larger number must be in pixels.
+HAIR = 1e-5  # maximum fraction of the image's side by which rounding may move a box beyond the image
 Mask = Any  # bool, (T,); the types of NumPy's comparison results vary
 
 
