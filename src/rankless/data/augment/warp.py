@@ -137,11 +137,7 @@ def shrunk(
 
 
 def sampled(
-    image: Tensor,
-    points: Points,
-    scales: tuple[float, float],
-    corner: tuple[float, float],
-    gray: int = GRAY,
+    image: Tensor, points: Points, scales: tuple[float, float], corner: tuple[float, float], gray: int = GRAY
 ) -> Tensor:
     """Sample an image on a plane at the given points by bilinear interpolation; return uint8 (3, H, W).
 

@@ -187,11 +187,7 @@ class ClassifiedImages(_Annotated, ClassificationImages):
     """
 
     def __init__(
-        self,
-        annotations: Annotations,
-        class_names: Sequence[str] | None,
-        where: str,
-        given: Pairs = (),
+        self, annotations: Annotations, class_names: Sequence[str] | None, where: str, given: Pairs = ()
     ) -> None:
         super().__init__(annotations)
         known = annotations.class_names

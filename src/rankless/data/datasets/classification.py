@@ -72,7 +72,9 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         image, target = self._augmented(images, index, epoch)
         alphas = {mixup: self.augment.mixup, cutmix: self.augment.cutmix}
         mixes = [mix for mix, alpha in alphas.items() if alpha]
-        if mixes and self._is_mixed(index, epoch, step):
+        last = self.run is not None and self.run.is_last(self.augment.close_mosaic, epoch, step)
+        probability = self.augment.mixup_probability if mixes and not last else 0.0
+        if probability and generator(self.seed, "mixed", epoch, index).random() < probability:
             rng = generator(self.seed, "mix", epoch, index)
             partner = self._augmented(images, int(rng.integers(len(self))), epoch)
             mix = mixes[int(rng.integers(len(mixes)))]
@@ -82,11 +84,6 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
     def labels(self) -> Tensor:
         """Return the class ids, int64 (N,), of all images."""
         return torch.tensor([self.images.label(index) for index in range(len(self))], dtype=torch.int64)
-
-    def _is_mixed(self, index: int, epoch: int, step: int | None) -> bool:
-        if self.run and self.run.is_last(self.augment.close_mosaic, epoch, step):
-            return False
-        return generator(self.seed, "mixed", epoch, index).random() < self.augment.mixup_probability
 
     def _augmented(self, images: ReadableImages[Tensor], index: int, epoch: int) -> tuple[Tensor, Tensor]:
         image = images.read(index)

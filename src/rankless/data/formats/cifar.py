@@ -182,12 +182,7 @@ def read(root: Path, split: str) -> Raw:
             where = start + number * CIFAR_BYTES, CIFAR_BYTES
             made.add_label(made.add_image(path, str(file), size=side, byte_range=where), label)
     about = ["'val' is CIFAR's test split, because it has no validation split"] if split == "val" else []
-    return made.raw(
-        boxed=False,
-        names=names,
-        depends=[str(folder), *map(str, (meta, *files))],
-        about=about,
-    )
+    return made.raw(boxed=False, names=names, depends=[str(folder), *map(str, (meta, *files))], about=about)
 
 
 def _found(root: Path) -> tuple[_Kind | None, Path | None]:

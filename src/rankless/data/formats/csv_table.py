@@ -44,13 +44,7 @@ _RIGHT, _BOTTOM = (
 _X, _Y = ("x", "bboxx", *_LEFT), ("y", "bboxy", *_TOP)
 _CX, _CY = ("xcenter", "xcenter", "centerx", "cx", "xc"), ("ycenter", "ycenter", "centery", "cy", "yc")
 _W, _H = ("w", "bw", "boxwidth", "bboxwidth", "bboxw"), ("h", "bh", "boxheight", "bboxheight", "bboxh")
-_UNITS = (
-    ("px", "pixels"),
-    ("pixels", "pixels"),
-    ("norm", "normalized"),
-    ("normalized", "normalized"),
-    ("rel", "normalized"),
-)
+_UNITS = {"px": "pixels", "pixels": "pixels"} | dict.fromkeys(("norm", "normalized", "rel"), "normalized")
 
 
 @dataclass(frozen=True)
@@ -118,7 +112,7 @@ def _by_name(first: Sequence[str], delimiter: str) -> Columns | None:
     units: dict[int, str] = {}
     for position, cell in enumerate(first):
         name = re.sub(r"[\W_]", "", cell.casefold())
-        for ending, unit in _UNITS:
+        for ending, unit in _UNITS.items():
             if name.endswith(ending) and name != ending:
                 name = name.removesuffix(ending)
                 units[position] = unit
@@ -219,8 +213,10 @@ def read(root: Path, split: str) -> Raw:
     depends = [top, *(each for each, _ in files.values())]
     boxed = columns.box is not None
     raw = reader.raw(names, names_file, depends, "no row has an image", boxed=boxed)
-    if columns.box is not None:
-        raw.normalized = _is_normalized(columns, raw)
+    if raw.boxes is not None:
+        finite = np.abs(raw.boxes[np.isfinite(raw.boxes).all(1)])
+        small = len(finite) > 0 and bool((finite <= _WHOLE).all())
+        raw.normalized = columns.unit == "normalized" or (not columns.unit and small)
         unit = "normalized to 0–1" if raw.normalized else "in pixels"
         raw.about.append(f"boxes are given as {columns.kind}, {unit}")
     return raw
@@ -322,13 +318,6 @@ def _names_in(files: Tables) -> tuple[str, ...]:
     if all(name.isascii() and name.isdigit() for name in names):
         return tuple(sorted(names, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name)))
     return tuple(sorted(names))
-
-
-def _is_normalized(columns: Columns, raw: Raw) -> bool:
-    if columns.unit or raw.boxes is None:
-        return columns.unit == "normalized"
-    finite = raw.boxes[np.isfinite(raw.boxes).all(1)]
-    return len(finite) > 0 and bool((np.abs(finite) <= _WHOLE).all())
 
 
 @dataclass

@@ -407,9 +407,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
         for index, name in enumerate(names):
             files.put(data, index, out / "images" / folder / name)
         content[folder] = f"images/{folder}"
-        if names != sorted(
-            names
-        ):  # images in folders are sorted by name, but the order determines the batches
+        if names != sorted(names):  # the reader sorts a folder by name, but the order determines the batches
             content[folder] = f"{folder}.txt"
             listed = "".join(f"./images/{folder}/{name}\n" for name in names)
             (out / f"{folder}.txt").write_text(listed, encoding="utf-8", errors="surrogateescape")

@@ -14,13 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from rankless.data.formats.folders import NAMES_PATTERNS, ImageSearch, ListedImages, numbered_names
-from rankless.data.formats.splits import (
-    as_file_name,
-    chosen,
-    is_for_training,
-    set_aside,
-    usual_order,
-)
+from rankless.data.formats.splits import as_file_name, chosen, is_for_training, set_aside, usual_order
 from rankless.data.formats.writing import (
     ImageFiles,
     file_names,

@@ -39,6 +39,7 @@ from rankless.data.index.scan import scan, with_headers
 from rankless.errors import UserError, counted, printable
 from rankless.files import reading
 
+TITLE = "Pascal VOC"
 LAYOUT = (
     "'Annotations' (XML) and 'JPEGImages' with lists in 'ImageSets/Main', or XML files next to the images"
 )
@@ -86,12 +87,12 @@ def recognize(root: Path) -> str:
 
 def splits(root: Path) -> list[str]:
     """Return the names of the splits, excluding per-class lists and a redundant ``trainval``."""
-    return usual_order(_plain_splits(_parts(root)))
+    return usual_order(_plain_splits(_years(root) or _beside(root)))
 
 
 def find_split(root: Path, split: str) -> VocSplit:
     """Find the files of a split in all years, or in a single year for a name such as ``VOC2012/train``."""
-    parts = _parts(root)
+    parts = _years(root) or _beside(root)
     by_split: dict[str, list[Part]] = {}
     for part in parts:
         for name in part.lists:
@@ -123,10 +124,6 @@ def _listed(root: Path, parts: list[Part]) -> list[str]:
     sets = [part.annotations.parent / "ImageSets" for part in parts]
     folders = [root, root / "VOCdevkit", *sets, *(folder / "Main" for folder in sets)]
     return [os.fspath(folder) for folder in dict.fromkeys(folders) if folder.is_dir()]
-
-
-def _parts(root: Path) -> list[Part]:
-    return _years(root) or _beside(root)
 
 
 def _years(root: Path) -> list[Part]:
@@ -240,11 +237,6 @@ def _names(file: Path, known: set[str]) -> Iterator[tuple[int, str]]:
             name = name[: name.rindex(".")]
         if name:
             yield number, name
-
-
-__all__ = ["LAYOUT", "TITLE", "read", "recognize", "splits", "write"]
-
-TITLE = "Pascal VOC"
 
 
 def read(root: Path, split: str) -> Raw:

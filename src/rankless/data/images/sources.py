@@ -7,6 +7,7 @@ training.
 
 from __future__ import annotations
 
+import io
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -14,7 +15,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from rankless.data.images import image_file
 from rankless.data.images.image_file import Decoded, Shown, UnreadableImage
 from rankless.data.index.annotations import Annotations
-from rankless.data.index.byte_ranges import open_source
+from rankless.data.index.byte_ranges import content
 from rankless.randomness import generator
 from rankless.structures import Unreadable
 
@@ -42,8 +43,10 @@ class FileImages:
     shown: Shown | None = None
 
     def read(self, index: int) -> Decoded:
-        annotations = self.annotations
-        return image_file.read_for(open_source(annotations, index), self.shown, name=annotations.path(index))
+        path = self.annotations.path(index)
+        inside = len(self.annotations.byte_ranges)
+        source: image_file.Source = io.BytesIO(content(self.annotations, index)) if inside else path
+        return image_file.read_for(source, self.shown, name=path)
 
 
 class ImageSource(ABC, Generic[Value]):

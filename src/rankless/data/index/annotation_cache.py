@@ -144,17 +144,13 @@ def _published(store: Path, made: Annotations, depends: list[str], states: list[
     others = [other for other in store.glob("entry-*") if other != folder]
     for other in others:
         remove_unheld(other)
-    if not any(other.exists() for other in others):
-        _remove_copies(store, annotations)
-    return annotations
-
-
-def _remove_copies(store: Path, annotations: Annotations) -> None:
-    if copies := list(store.glob(f"{COPY}*")):
+    copies = list(store.glob(f"{COPY}*"))
+    if copies and not any(other.exists() for other in others):
         used = set(map(file_of, annotations.paths()))
         for copy in copies:
             if os.fspath(copy).removesuffix(ORIGINAL) not in used:
                 copy.unlink(missing_ok=True)
+    return annotations
 
 
 def _private(made: Annotations, why: str) -> Annotations:

@@ -54,14 +54,6 @@ def original(file: str) -> str:
         return file
 
 
-def open_source(annotations: Annotations, index: int) -> str | io.BytesIO:
-    """Return the path or the bytes of an image for :func:`rankless.data.images.image_file.read`."""
-    path = annotations.path(index)
-    if not len(annotations.byte_ranges):
-        return path
-    return io.BytesIO(content(annotations, index))
-
-
 def content(annotations: Annotations, index: int) -> bytes:
     """Return the encoded bytes of an image, with raw pixels converted to PPM."""
     path = annotations.path(index)

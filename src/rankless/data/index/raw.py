@@ -154,13 +154,11 @@ class RawBuilder:
             "stated": np.array(self.stated, np.int32).reshape(-1, 2),
             "byte_ranges": np.array(self.byte_ranges, np.int64) if self.byte_ranges else None,
             "annotated_in": self.annotated_in,
-            "image": np.array(self.image, np.int64),
-            "boxes": np.array(self.boxes, np.float64).reshape(-1, 4) if boxed else None,
-            "labels": np.array(self.labels, np.int64),
-            "flags": np.array(self.flags, np.uint8),
-            "areas": np.array(self.areas, np.float32),
-            "lines": np.array(self.lines, np.int64),
+            "boxes": np.array(self.boxes).reshape(-1, 4) if boxed else None,
             "findings": self.findings,
+        }
+        made |= {
+            name: np.array(getattr(self, name)) for name in ("image", "labels", "flags", "areas", "lines")
         }
         return Raw(**(made | rest))
 

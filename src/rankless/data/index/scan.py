@@ -119,11 +119,7 @@ def _scanned(work: Work, parts: list[list[Item]], store: Path, processes: int, w
 
 
 def _in_processes(
-    work: Work,
-    parts: list[list[Item]],
-    store: Path,
-    processes: int,
-    progress: ProgressBar,
+    work: Work, parts: list[list[Item]], store: Path, processes: int, progress: ProgressBar
 ) -> list[str]:
     files = [""] * len(parts)
     job = {
