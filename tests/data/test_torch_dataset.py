@@ -20,7 +20,6 @@ from rankless.errors import UserError
 
 
 def draws() -> tuple[Any, ...]:
-    """From each of the three generators, twice."""
     return tuple(
         (random.random(), float(np.random.random()), float(torch.rand(())))  # noqa: NPY002
         for _ in range(2)
@@ -66,8 +65,6 @@ def test_inside_another_it_gives_back_what_was_there():
 
 
 class Own:
-    """Generators of every kind, and something with a seed of its own."""
-
     def __init__(self) -> None:
         self.python, self.numpy = random.Random(1), np.random.default_rng(1)
         self.state, self.torch = np.random.RandomState(1), torch.Generator()
@@ -82,8 +79,6 @@ class Own:
 
 
 class Draws(Dataset[Any]):
-    """Items of whatever there is to draw from."""
-
     def __init__(self, **more: Any) -> None:
         self.own, self.more = Own(), more
         self.both = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomResizedCrop(8), v2.ColorJitter(0.5)])
@@ -153,8 +148,6 @@ def test_a_transform_with_a_seed_of_its_own_is_found(method):
 
 
 class Hidden(Dataset[Any]):
-    """Draws from where nobody can reach."""
-
     def __len__(self) -> int:
         return 2
 
@@ -163,8 +156,6 @@ class Hidden(Dataset[Any]):
 
 
 class Counts(Dataset[int]):
-    """Remembers what was drawn before."""
-
     count = 0
 
     def __len__(self) -> int:
@@ -221,7 +212,6 @@ def test_albumentations_keeps_the_promise():
 
 
 def train(world: Any, folder: str, workers: int, seeded: bool) -> str:
-    """Train the example, and return the digest of its weights."""
     from rankless.engine import loop
     from rankless.engine.settings import computes_like
     from rankless.models.checkpoints.weights import digest_file
@@ -250,8 +240,6 @@ def train(world: Any, folder: str, workers: int, seeded: bool) -> str:
 
 
 class Unseeded:
-    """The same data set without anything that seeds it."""
-
     def __init__(self, data: Any) -> None:
         self.dataset = data.dataset
 

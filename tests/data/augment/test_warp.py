@@ -35,7 +35,6 @@ def landscape() -> torch.Tensor:
 
 
 def projected(warp: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Points (N, 2) where the warp takes them."""
     return cv2.perspectiveTransform(points.reshape(1, -1, 2).astype(np.float64), warp)[0]
 
 
@@ -168,7 +167,6 @@ def test_fine_stripes_become_even_gray_not_moire() -> None:
 
 @given(st.integers(2, 900), st.floats(0.01, 0.49))
 def test_shrinking_moves_nothing(side: int, scale: float) -> None:
-    """The middle of what is bright stays where it is, in pixels of the input."""
     image = torch.zeros(3, 4, side, dtype=torch.uint8)
     first, last = side // 3, side // 3 + max(1, side // 4)
     image[..., first:last] = 255

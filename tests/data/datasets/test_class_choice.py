@@ -43,7 +43,6 @@ def boxes(root: Path, names: tuple[str, ...] = NAMES) -> Path:
 
 
 def by_name(found) -> list[list[tuple[str, list[float]]]]:
-    """Class name and box of every object, image by image."""
     return [
         [(found.class_names[label], box) for box, label, _, _ in found.objects(index)]
         for index in range(len(found))

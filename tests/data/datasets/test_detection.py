@@ -18,8 +18,6 @@ from rankless.structures import DetectionItem, Letterbox, Sample, Unreadable, ne
 
 
 class Drawn(DetectionImages):
-    """Six images of different sizes, number i with i boxes."""
-
     class_names = ("x", "y")
 
     def __len__(self) -> int:
@@ -67,8 +65,6 @@ def test_training_items_depend_on_seed_epoch_and_index_alone() -> None:
 
 
 class Damaged(Drawn):
-    """Of which number 4 cannot be read."""
-
     def read(self, index: int) -> Sample:
         if index == 4:
             raise UnreadableImage("four.jpg", "cut short")

@@ -124,7 +124,6 @@ def test_a_line_across_two_epochs_closes_the_mosaic_for_the_last_alone() -> None
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
 def test_loader_processes_change_no_bit(workers: int) -> None:
-    """Of twenty images number 13 cannot be read, and is reported wherever it was wanted."""
     batch = Batch(images=20, micro=5)
     plan = [Line(step, micro_batch(20, 7, step, part, batch)) for step in range(2) for part in range(4)]
     examples = DetectionExamples(Noise(), SIZE, 7, HEAVY)

@@ -186,21 +186,16 @@ def test_images_without_boxes_stay(tmp_path):
         (box(category=None), {"unnamed class": 1}),
         (box(category={}), {"unnamed class": 1}),
         (box(bbox=(1, 2, float("nan"), 4)), {"not finite": 1}),
-        (box(bbox=(1, 2, float("inf"), 4)), {"not finite": 1}),
         (box(bbox=(1, 2, 10**30, 4)), {"over the edge": 1}),
         (box(bbox=(1, 2, 10**400, 4)), {"not a number": 1}),
         (box(bbox=("1", "2", "3", "4")), {"not a number": 1}),
         (box(bbox=(1, 2, None, 4)), {"not a number": 1}),
-        (box(bbox=(1, "2", 3, 4)), {"not a number": 1}),
         (box(bbox="1234"), {"not a number": 1}),
         (box(bbox=(1, 2, 3)), {"not understood": 1}),
         (box(bbox=(1, 2, 3, 4, 5)), {"not understood": 1}),
         (box(bbox=None), {"not understood": 1}),
         (box(bbox=()), {"not understood": 1}),
         (box(bbox=(5, 5, -2, 3)), {"ends before it begins": 1}),
-        (box(bbox=(5, 5, 0, 3)), {"no size": 1}),
-        (box(bbox=(50, 5, 10, 3)), {"outside": 1}),
-        (box(bbox=(30, 5, 20, 3)), {"over the edge": 1}),
         (box(iscrowd="yes"), {"not understood": 1, "crowd": 1}),
         (box(iscrowd=2), {"not understood": 1, "crowd": 1}),
         (box(area="big"), {}),
@@ -405,21 +400,9 @@ def test_any_segmentation_has_a_box_or_none(value):
 
 # Any file: errors are reported, nothing else is raised.
 
+_KEYS = "id image_id category_id file_name bbox name supercategory area iscrowd width"
 _ENTRY = st.dictionaries(
-    st.sampled_from(
-        [
-            "id",
-            "image_id",
-            "category_id",
-            "file_name",
-            "bbox",
-            "name",
-            "supercategory",
-            "area",
-            "iscrowd",
-            "width",
-        ]
-    ),
+    st.sampled_from(_KEYS.split()),
     _JSON
     | st.integers(1, 3)
     | st.sampled_from(["a.jpg", "b.jpg"])

@@ -28,7 +28,6 @@ def names(found) -> list[str]:
 
 
 def lines(root: Path, **splits: int) -> Path:
-    """Lists of so many images each, with a box on every one."""
     root.mkdir(exist_ok=True)
     (root / "classes.txt").write_text("cat\ndog\n")
     for split, count in splits.items():
@@ -92,7 +91,6 @@ def test_a_list_called_train_or_val_is_that(tmp_path):
 
 
 def darknet(root: Path, images: str = "images", labels: str = "labels") -> Path:
-    """Five images in one folder with labels in another, and no lists."""
     for number in range(5):
         image(root / images / f"{number}.jpg")
         label = root / labels / f"{number}.txt"

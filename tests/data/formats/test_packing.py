@@ -22,8 +22,7 @@ from rankless.data.formats.packing import pack
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.index.byte_ranges import content
-from rankless.data.index.findings import Findings
-from rankless.data.index.raw import Raw
+from rankless.data.index.raw import RawBuilder
 from rankless.data.index.validation import validate
 from rankless.data.loader import MicroBatches
 from rankless.data.order import Line
@@ -44,22 +43,12 @@ def samples(root: Path, names: list[str], size: tuple[int, int] = (20, 16)) -> l
 
 def boxed(paths: list[str], rows: list[tuple[int, list[float], int, int, float]]) -> Annotations:
     """Rows of (image, box, label, flag, area)."""
-    count = len(paths)
-    raw = Raw(
-        paths=paths,
-        sizes=np.tile(np.array([[16, 20]], np.int32), (count, 1)),
-        stated=np.zeros((count, 2), np.int32),
-        annotated_in=paths,
-        image=np.array([row[0] for row in rows], np.int64),
-        boxes=np.array([row[1] for row in rows], np.float64).reshape(-1, 4),
-        labels=np.array([row[2] for row in rows], np.int64),
-        flags=np.array([row[3] for row in rows], np.uint8),
-        areas=np.array([row[4] for row in rows], np.float32),
-        lines=np.arange(len(rows)),
-        names=["cat", "dög", "big owl"],
-        findings=Findings(),
-    )
-    return validate(raw, "test")
+    made = RawBuilder()
+    for path in paths:
+        made.add_image(path, path, size=(16, 20))
+    for line, (image, box, label, flag, area) in enumerate(rows):
+        made.add_box(image, box, label, line, flag, area)
+    return validate(made.raw(names=["cat", "dög", "big owl"]), "test")
 
 
 def equal(before: Annotations, after: Annotations) -> bool:

@@ -61,7 +61,6 @@ def test_the_whole_is_named_where_a_part_is_given(tmp_path, layout, given):
 
 
 def test_what_stands_alone_is_taken(tmp_path):
-    """A split with its own description, class folders called like a part, and what the user insists on."""
     split = touched(tmp_path / "whole", *LAYOUTS["by split"], "train/data.yaml") / "train"
     assert recognize(str(split))[0] == "darknet"
     folders = touched(tmp_path / "images", "cat/0.png", "dog/1.png")

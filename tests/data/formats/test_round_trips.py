@@ -31,7 +31,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def made(
     paths: list[str], boxes: list[list[tuple[float, ...]]], labels: list[list[int]], **more
 ) -> Annotations:
-    """Annotations of images of :data:`SIDES`."""
     path_bytes, path_ends = flat_paths(paths)
     rows = sum(map(len, boxes))
     flat = {
@@ -79,7 +78,6 @@ def extents(draw: st.DrawFn, side: int) -> tuple[float, float]:
 
 @st.composite
 def annotated(draw: st.DrawFn) -> tuple[list[list[tuple[float, ...]]], list[list[int]]]:
-    """Boxes and classes for each image of :data:`SIDES`; no box twice, and all three classes occur."""
     boxes: list[list[tuple[float, ...]]] = []
     labels: list[list[int]] = []
     for height, width in SIDES.tolist():

@@ -96,13 +96,6 @@ def test_gray_bilevel_palette_and_cmyk(tmp_path: Path) -> None:
     assert np.abs(rows(read(tmp_path / "c.jpg")).astype(int) - [255, 0, 0]).max() < 4
 
 
-def test_alpha_is_dropped(tmp_path: Path) -> None:
-    image = RGB.copy()
-    image.putalpha(Image.fromarray(PIXELS[..., 1]))
-    image.save(tmp_path / "a.png")
-    assert np.array_equal(rows(read(tmp_path / "a.png")), PIXELS)
-
-
 def test_sixteen_bits_become_the_upper_eight(tmp_path: Path) -> None:
     deep = (PIXELS[..., 0].astype(np.uint16) << 8) | 0x5A
     Image.fromarray(deep).save(tmp_path / "a.png")
