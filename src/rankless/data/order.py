@@ -22,15 +22,10 @@ _ROUNDS, _ROUNDS_OF_FEW, _FEW = 8, 16, 1024  # small n need more rounds: 8 round
 
 
 class Line(NamedTuple):
-    """One line of a schedule: the images of one micro-batch.
+    """One line of a schedule: the images of one micro-batch."""
 
-    Attributes:
-        step: training step, from 0; always 0 in evaluations.
-        images: (epoch, index) of each image.
-    """
-
-    step: int
-    images: Sequence[tuple[int, int]]
+    step: int  # training step, from 0; always 0 in evaluations
+    images: Sequence[tuple[int, int]]  # (epoch, index) of each image
 
 
 def permute(n: int, key: int, positions: NDArray[np.integer] | int) -> NDArray[np.int64]:

@@ -39,21 +39,14 @@ ASPECT = 4 / 3
 
 @dataclass
 class Augmenter:
-    """An augmenter for the images of one epoch.
-
-    Attributes:
-        among: sorted indices from which partner images are sampled, including the index of the image itself.
-        size: (H, W) of the input in pixels.
-        key: (seed, epoch) for the random generators.
-        last_epochs: whether to turn off mosaic, mixup and copy-paste.
-    """
+    """An augmenter for the images of one epoch."""
 
     images: Readable[Sample]
-    among: Sequence[int]
-    size: tuple[int, int]
+    among: Sequence[int]  # sorted indices of possible partners, including the image itself
+    size: tuple[int, int]  # (H, W) of the input in pixels
     options: Augment
-    key: tuple[int, int]
-    last_epochs: bool
+    key: tuple[int, int]  # (seed, epoch) for the random generators
+    last_epochs: bool  # whether to turn off mosaic, mixup and copy-paste
     placing: Placing = USUAL
 
     @property

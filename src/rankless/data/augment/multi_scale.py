@@ -22,17 +22,11 @@ _HAIR = 1e-9  # tolerance for rounding errors such as 320 * 1.1 = 352.0000000000
 
 @dataclass(frozen=True)
 class StepSizes:
-    """The size of the input at every training step.
+    """The size of the input at every training step."""
 
-    Attributes:
-        size: the recipe's (H, W) in pixels, both multiples of 32.
-        spread: sizes are between ``1 / (1 + spread)`` and ``1 + spread`` times ``size``.
-        every: number of consecutive steps with the same size.
-    """
-
-    size: tuple[int, int]
-    spread: float
-    every: int
+    size: tuple[int, int]  # the recipe's (H, W) in pixels, both multiples of 32
+    spread: float  # sizes are between 1 / (1 + spread) and 1 + spread times size
+    every: int  # number of consecutive steps with the same size
     seed: int
 
     def of(self, step: int) -> tuple[int, int]:

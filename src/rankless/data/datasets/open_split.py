@@ -39,7 +39,7 @@ def open_annotations(
         root: a folder, or a file such as ``data.yaml``.
         split: name of the split, or path of its annotation file relative to ``root``.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
-        classes: classes to use; see :mod:`rankless.data.datasets.class_choice`.
+        classes: value of ``data.classes``.
         max_bad: maximum fraction of unreadable images.
         rescan: whether to read the data again even if it seems unchanged.
     """

@@ -49,23 +49,16 @@ _UNITS = {"px": "pixels", "pixels": "pixels"} | dict.fromkeys(("norm", "normaliz
 
 @dataclass(frozen=True)
 class Columns:
-    """The layout of a CSV file. Columns are given by their positions; None for a missing column.
-
-    Attributes:
-        box: columns of the four numbers of a box; None for classification.
-        kind: meaning of these numbers.
-        unit: ``pixels`` or ``normalized`` (by the image size); "" to infer the unit from the values.
-        stated: columns of the height and width of the image.
-    """
+    """The layout of a CSV file. Columns are given by their positions; None for a missing column."""
 
     delimiter: str
     has_header: bool
     path: int
     label: int
-    box: Corners | None = None
-    kind: Literal["corners", "corner and size", "center and size"] = "corners"
-    unit: str = ""
-    stated: tuple[int, int] | None = None
+    box: Corners | None = None  # columns of the four numbers of a box; None for classification
+    kind: Literal["corners", "corner and size", "center and size"] = "corners"  # meaning of these numbers
+    unit: str = ""  # pixels or normalized (by the image size); "" to infer the unit from the values
+    stated: tuple[int, int] | None = None  # columns of the height and width of the image
     difficult: int | None = None
     crowd: int | None = None
     area: int | None = None

@@ -23,25 +23,16 @@ _DATA_SPLITS = ("train", "valid", "val", "test")
 
 @dataclass
 class Description:
-    """The content of a description file.
-
-    Attributes:
-        splits: folders and lists of images of each split, as written in the file.
-        bases: folders that these paths may be relative to, the most likely first.
-        depends: other files that were read.
-        problems: problems with the class names, which matter only if the names are needed.
-        lost: a note on the folder in ``path`` if it does not exist, otherwise "".
-        unnamed: whether the file has ``nc`` but no ``names``, so that the classes are called 0, 1, 2 …
-    """
+    """The content of a description file."""
 
     file: Path
     class_names: tuple[str, ...]
-    splits: dict[str, list[str]]
-    bases: tuple[Path, ...]
-    depends: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
-    lost: str = ""
-    unnamed: bool = False
+    splits: dict[str, list[str]]  # folders and lists of images of each split, as written in the file
+    bases: tuple[Path, ...]  # folders that these paths may be relative to, the most likely first
+    depends: tuple[str, ...] = ()  # other files that were read
+    problems: tuple[str, ...] = ()  # problems with the class names, which matter only if the names are needed
+    lost: str = ""  # a note on the folder in path if it does not exist, otherwise ""
+    unnamed: bool = False  # whether the file has nc but no names, so that the classes are called 0, 1, 2 …
 
     def resolve(self, name: str) -> str:
         """Return the path of the file or folder that an entry refers to, or "" if there is none.

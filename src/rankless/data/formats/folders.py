@@ -31,17 +31,11 @@ NAMES_PATTERNS = ("classes.txt", "*_classes.txt", "*.names")
 
 @dataclass
 class SplitFiles:
-    """The base class for the files of a split.
+    """The base class for the files of a split."""
 
-    Attributes:
-        depends: folders that were listed and files that were read.
-        findings: missing and ignored files.
-        notes: notes on how the split was read.
-    """
-
-    depends: list[str] = field(default_factory=list)
-    findings: Findings = field(default_factory=Findings)
-    notes: list[str] = field(default_factory=list)
+    depends: list[str] = field(default_factory=list)  # folders that were listed and files that were read
+    findings: Findings = field(default_factory=Findings)  # missing and ignored files
+    notes: list[str] = field(default_factory=list)  # notes on how the split was read
 
     def with_raw(self, raw: Raw) -> Raw:
         """Add the dependencies, findings and notes to ``raw`` and return it."""
@@ -106,9 +100,7 @@ def _raise_unless_absent(folder: str, error: OSError) -> None:
 class FolderNames:
     """The names in a folder, which may be missing.
 
-    Args:
-        folder: path of the folder.
-        endings: lowercase extensions of the files to list. Default: all names, including folders.
+    ``endings`` are the lowercase extensions of the files to list. Default: all names, including folders.
     """
 
     def __init__(self, folder: str, endings: Collection[str] | None = None) -> None:
@@ -218,18 +210,13 @@ class ImageSearch:
 
 @dataclass
 class ListedImages:
-    """The base class of readers for an annotation file that lists images.
-
-    Attributes:
-        numbers: index of each image by its path.
-        missing: name of the first missing image, or "".
-    """
+    """The base class of readers for an annotation file that lists images."""
 
     file: Path
     search: ImageSearch
     made: RawBuilder = field(default_factory=RawBuilder)
-    numbers: dict[str, int] = field(default_factory=dict)
-    missing: str = ""
+    numbers: dict[str, int] = field(default_factory=dict)  # index of each image by its path
+    missing: str = ""  # name of the first missing image, or ""
 
     def report(self, kind: str, where: str, problem: str = "") -> None:
         """Add a finding; ``where`` follows the file name, such as ``:3`` or ``: annotation 7``."""
@@ -260,13 +247,8 @@ class ListedImages:
     ) -> Raw:
         """Return the annotations with image sizes from the image headers.
 
-        Args:
-            names: class names.
-            names_file: file that lists the class names, if any.
-            depends: files and folders that were read, except for the searched folders.
-            nothing: error message if the annotation file lists no images.
-            about: notes on how the split was read.
-            rest: see :meth:`RawBuilder.raw`.
+        ``depends`` are the files and folders that were read, except for the searched folders, and ``nothing``
+        is the error message if the annotation file lists no images.
         """
         if not self.made.paths:
             looked = ", ".join(self.search.bases[:4])

@@ -140,17 +140,11 @@ def _split_folders(root: Path) -> list[str]:
 
 @dataclass
 class _Contents:
-    """The contents of a folder of class folders.
+    """The contents of a folder of class folders."""
 
-    Attributes:
-        classes: images of each class, as a sorted mapping from names inside the class folder to paths.
-        odd: ignored paths by reason, such as "empty file".
-        listed: folders and files that these contents depend on.
-    """
-
-    classes: dict[str, dict[str, str]] = field(default_factory=dict)
-    odd: dict[str, list[str]] = field(default_factory=dict)
-    listed: list[str] = field(default_factory=list)
+    classes: dict[str, dict[str, str]] = field(default_factory=dict)  # sorted paths by name in each class
+    odd: dict[str, list[str]] = field(default_factory=dict)  # ignored paths by reason, such as "empty file"
+    listed: list[str] = field(default_factory=list)  # folders and files that these contents depend on
 
     def leave_out(self, reason: str, path: str) -> None:
         self.odd.setdefault(reason, []).append(path)

@@ -82,19 +82,12 @@ def names_image(column: str) -> bool:
 
 
 class _Columns(NamedTuple):
-    """The names of the columns and fields that contain annotations.
+    """The names of the columns and fields that contain annotations."""
 
-    Attributes:
-        image: column of the file names; empty if the table contains the images.
-        outer: column of the objects; empty if ``box`` and ``label`` are columns.
-        box: field of an object's box; empty for classification.
-        label: field of an object's class.
-    """
-
-    image: str
-    outer: str
-    box: str
-    label: str
+    image: str  # column of the file names; empty if the table contains the images
+    outer: str  # column of the objects; empty if box and label are columns
+    box: str  # field of an object's box; empty for classification
+    label: str  # field of an object's class
 
 
 def read_tables(

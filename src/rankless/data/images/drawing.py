@@ -35,21 +35,13 @@ COUNT = len(_COLORS) // 3  # Number of distinct colors. Further classes repeat t
 
 
 class Mark(NamedTuple):
-    """A box to draw.
+    """A box to draw."""
 
-    Attributes:
-        box: xyxy in pixels of the image.
-        text: text of the label; "" for no label.
-        label: class id, which determines the color.
-        short: a shorter text, for contact sheets with little space.
-        dashed: whether the outline is dashed, as for annotations in contrast to predictions.
-    """
-
-    box: Rectangle
-    text: str
-    label: int
-    short: str = ""
-    dashed: bool = False
+    box: Rectangle  # xyxy in pixels of the image
+    text: str  # text of the label; "" for no label
+    label: int  # class id, which determines the color
+    short: str = ""  # a shorter text, for contact sheets with little space
+    dashed: bool = False  # whether the outline is dashed, as for annotations in contrast to predictions
 
 
 def color(label: int) -> Color:

@@ -90,17 +90,11 @@ class Shown:
 
 
 class Header(NamedTuple):
-    """The properties of an image from its header.
+    """The properties of an image from its header."""
 
-    Attributes:
-        size: (H, W) of the image returned by :func:`read`.
-        format: format of the content, such as ``PNG``.
-        turned: whether the EXIF orientation swaps height and width.
-    """
-
-    size: tuple[int, int]
-    format: str
-    turned: bool
+    size: tuple[int, int]  # (H, W) of the upright image
+    format: str  # format of the content, such as PNG
+    turned: bool  # whether the EXIF orientation swaps height and width
 
     def contradicts(self, path: str) -> bool:
         """Return whether the extension of ``path`` belongs to another format."""
@@ -109,17 +103,11 @@ class Header(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """A decoded image.
+    """A decoded image."""
 
-    Attributes:
-        image: uint8 RGB, (3, H, W).
-        reduced: reduction factor of both sides.
-        source: (H, W) of the upright image at full size.
-    """
-
-    image: Tensor
-    reduced: int
-    source: tuple[int, int]
+    image: Tensor  # uint8 RGB, (3, H, W)
+    reduced: int  # reduction factor of both sides
+    source: tuple[int, int]  # (H, W) of the upright image at full size
 
 
 def too_large(length: int) -> str:

@@ -50,15 +50,10 @@ class FileImages:
 
 
 class ImageSource(ABC, Generic[Value]):
-    """An open data set. It must be picklable for loader processes.
+    """An open data set. It must be picklable for loader processes."""
 
-    Attributes:
-        class_names: names of the classes; labels are indices into this tuple.
-        notes: notes on how the data was read and on problems in it.
-    """
-
-    class_names: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    class_names: tuple[str, ...]  # names of the classes; labels are indices into this tuple
+    notes: tuple[str, ...] = ()  # notes on how the data was read and on problems in it
 
     @abstractmethod
     def __len__(self) -> int:
@@ -116,20 +111,14 @@ class ReadableImages(Generic[Value]):
     """Training images, in which unreadable images are replaced with randomly chosen images.
 
     The replacement depends only on the seed and the index of the unreadable image.
-
-    Attributes:
-        count: number of images to choose from.
-        memo: images read so far, so that each image is read only once; None to keep no images.
-        unreadable: images that could not be read.
-        position: index of the last returned image or replacement.
     """
 
     images: Readable[Value]
-    count: int
+    count: int  # number of images to choose from
     seed: int
-    memo: dict[int, Value | UnreadableImage] | None = None
-    unreadable: list[Unreadable] = field(default_factory=list)
-    position: int = -1
+    memo: dict[int, Value | UnreadableImage] | None = None  # images read so far; None to keep none
+    unreadable: list[Unreadable] = field(default_factory=list)  # images that could not be read
+    position: int = -1  # index of the last returned image or replacement
 
     def read(self, index: int) -> Value:
         position = index

@@ -25,15 +25,12 @@ class Kind(NamedTuple):
     Attributes:
         outcome: ``stops`` (training stops), ``dropped`` (the box or image is ignored), ``clipped`` (the box
             is clipped), ``replaced`` (another image replaces the image) or ``reported`` (no effect).
-        one: start of the description of one case, without the number, such as "box has".
-        many: start of the description of several cases, without the number, such as "boxes have".
-        rest: end of both descriptions.
     """
 
     outcome: Outcome
-    one: str
-    many: str
-    rest: str = ""
+    one: str  # start of the description of one case, without the number, such as "box has"
+    many: str  # start of the description of several cases, without the number, such as "boxes have"
+    rest: str = ""  # end of both descriptions
 
     @property
     def what(self) -> str:

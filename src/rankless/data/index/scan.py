@@ -212,21 +212,13 @@ def _images_alone(items: list[tuple[str, ...]]) -> Raw:
 
 
 class Report(msgspec.Struct, omit_defaults=True):
-    """A message from the worker process: a finished chunk, or the reason why the worker stopped.
+    """A message from the worker process: a finished chunk, or the reason why the worker stopped."""
 
-    Attributes:
-        chunk: number of the finished chunk; -1 if the worker stopped.
-        file: name of the result file.
-        problems: errors in the data.
-        full: the reason why results cannot be stored.
-        trace: traceback of any other error.
-    """
-
-    chunk: int = -1
-    file: str = ""
-    problems: list[str] = []
-    full: str = ""
-    trace: str = ""
+    chunk: int = -1  # number of the finished chunk; -1 if the worker stopped
+    file: str = ""  # name of the result file
+    problems: list[str] = []  # errors in the data
+    full: str = ""  # the reason why results cannot be stored
+    trace: str = ""  # traceback of any other error
 
 
 class NotStored(Exception):  # noqa: N818 - the data is fine
