@@ -63,11 +63,7 @@ def _serve(*descriptors: int) -> NoReturn:
 
 
 def ensure(modules: Iterable[str]) -> None:
-    """Start the fork server, unless a server that has imported all ``modules`` is running.
-
-    Every evaluation starts new loader processes, which would otherwise spend seconds on importing the
-    modules.
-    """
+    """Start the fork server, unless a server that has imported all ``modules`` is running."""
     global _imported
     needed = set(modules)
     if _imported and not needed <= _imported:

@@ -1,7 +1,6 @@
 """Combine four training images in a mosaic (Bochkovskiy et al., "YOLOv4", 2020).
 
-The images meet at one point of the input. Each image is scaled by its letterbox scale times the zoom and
-clipped at the border of the input. Only the visible part of an image is resized, and only once.
+The images meet at one point of the input. Only the visible part of an image is resized, and only once.
 """
 
 from __future__ import annotations

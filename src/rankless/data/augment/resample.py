@@ -2,10 +2,8 @@
 
 Zoom and shift change the placement of the letterbox, so an image is resized only once. If all augmentations
 are off, the result is bitwise equal to the letterboxed image. With a warp (rotate, shear, perspective), the
-image is sampled once at the source positions of the warp.
-
-A 3 × 3 matrix changes the colors: hue rotates them about the gray axis, saturation scales the distance from
-this axis, and value scales all channels. Converting to HSV and back would take about ten times as long.
+image is sampled once at the source positions of the warp. A 3 × 3 matrix changes the colors, because
+converting to HSV and back would take about ten times as long.
 """
 
 from __future__ import annotations

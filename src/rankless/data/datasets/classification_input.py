@@ -1,9 +1,8 @@
 """Resize images to a classifier's input, and augment them for training.
 
 Without random crops, the whole image is stretched to the input. With random crops, evaluation and prediction
-use a center crop, as is usual for ImageNet, because subjects look larger in random crops.
-
-Each augmentation has its own random generator, so turning one of them off does not change the others.
+use a center crop, as is usual for ImageNet, because subjects look larger in random crops. Each augmentation
+has its own random generator, so turning one of them off does not change the others.
 """
 
 from __future__ import annotations

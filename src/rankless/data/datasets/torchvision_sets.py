@@ -18,7 +18,7 @@ PREFIX = "torchvision/"
 
 
 class _Known(NamedTuple):
-    """A torchvision data set. ``files`` is a pattern for required files, relative to ``data.folder``."""
+    """A torchvision data set; ``files`` is a pattern for files that must exist in ``data.folder``."""
 
     format: Format
     files: str

@@ -277,7 +277,7 @@ def _bases(root: Path) -> list[Path]:
 
 
 def folder_splits(root: Path) -> dict[str, Path]:
-    """Return the folders ``images/SPLIT`` and ``SPLIT/images`` by split, or else ``images`` as ``train``."""
+    """Map each split to ``images/SPLIT`` or ``SPLIT/images``; without splits, map ``train`` to ``images``."""
     images = root / "images"
     beside = {each.name: each / "images" for each in subfolders(root) if (each / "images").is_dir()}
     inside = {each.name: each for each in subfolders(images)}

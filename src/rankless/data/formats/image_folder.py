@@ -2,10 +2,8 @@
 
 Either each split has class folders (``ROOT/train/CAT/1.jpg``, ``ROOT/val/CAT/2.jpg``), or the root contains
 the class folders (``ROOT/CAT/1.jpg``). In the second case, a fifth of each class is set aside for validation,
-based only on the file names, and the split ``all`` contains every image.
-
-Names are compared and sorted in Unicode's composed form (NFC), so that copies on other file systems are the
-same data. Symbolic links are followed. A folder is entered only once, even if several links point to it.
+based only on the file names, and the split ``all`` contains every image. Names are compared and sorted in
+Unicode's composed form (NFC), so that copies on other file systems are the same data.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def is_read(column: str, inner: Collection[str]) -> bool:
 
 
 def names_image(column: str) -> bool:
-    """Return whether a column has the name of a column of image files."""
+    """Return whether a column with this name contains the names of image files."""
     return _FILE.fullmatch(column) is not None
 
 

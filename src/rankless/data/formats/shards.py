@@ -78,7 +78,8 @@ def samples(shard: str, findings: Findings) -> Iterator[Sample]:
     except Exception as error:  # tarfile raises many types of errors for damaged headers, even MemoryError
         is_there = not (isinstance(error, OSError) and is_remote(shard))
         not_tar = "not a tar archive: " if is_there else ""
-        findings.add("unreadable file", shard, f"{not_tar}{printable(_reason(error))}")
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        findings.add("unreadable file", shard, f"{not_tar}{printable(reason)}")
 
 
 def first_member(shard: str) -> tuple[str, bytes]:
@@ -98,12 +99,6 @@ def first_member(shard: str) -> tuple[str, bytes]:
             return _plain(info.name), content.read() if content else b""
     except Exception:  # `samples` reports the error
         return "", b""
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__
 
 
 def _plain(name: str) -> str:
@@ -172,12 +167,11 @@ def shards_of(root: Location) -> dict[str, list[Location]]:
     shards: dict[str, list[Location]] = {}
     if not root.is_dir():
         return shards
-    for entry in _sorted(root):
+    for entry in sorted(root.iterdir(), key=str):
         if entry.name.startswith("."):
             continue
         if entry.is_dir() if isinstance(entry, RemotePath) else reading.is_folder(entry):
-            inside = [each for each in _sorted(entry) if _is_shard(each)]
-            if inside:
+            if inside := [each for each in sorted(entry.iterdir(), key=str) if _is_shard(each)]:
                 shards.setdefault(entry.name, []).extend(inside)
         elif _is_shard(entry):
             # The split of train-000012 is train. A name that is only a number also means train.
@@ -232,10 +226,6 @@ def class_names(root: Location, shards: list[Location]) -> tuple[list[str] | Non
 
 def _is_shard(path: Location) -> bool:
     return path.name.lower().endswith((".tar", *_COMPRESSED)) and path.is_file()
-
-
-def _sorted(folder: Location) -> list[Location]:
-    return sorted(folder.iterdir(), key=str)
 
 
 def fingerprint(root: RemotePath) -> str:

@@ -205,22 +205,18 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
         else:
             raw.rename(sorted(named))
         if class_names and all(map(is_number, raw.names)) and not all(map(is_number, class_names)):
-            raw.names = _given(root, class_names, len(raw.names))
+            if len(class_names) < len(raw.names):
+                raise UserError(
+                    f"{root}: the data has a class {len(raw.names) - 1}, but data.classes has only "
+                    f"{len(class_names)} names; expected at least {len(raw.names)}, starting with class 0"
+                )
+            raw.names = list(class_names)
     if isinstance(root, RemotePath):  # the fingerprint detects changes
         return raw
     scanned = [shard for each in (chosen, *others) for shard in each]
     folders = dict.fromkeys(str(folder) for shard in scanned for folder in (root, shard.parent))
     raw.depends = [*folders, *([names_file] if names_file else []), *map(str, scanned)]
     return raw
-
-
-def _given(root: Location, names: Sequence[str], count: int) -> list[str]:
-    if len(names) < count:
-        raise UserError(
-            f"{root}: the data has a class {count - 1}, but data.classes has only {len(names)} names; "
-            f"expected at least {count} names, starting with class 0"
-        )
-    return list(names)
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:

@@ -24,7 +24,7 @@ _BREAKS = re.compile("[\0\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Copy or link images into a new data set.
+    """Copies or links images into a new data set.
 
     ``link`` creates hard links if possible, otherwise symbolic links. Changing a linked image changes it in
     both data sets.
@@ -112,13 +112,13 @@ def lost_flags(annotations: Annotations, split: str) -> list[str]:
 
 
 def lost_areas(split: str, count: int) -> list[str]:
-    """Return a list with a note on lost areas of objects; empty if ``count`` is 0."""
+    """Return a list with a note on the lost areas of ``count`` objects; empty if ``count`` is 0."""
     what = f"the areas of {counted(count, 'object')} are lost; the area of the box is used instead"
     return [f"{split}: {what}"] if count else []
 
 
 def rounded(split: str, count: int) -> list[str]:
-    """Return a list with a note on boxes that must be rounded; empty if ``count`` is 0."""
+    """Return a list with a note on ``count`` rounded boxes; empty if ``count`` is 0."""
     where = "within a millionth of a pixel of the edge: rounded"
     return lost_of(split, count, "box starts", "boxes start", where)
 

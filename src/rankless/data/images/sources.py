@@ -1,9 +1,4 @@
-"""Image sources: objects with a method ``read(index)`` that can be chained.
-
-``FileImages`` decodes images. ``CachedImages`` (:mod:`rankless.data.images.image_cache`) caches decoded
-images. The source of a data set adds boxes or a class. ``ReadableImages`` replaces unreadable images in
-training.
-"""
+"""Image sources: objects with a method ``read(index)`` that can be chained."""
 
 from __future__ import annotations
 

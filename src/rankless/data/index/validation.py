@@ -1,8 +1,4 @@
-"""Validate boxes of all formats and build :class:`Annotations`.
-
-The readers of the formats only find images and parse annotations. This module checks for all formats whether
-boxes are inside their image, have an area, and are not duplicates.
-"""
+"""Check that the boxes of any format are inside their images, have an area and are not repeated."""
 
 from __future__ import annotations
 
