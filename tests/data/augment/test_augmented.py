@@ -19,16 +19,8 @@ from rankless.structures import Sample
 SIZE = (96, 128)
 OFF = Augment(preset="none")
 COLORS = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1]], dtype=torch.uint8) * 255
-HEAVY = Augment(
-    preset="heavy",
-    close_mosaic=0,
-    crop=0.4,
-    blur=0.5,
-    noise=0.5,
-    jpeg=0.5,
-    mixup_probability=0.5,
-    copy_paste=0.5,
-)
+HALF = dict.fromkeys(("blur", "noise", "jpeg", "mixup_probability", "copy_paste"), 0.5)
+HEAVY = Augment(preset="heavy", close_mosaic=0, crop=0.4, **HALF)
 
 
 class Colored:

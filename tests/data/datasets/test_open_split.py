@@ -71,11 +71,8 @@ def test_what_was_kept_is_reported_as_it_is_opened_now(
     assert again.about == (f"{tmp_path}/data: {said}", "a sentence")
     Path("data/3.png").touch()  # the data is read again, and what was cached is still there
     assert len(open_annotations("data", "train").paths()) == 4
-    assert [Path(path).name for path in pickle.loads(pickle.dumps(again)).paths()] == [
-        "0.png",
-        "1.png",
-        "2.png",
-    ]
+    sent = pickle.loads(pickle.dumps(again))
+    assert [Path(path).name for path in sent.paths()] == ["0.png", "1.png", "2.png"]
 
 
 @pytest.mark.parametrize(("before", "found"), [(True, "was 20 × 11"), (False, "could not be read")])

@@ -110,9 +110,7 @@ def test_boxes_become_corners_and_ids_positions(tmp_path):
         ("annotations/train.json", "images", "train"),
         ("annotations/valid.json", "images/valid", "val"),
         ("train.json", "images/train", "train"),
-        ("train/_annotations.coco.json", "train", "train"),
         ("valid/_annotations.coco.json", "valid", "val"),
-        ("train/labels.json", "train/data", "train"),
         ("_annotations.coco.json", ".", "train"),
     ],
 )

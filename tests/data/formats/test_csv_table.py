@@ -102,7 +102,6 @@ def test_columns_by_many_names(tmp_path, header, row):
         ("train_labels.csv", "images", "train"),
         ("val-annotations-bbox.csv", "val", "val"),
         ("oidv6-train-annotations-bbox.csv", "train", "train"),
-        ("train/_annotations.csv", "train", "train"),
         ("valid/_annotations.csv", "valid", "val"),
         ("boxes.csv", "images", "boxes"),
         ("_annotations.csv", "", "train"),

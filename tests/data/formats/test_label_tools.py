@@ -52,19 +52,14 @@ def exported(layout: str, root: Path, truth: Truth = TRUTH) -> Path:
 
 
 def found(annotations: Annotations) -> dict[str, list[tuple[str, tuple[float, ...]]]]:
-    return {
-        re.sub(
-            "[-_]",
-            " ",
-            re.sub(
-                r"^([0-9a-f]{8}|\w+-\d{5}-of-\d{5})-|_jpg\.rf\..*", "", Path(annotations.path(index)).stem
-            ),
-        ): [
+    made = {}
+    for index, path in enumerate(annotations.paths()):
+        stem = re.sub(r"^([0-9a-f]{8}|\w+-\d{5}-of-\d{5})-|_jpg\.rf\..*", "", Path(path).stem)
+        made[re.sub("[-_]", " ", stem)] = [  # without what the tools make of a name
             (annotations.class_names[label], tuple(round(side, 3) for side in box))
             for box, label, *_ in annotations.objects(index)
         ]
-        for index in range(len(annotations))
-    }
+    return made
 
 
 @pytest.mark.slow

@@ -139,7 +139,7 @@ class _Checked:
             name = f"'{raw.names[label]}'" if 0 <= label < len(raw.names) else f"class {label}"
             box = self.boxes[row] + (np.array([1, 1, 0, 0]) if raw.one_based else 0)
             # A box is shown with the coordinates of its format, so that users can find it in the file.
-            written = (*((box[:2] + box[2:]) / 2), *(box[2:] - box[:2])) if raw.normalized else box
+            written: Any = (*((box[:2] + box[2:]) / 2), *(box[2:] - box[:2])) if raw.normalized else box
             numbers = " ".join(f"{value:.6g}" for value in written)
             problem = f"{name} at {numbers}" + (f"; expected {expected}" if expected else "")
             line = f":{raw.lines[row]}" if raw.counted == "line" else f": {raw.counted} {raw.lines[row]}"
