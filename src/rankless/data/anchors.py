@@ -69,7 +69,7 @@ def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float
             "model.anchors=default"
         )
     starts = [generator(seed, "anchors", restart) for restart in range(RESTARTS)]
-    candidates = [_lloyd(boxes, weights, _seeded(boxes, weights, count, rng)) for rng in starts]
+    candidates = [_lloyd(boxes, weights, _initial_anchors(boxes, weights, count, rng)) for rng in starts]
     best = max(candidates, key=lambda anchors: _average(boxes, weights, anchors))
     rounded = best.round(2).clip(1.0).tolist()
     return tuple((w, h) for w, h in sorted(rounded, key=lambda side: (side[0] * side[1], side[0])))
@@ -98,7 +98,7 @@ def _average(boxes: Sizes, weights: NDArray[Any], anchors: Sizes) -> float:
     return math.fsum(_iou(boxes, anchors).max(1) * weights) / int(weights.sum())
 
 
-def _seeded(boxes: Sizes, weights: NDArray[Any], count: int, rng: np.random.Generator) -> Sizes:
+def _initial_anchors(boxes: Sizes, weights: NDArray[Any], count: int, rng: np.random.Generator) -> Sizes:
     """Choose initial anchors by k-means++: sample boxes in proportion to their squared distance."""
     taken: list[int] = []
     weighted = weights.astype(np.float64)

@@ -161,8 +161,6 @@ class _Fetch(Dataset[Any]):
 
 
 class _Guarded:
-    """A wrapper around a collate function that passes failures through."""
-
     def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
         self.collate = collate
 
@@ -230,7 +228,6 @@ def _failure(error: Exception) -> _Failure:
 
 
 def _death(processes: Iterable[BaseProcess]) -> Exception | None:
-    """Return an error for the first dead loader process, or None if all are alive."""
     code = next((p.exitcode for p in processes if p.exitcode), None)
     if code is None:
         return None

@@ -62,19 +62,18 @@ class Augmenter:
         The placement is that of the cropped image before it is warped and mirrored. It is the identity for a
         mosaic.
         """
-        image, boxes, labels, where = self._placed(index)
+        image, boxes, labels, where = self._place(index)
         if not (self.options.mixup and self._partners):
             return image, boxes, labels, where
         rng = self._rng("mix", index)
         if rng.random() >= self.options.mixup_probability:
             return image, boxes, labels, where
         weight = float(rng.beta(self.options.mixup, self.options.mixup))
-        other = self._placed(self._another(index, rng))
+        other = self._place(self._another(index, rng))
         boxes, labels = torch.cat((boxes, other[1])), torch.cat((labels, other[2]))
         return blended(image, other[0], weight), boxes, labels, where
 
-    def _placed(self, index: int) -> Augmented:
-        """Return the input before mixup."""
+    def _place(self, index: int) -> Augmented:
         options = self.options
         mosaics = options.mosaic and not self.last_epochs
         if mosaics and (rng := self._rng("mosaic", index)).random() < options.mosaic:
@@ -121,14 +120,14 @@ def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample
     columns, rows = min(columns, width), min(rows, height)
     left, top = round(across * (width - columns)), round(down * (height - rows))
     boxes = sample.boxes.double().numpy()
-    part, inside = _grown(np.array([left, top, left + columns, top + rows]), boxes, (width, height))
+    part, inside = _grow(np.array([left, top, left + columns, top + rows]), boxes, (width, height))
     left, top, right, bottom = part.tolist()
     whole = torch.from_numpy(inside)
     corner = torch.tensor([left, top, left, top], dtype=torch.float32)
     return Sample(sample.image[:, top:bottom, left:right], sample.boxes[whole] - corner, sample.labels[whole])
 
 
-def _grown(
+def _grow(
     part: NDArray[np.int64], boxes: NDArray[np.float64], sides: tuple[int, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Grow a crop (xyxy, (4,)) until it cuts no box; return the crop and the mask of its boxes, (N,)."""

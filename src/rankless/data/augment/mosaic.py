@@ -147,7 +147,6 @@ class _Tiles:
         return mask
 
     def _quarter(self, tile: int) -> tuple[int, int, int, int]:
-        """Return the xyxy corners of a tile without warp, in pixels of the input."""
         x0, x1 = _half(self.meeting[0], self.size[1], tile % 2)
         y0, y1 = _half(self.meeting[1], self.size[0], tile // 2)
         return x0, y0, x1, y1

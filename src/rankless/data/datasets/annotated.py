@@ -71,8 +71,6 @@ class DetectionImages(ImageSource[Sample]):
 
 
 class _Annotated:
-    """The base class of data sets stored in files."""
-
     def __init__(self, annotations: Annotations, images: Readable[Decoded] | None = None) -> None:
         self.annotations = annotations
         self.images: Readable[Decoded] = images or FileImages(annotations)

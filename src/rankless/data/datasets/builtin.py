@@ -55,8 +55,6 @@ _LEVELS = np.arange(256, dtype=np.float64) / 255
 
 
 class _Digits:
-    """The base class of the built-in data sets."""
-
     class_names = tuple("0123456789")
 
     def __init__(self, split: str) -> None:

@@ -102,7 +102,6 @@ class _Reader(ListedImages):
     ids: dict[Any, int] = field(default_factory=dict)  # the index of each image by its id
 
     def read_images(self, parts: Parts) -> None:
-        """Add the images in the order of the file, ignoring duplicates."""
         for number, entry in enumerate(entries(parts.images or [], Image)):
             if entry is None or not isinstance(entry.file_name, str) or entry.id is None:
                 given = "not an object"
@@ -130,7 +129,7 @@ class _Reader(ListedImages):
             if entry is None:
                 self.report("not understood", _where(Annotation(), number), "not an object in UTF-8")
                 continue
-            image = _known(self.ids, entry.image_id)
+            image = _look_up(self.ids, entry.image_id)
             if image is None:
                 self.report("unknown image", _where(entry, number), f"image_id {_short(entry.image_id)}")
             elif image != _MISSING:
@@ -142,7 +141,7 @@ class _Reader(ListedImages):
             self.report("repeated id", f": annotation {each}")
 
     def _add(self, entry: Annotation, image: int, line: int, where: str) -> None:
-        label = _known(self.classes.labels, entry.category_id)
+        label = _look_up(self.classes.labels, entry.category_id)
         if label is None:
             first = ", ".join(printable(str(key)) for key in list(self.classes.labels)[:10])
             problem = f"category_id {_short(entry.category_id)}; expected one of {first}"
@@ -180,7 +179,7 @@ class _Reader(ListedImages):
         return flags
 
 
-def _known(numbers: Mapping[Any, int], key: Any) -> int | None:
+def _look_up(numbers: Mapping[Any, int], key: Any) -> int | None:
     """Look up an id. Integers, which are the usual case, do not need the canonical form."""
     number = numbers.get(key) if type(key) is int else None
     return numbers.get(identity(key)) if number is None else number
@@ -239,7 +238,6 @@ def _is_coco(file: Path) -> bool:
 
 
 def _stem(file: Path) -> str:
-    """Return a file name without COCO affixes, such as ``train2017`` for ``instances_train2017.json``."""
     if file.name == _BESIDE[0]:
         return file.parent.name
     return _AFFIXES.sub("", file.stem.removesuffix(".coco")) or file.stem

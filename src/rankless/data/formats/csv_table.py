@@ -297,7 +297,6 @@ def _is_whole(cell: str) -> bool:
 
 
 def _names_in(files: Tables) -> tuple[str, ...]:
-    """Return the sorted class names of all splits. If all names are numbers, they are sorted by value."""
     names: set[str] = set()
     for file, columns in files.values():
         for number, (_, cells) in enumerate(rows(file, columns.delimiter)):
@@ -320,7 +319,6 @@ class _Reader(ListedImages):
     by_name: dict[str, int | None] = field(default_factory=dict)  # index of each image by its name
 
     def read(self) -> None:
-        """Read all rows. Images are added in the order of their first rows."""
         columns = self.columns
         width = 1 + max(columns.path, columns.label, *(columns.box or ()))
         for number, (line, cells) in enumerate(rows(self.file, columns.delimiter)):
@@ -404,7 +402,6 @@ class _Reader(ListedImages):
 
 
 def _box_rows(annotations: Annotations, names: Sequence[str]) -> Iterator[Any]:
-    """Yield the column names, followed by the rows of each image."""
     flags: Any = annotations.flags
     tiny = len(annotations.boxes) > 0 and bool((annotations.boxes <= 2).all())
     crowds, areas = bool((flags & CROWD).any()), bool((~np.isnan(annotations.areas)).any())

@@ -131,7 +131,7 @@ def find_split(root: Path, split: str, class_names: Sequence[str] | None = None)
     file = description_in(root)
     described = read_description(file) if file else None
     if described and described.splits:
-        result = _described(described, split)
+        result = _from_description(described, split)
     elif described and described.problems:
         raise UserError(described.problems)
     else:
@@ -161,7 +161,7 @@ def find_split(root: Path, split: str, class_names: Sequence[str] | None = None)
     return result
 
 
-def _described(described: Description, wanted: str) -> Split:
+def _from_description(described: Description, wanted: str) -> Split:
     name = chosen(described.file, wanted, described.splits, f"'{wanted}: FOLDER' in {described.file}")
     result, problems = Split(class_names=described.class_names), list(described.problems)
     result.notes += [
@@ -261,7 +261,6 @@ def _lists(root: Path) -> dict[str, Path]:
 
 
 def _has_labels(file: Path) -> bool:
-    """Return whether one of the first images in a list has a label file."""
     search = ImageSearch([file.parent, *_bases(file.parent)])
     for _, line in itertools.islice(lines_of(file), _TRIED):
         image = search.find(line)
@@ -285,7 +284,6 @@ def folder_splits(root: Path) -> dict[str, Path]:
 
 
 def _beside(folder: Path) -> bool:
-    """Return whether an image in ``folder`` has a label file in the same folder."""
     images, labels = (FolderNames(os.fspath(folder), endings) for endings in (EXTENSIONS, {".txt"}))
     return not images.files.keys().isdisjoint(labels.files)
 

@@ -185,7 +185,6 @@ def _from_data(file: Path) -> Description:
 
 
 def _listed_names(described: Description, options: dict[str, str]) -> tuple[tuple[str, ...], Path]:
-    """Return the class names of a ``.data`` file, and the file that lists them."""
     file = described.file
     names = described.resolve(options["names"]) if options.get("names") else ""
     if options.get("names") and not names:

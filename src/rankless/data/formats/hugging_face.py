@@ -118,8 +118,6 @@ def _has_images(file: Path) -> bool:
 
 
 class _Lines(Table):
-    """The table in a ``metadata.jsonl`` or ``metadata.csv`` file."""
-
     def rows(self, findings: Findings) -> Iterator[Row]:
         try:
             with reading.opened_text(self.file) as lines:

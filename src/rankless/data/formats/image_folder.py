@@ -138,8 +138,6 @@ def _split_folders(root: Path) -> list[str]:
 
 @dataclass
 class _Contents:
-    """The contents of a folder of class folders."""
-
     classes: dict[str, dict[str, str]] = field(default_factory=dict)  # sorted paths by name in each class
     odd: dict[str, list[str]] = field(default_factory=dict)  # ignored paths by reason, such as "empty file"
     listed: list[str] = field(default_factory=list)  # folders and files that these contents depend on

@@ -112,9 +112,8 @@ class _Reader(ListedImages):
     classes: int = field(kw_only=True)
 
     def read(self) -> None:
-        """Read all lines. An image on several lines gets the boxes of all these lines."""
         for line, text in lines_of(self.file):
-            name, boxes = _parsed(text)
+            name, boxes = _parse(text)
             if path := self.locate(name, f":{line}"):
                 image = self.image(path)
                 for box in boxes:
@@ -136,8 +135,7 @@ class _Reader(ListedImages):
         self.made.add_box(image, (x1, y1, x2, y2), int(label), line)
 
 
-def _parsed(line: str) -> tuple[str, list[str]]:
-    """Return the path and the boxes (``x1,y1,x2,y2,class``) in a line."""
+def _parse(line: str) -> tuple[str, list[str]]:
     if match := _LINE.fullmatch(line):
         return match["path"], _COMMA.sub(",", match["boxes"] or "").split()
     parts = line.split()  # without an image extension, the path ends with the last word without a comma
@@ -163,7 +161,7 @@ def list_kind(file: Path) -> str:
     kind = ""
     try:
         for (_, line), _ in zip(lines_of(file), range(_SNIFFED), strict=False):
-            boxes = _parsed(line)[1]
+            boxes = _parse(line)[1]
             if any(_BOX.fullmatch(box) for box in boxes):
                 return "boxes"
             if boxes or _LINE.fullmatch(line) is None:

@@ -69,7 +69,6 @@ def _top(root: Path) -> Path | None:
 
 
 def _breeds(lists: Mapping[str, Path]) -> list[str]:
-    """Return the names of the breeds in both lists, ordered by number."""
     numbers: dict[str, int] = {}
     for file in lists.values():
         for line, image, breed, number in _rows(file) if file.is_file() else ():

@@ -85,7 +85,6 @@ def _finish(file: io.BufferedWriter) -> None:
 
 
 def _blocks(name: str, body: bytes) -> bytes:
-    """Return the tar header and the padded content of a member, without owner and time."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = len(body), 0o644
     return info.tobuf(tarfile.PAX_FORMAT) + body + bytes(-len(body) % tarfile.BLOCKSIZE)

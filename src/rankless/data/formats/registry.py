@@ -118,10 +118,10 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
     if problems := missing_data(root):
         raise UserError(problems)
     if is_remote(root):
-        return REMOTE, _recognized_remote(root, format)
+        return REMOTE, _recognize_remote(root, format)
     if format != "auto":
         return format, "data.format is set"
-    name, why = _recognized(path, NAMES)
+    name, why = _first_match(path, NAMES)
     if outer := _data_set_around(path, name):
         raise UserError(
             f"{root}: seems to be only part of the data set {outer}; give {outer}, or move the folder if it "
@@ -144,7 +144,7 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
     )
 
 
-def _recognized_remote(root: str, format: str) -> str:
+def _recognize_remote(root: str, format: str) -> str:
     """Return why the data at a URL looks like shards; raise an error if it does not."""
     refuse_secrets(root)
     if format not in ("auto", REMOTE):
@@ -177,7 +177,7 @@ def also(root: str, taken: str) -> Iterator[str]:
                 yield f"it can also be read as {page.TITLE} with data.format={name} ({why})"
 
 
-def _recognized(path: Path, names: Sequence[str]) -> tuple[str, str]:
+def _first_match(path: Path, names: Sequence[str]) -> tuple[str, str]:
     """Return the first of the given formats that matches, and the reason, or two empty strings."""
     return next(((name, why) for name in names if (why := format_named(name).recognize(path))), ("", ""))
 
@@ -197,7 +197,7 @@ def _data_set_around(path: Path, name: str) -> Path | None:
     for inner in (full, full.parent):
         if inner.name.lower() not in _PARTS:
             break
-        outer = inner.parent if _recognized(inner.parent, _OUTER)[0] else outer
+        outer = inner.parent if _first_match(inner.parent, _OUTER)[0] else outer
     return outer
 
 

@@ -108,7 +108,6 @@ def _plain(name: str) -> str:
 def _members(
     archive: tarfile.TarFile, file: BinaryIO, ranges: Ranged, shard: str, findings: Findings
 ) -> Iterator[tuple[str, str, Member]]:
-    """Yield the (key, extension, member) of every file that belongs to a sample."""
     size, last = ranges.size, ""
     while (info := archive.next()) is not None:
         archive.members.clear()  # type: ignore[attr-defined]  # saves a kilobyte per member

@@ -300,7 +300,6 @@ def _raw(made: RawBuilder, labels: Mapping[str, int], items: Sequence[tuple[str,
 
 
 def _read(file: str, findings: Findings) -> Annotation:
-    """Parse an XML file; if it is not an annotation file, add a finding and return no objects."""
     try:
         parsed = parse(reading.read_bytes(file, reading.LABELS))
     except OSError as error:
@@ -329,12 +328,12 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
         for index, name in zip(fresh, file_names(data, taken, fresh), strict=True):
             file = out / "JPEGImages" / name
             files.put(data, index, file)
-            (out / "Annotations" / f"{file.stem}.xml").write_bytes(_written(data, index, name, names))
+            (out / "Annotations" / f"{file.stem}.xml").write_bytes(_xml_of(data, index, name, names))
             stems[keys[index]] = file.stem
         listed = "".join(f"{stems[key]}\n" for key in keys)
         file = out / "ImageSets" / "Main" / f"{as_file_name(split)}.txt"
         file.write_text(listed, encoding="utf-8", errors="surrogateescape")
-    return [*_lost(splits, names), *changed]
+    return [*_losses(splits, names), *changed]
 
 
 def _check(names: Sequence[str]) -> None:
@@ -354,7 +353,7 @@ def _keys(annotations: Annotations) -> Iterator[tuple[object, ...]]:
         yield path, annotations.byte_ranges[index : index + 1].tobytes(), objects
 
 
-def _written(annotations: Annotations, index: int, name: str, names: Sequence[str]) -> bytes:
+def _xml_of(annotations: Annotations, index: int, name: str, names: Sequence[str]) -> bytes:
     height, width = annotations.sizes[index].tolist()
     objects = (
         VocObject(names[label], (x1, y1, x2, y2), bool(flag & (DIFFICULT | CROWD)))
@@ -363,7 +362,7 @@ def _written(annotations: Annotations, index: int, name: str, names: Sequence[st
     return to_xml(name, (height, width), objects)
 
 
-def _lost(splits: Mapping[str, Annotations], names: Sequence[str]) -> list[str]:
+def _losses(splits: Mapping[str, Annotations], names: Sequence[str]) -> list[str]:
     lost = []
     for split, data in splits.items():
         crowds = int(((data.flags & CROWD) > 0).sum())

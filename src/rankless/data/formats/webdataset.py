@@ -191,7 +191,7 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
     _refuse(root, split, chosen)
     names, names_file = shards.class_names(root, chosen)
     kind = _kind(chosen)
-    raw = _scanned(chosen, kind, names)
+    raw = _scan(chosen, kind, names)
     if not raw.paths:
         raise UserError([*map(str, _first(raw.findings)), f"{root}: the split '{split}' has no images"])
     others: list[list[Location]] = []
@@ -199,7 +199,7 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
         if kind != "cls":  # boxes need the same class numbers in every split
             others = [each for name, each in by_split.items() if name != split]
             others = [each for each in others if not any(map(shards.is_compressed, each))]
-        named = {name for each in others for name in _scanned(each, kind, None).names} | {*raw.names}
+        named = {name for each in others for name in _scan(each, kind, None).names} | {*raw.names}
         if all(map(is_number, named)):  # numbers without names, some of which may be unused
             raw.rename([str(number) for number in range(max(map(int, named), default=-1) + 1)])
         else:
@@ -258,7 +258,7 @@ def _first(findings: Findings) -> list[object]:
     return [one for _, _, first in findings for one in first[:3]]
 
 
-def _scanned(chosen: list[Location], kind: str, names: list[str] | None) -> Raw:
+def _scan(chosen: list[Location], kind: str, names: list[str] | None) -> Raw:
     much = sum(map(size_of, chosen)) > _MUCH
     items = [(name_of(shard), kind, json.dumps(names)) for shard in chosen]
     # `chunk` is approximate, so small data also needs processes=1.

@@ -63,7 +63,7 @@ def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
     line, size = max(1, round(root / 9)), max(10, round(0.7 * root))
     frames = [_around(mark.box, line, image.size) for mark in marks]
     named = [(mark, frame) for mark, frame in zip(marks, frames, strict=True) if mark.text]
-    texts = [_written(mark, size, image.width, draw) for mark, _ in named]
+    texts = [_text_of(mark, size, image.width, draw) for mark, _ in named]
     labels = place([text.size for text in texts], [frame for _, frame in named], image.size)
     for mark, frame in reversed(list(zip(marks, frames, strict=True))):
         _outline(draw, frame, color(mark.label), line, dashed=mark.dashed)
@@ -119,7 +119,6 @@ def _rim(line: int) -> int:
 
 
 def _around(box: Rectangle, line: int, size: tuple[int, int]) -> Rectangle:
-    """Return the outer edge of a box's frame, clipped to the image."""
     grow = line + 2 * _rim(line)
     x1, y1 = max(0.0, box[0] - grow), max(0.0, box[1] - grow)
     return x1, y1, min(float(size[0]), box[2] + grow), min(float(size[1]), box[3] + grow)
@@ -143,7 +142,7 @@ class _Text(NamedTuple):
     size: tuple[int, int]
 
 
-def _written(mark: Mark, size: int, widest: int, draw: ImageDraw.ImageDraw) -> _Text:
+def _text_of(mark: Mark, size: int, widest: int, draw: ImageDraw.ImageDraw) -> _Text:
     text, font = mark.text, font_for(mark.text, size)
     if font is None:
         text = f"#{mark.label}{':' * (':' in text)} {text.rpartition(' ')[2] if ':' in text else ''}".strip()
@@ -221,7 +220,6 @@ def _inside(frames: Floats, size: tuple[int, int]) -> Floats:
 
 
 def _overlaps(one: Floats, other: Floats) -> Floats:
-    """Return the intersection areas, (N, M), of rectangles, (N, 4) and (M, 4)."""
     least, most = (
         np.maximum(one[:, None, :2], other[None, :, :2]),
         np.minimum(one[:, None, 2:], other[None, :, 2:]),

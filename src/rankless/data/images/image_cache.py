@@ -152,7 +152,6 @@ def _on_disk(files: FileImages, folder: Path, need: int, size: str) -> CachedIma
 
 
 def _check_room(disk: Path, folder: Path, need: int) -> None:
-    """Raise a UserError if ``disk`` does not have enough space for ``folder`` to grow to ``need`` bytes."""
     state = os.statvfs(disk)
     free = state.f_bavail * state.f_frsize - int(_SPARE * state.f_blocks * state.f_frsize)
     if need <= free:
@@ -183,7 +182,6 @@ def _state(path: str) -> tuple[int, int]:
 
 
 def _load(path: Path, key: tuple[int, int, int]) -> Decoded | None:
-    """Return a cached image, or None if it is missing or its source has changed."""
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -74,7 +74,6 @@ def content(annotations: Annotations, index: int) -> bytes:
 
 
 def _part(file: str, length: int, offset: int) -> bytes:
-    """Return a byte range of a shard, using the user's cache if the shard is remote."""
     if not is_remote(file):
         with reading.opened(file) as opened:
             return LocalFile(opened.fileno()).pread(length, offset)

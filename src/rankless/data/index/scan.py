@@ -93,12 +93,12 @@ def scan(
     store = _store.get()
     if store is not None:
         try:
-            return _scanned(work, parts, store, cores, what)
+            return _scan_parts(work, parts, store, cores, what)
         except NotStored as error:
             print(f"the results of reading {what} cannot be cached: {error}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="rankless-scan-") as folder:
         try:
-            return _scanned(work, parts, Path(folder), cores, what)
+            return _scan_parts(work, parts, Path(folder), cores, what)
         except NotStored as error:
             raise UserError(
                 f"the results of reading {what} cannot be stored ({error}); set RANKLESS_CACHE or TMPDIR to "
@@ -106,7 +106,7 @@ def scan(
             ) from error
 
 
-def _scanned(work: Work, parts: list[list[Item]], store: Path, processes: int, what: str) -> Raw:
+def _scan_parts(work: Work, parts: list[list[Item]], store: Path, processes: int, what: str) -> Raw:
     with ProgressBar(sum(map(len, parts)), f"reading {what}") as progress:
         if processes > 1:
             files = _in_processes(work, parts, store, min(processes, len(parts)), progress)
@@ -131,7 +131,7 @@ def _in_processes(
     with tempfile.NamedTemporaryFile("w", prefix="rankless-job-", suffix=".json", encoding="utf-8") as file:
         json.dump(job, file)
         file.flush()
-        with _started(file.name) as process:
+        with _start_worker(file.name) as process:
             for text in process.stdout or ():  # a pipe
                 report = msgspec.json.decode(text, type=Report)
                 if report.chunk < 0:
@@ -144,7 +144,7 @@ def _in_processes(
 
 
 @contextlib.contextmanager
-def _started(job: str) -> Iterator[subprocess.Popen[bytes]]:
+def _start_worker(job: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start the worker in its own process group, and kill the group on exit."""
     paths = os.pathsep.join(path for path in sys.path if path)
     process = subprocess.Popen(
