@@ -169,14 +169,6 @@ def test_a_batch_without_boxes_still_has_a_place_for_one() -> None:
         assert batch.boxes.shape == (count, 1, 4) and not batch.valid.any()
 
 
-def test_digits_are_built_in() -> None:
-    samples = open_images("digits", "val", images=3, seed=0, size=(64, 96))
-    assert len(samples) == 3 and len(samples.class_names) == 10
-    assert samples.read(0).image.shape == (3, 64, 96)
-    item = DetectionExamples(samples, (64, 96), 0, None).item(1, 0)
-    assert torch.equal(item.image, samples.read(1).image)
-
-
 def test_a_folder_and_a_yaml_and_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "images" / "val"
     folder.mkdir(parents=True)

@@ -324,20 +324,6 @@ def test_a_byte_order_mark_is_no_error(tmp_path):
     assert len(opened(tmp_path).boxes) == 1
 
 
-def test_names_with_folders_other_separators_and_other_machines(tmp_path):
-    names = ["images/train/a.jpg", "train\\b.jpg", "/somewhere/else/train/c.jpg", "D:\\data\\d.jpg", "E.JPG"]
-    names += ["f ü 漢 🐈.jpg"]
-    for name in ("c", "d", "e", "f ü 漢 🐈"):
-        sample(tmp_path / "images" / "train" / f"{name}.jpg")
-    put(tmp_path, images=[{"id": n, "file_name": name} for n, name in enumerate(names)])
-    found = opened(tmp_path)
-    assert found.findings.counts == {}
-    assert [Path(path).name for path in found.paths()] == [
-        f"{n}.jpg" for n in ("a", "b", "c", "d", "e", "f ü 漢 🐈")
-    ]
-    assert any("2 images are not at their listed paths" in note for note in found.notes)
-
-
 def test_what_it_depends_on(tmp_path):
     put(tmp_path, box(), file="annotations/instances_val.json")
     file = put(tmp_path, box())
@@ -345,14 +331,6 @@ def test_what_it_depends_on(tmp_path):
     known = [tmp_path, tmp_path / "annotations", tmp_path / "images" / "train", file]
     assert {str(each) for each in [*known, file.with_name("instances_val.json")]} <= set(depends)
     assert len(depends) == len(set(depends)) < 30
-
-
-def test_other_folders_are_not_taken_for_coco(tmp_path):
-    sample(tmp_path / "train" / "cat" / "a.jpg")
-    (tmp_path / "package.json").write_text('{"name": "x", "images": 3}')
-    (tmp_path / "a.json").write_text('{"shapes": [], "imagePath": "a.jpg"}')
-    assert coco.recognize(tmp_path) == ""
-    assert coco.recognize(tmp_path / "train" / "cat" / "a.jpg") == ""
 
 
 # The box of a segmentation.
@@ -464,7 +442,7 @@ NUMBERS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_scores_through_a_file_with_crowds_and_areas_are_pycocotools(tmp_path, seed):
     rng = np.random.default_rng(seed)
     side, boxes, results, kept = 640, [], [], []

@@ -151,12 +151,6 @@ def test_profiles_are_not_applied(tmp_path: Path) -> None:
     assert np.array_equal(read(tmp_path / "with.jpg"), read(tmp_path / "without.jpg"))
 
 
-def test_progressive_jpeg_is_read_alike(tmp_path: Path) -> None:
-    RGB.save(tmp_path / "a.jpg", quality=90)
-    RGB.save(tmp_path / "b.jpg", quality=90, progressive=True)
-    assert np.array_equal(read(tmp_path / "a.jpg"), read(tmp_path / "b.jpg"))
-
-
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"subsampling": "4:2:2"}])
 def test_both_decoders_give_the_same_bits(
     tmp_path: Path, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
