@@ -199,7 +199,7 @@ def test_threads_do_not_change_a_bit() -> None:
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            found.append([view(noisy, HEAVY, index=index, count=9) for index in range(9)])
+            found.append([view(noisy, HEAVY, index=index, count=9) for index in range(0, 9, 2)])
     finally:
         torch.set_num_threads(threads)
     for one, other in zip(*found, strict=True):

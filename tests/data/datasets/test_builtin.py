@@ -185,7 +185,7 @@ def test_boxes_overlap_at_most_slightly(samples: list[Sample]) -> None:
 @pytest.mark.slow
 def test_boxes_are_the_extent_of_the_ink(train: DigitScenes, samples: list[Sample]) -> None:
     checked = 0
-    for index in range(40):
+    for index in range(20):
         for digit in range(len(samples[index].labels)):
             if not alone(samples[index], digit):
                 continue
@@ -201,12 +201,12 @@ def test_boxes_are_the_extent_of_the_ink(train: DigitScenes, samples: list[Sampl
             extent = np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
             assert np.abs(extent - [x1, y1, x2, y2]).max() <= 1
             checked += bool((extent == [x1, y1, x2, y2]).all())
-    assert checked > 100  # nearly all of them to the pixel
+    assert checked > 50  # nearly all of them to the pixel
 
 
 @pytest.mark.slow
 def test_every_digit_can_be_seen(train: DigitScenes, samples: list[Sample]) -> None:
-    for index in range(25):
+    for index in range(12):
         image = samples[index].image.double()
         for digit in range(len(samples[index].labels)):
             change = torch.from_numpy(shown_and_hidden(train, index, digit))
