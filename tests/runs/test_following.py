@@ -207,7 +207,7 @@ def test_a_run_that_does_not_begin_is_an_error(tmp_path: Path, monkeypatch: pyte
     for words in ([], ["--web"]):
         for name in ("typo", "empty"):
             with pytest.raises(UserError, match=f"{name}: no training has started here within 0 s"):
-                cli.app(["watch", str(tmp_path / name), *words], exit_on_error=False)
+                cli.app(["watch", str(tmp_path / name), "--wait", *words], exit_on_error=False)
 
 
 def test_nothing_is_waited_for_where_no_run_can_begin(

@@ -127,7 +127,7 @@ def test_the_table_fits_into_80_columns() -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--seconds", "0"], "--seconds is 0: expected a number above 0, at most 3600"),
+        (["--seconds", "0"], "--seconds is 0: expected a number above 0 and at most 3600"),
         (["--devices", "3"], "--devices is 3, but a step has only 2 micro-batches"),
         (["--devices", "0,1"], "--devices is 0,1, which selects GPUs, but only their number"),
         (["data.root=/nowhere"], "data.root is '/nowhere': no such file or folder"),
