@@ -47,7 +47,6 @@ class _Whole(nn.Module):
         self.detector: Any = spec.build(classes)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict boxes (B, P, 4) and scores (B, P, C) for images (B, 3, H, W)."""
         boxes, scores = self.detector.decode(self.detector(images))
         return boxes, scores
 

@@ -2,7 +2,7 @@
 
 A file starts with three int32 values (major, minor, revision) and the number of images seen (uint64 from
 version 0.2 on, otherwise uint32). Float32 values follow: β, γ, mean, variance and kernels for each
-convolution with batch norm, or biases and kernels for a convolution without. The file does not name its
+convolution with batch norm, or biases and kernels for every other convolution. The file does not name its
 network.
 """
 
@@ -101,7 +101,7 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
 
 
 def classes_of(path: Path, network: Network) -> int | None:
-    """Infer the number of classes from the file size. Returns None if no number fits, as for a backbone."""
+    """Return the number of classes that fits the file size, or None, as for a backbone."""
     count = len(_numbers(path)[0])
     one, two = (
         sum(p.numbers for _, parts in _layers(with_classes(network, c)) for p in parts) for c in (1, 2)
@@ -113,12 +113,8 @@ def classes_of(path: Path, network: Network) -> int | None:
 def write_weights(path: Path, network: Network, state: Mapping[str, Tensor], seen: int = 0) -> None:
     """Write the weights of a network that can be expressed as a cfg file.
 
-    Args:
-        path: the file, which is overwritten.
-        network: the network's layers.
-        state: tensors by name, as :meth:`torch.nn.Module.state_dict` returns them. Kernels have the shape
-            (filters, channels / groups, size, size), and all other tensors (filters,).
-        seen: number of images the network was trained on.
+    ``state`` is the network's :meth:`~torch.nn.Module.state_dict`, and ``seen`` is the number of images the
+    network was trained on. The file is overwritten.
     """
     with path.open("wb") as file:
         file.write(struct.pack("<3iQ", *_VERSION, seen))
@@ -149,7 +145,7 @@ def check_header(path: Path) -> None:
 
 
 def _is_wide(head: bytes, path: Path) -> bool:
-    """Check whether the number of images has 64 bits. Raises an error if the header is not Darknet's."""
+    """Check the header, and return whether its image counter has 64 bits."""
     if len(head) < 20:
         raise UserError(f"{path}: {len(head)} bytes are too few for a Darknet weights file")
     major, minor, _ = struct.unpack_from("<3i", head)

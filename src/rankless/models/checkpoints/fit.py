@@ -26,7 +26,7 @@ class Misfits:
     Attributes:
         missing: names that are only in the model.
         unexpected: names that are only in the file.
-        misshapen: names in both whose shapes differ, or whose values are floating-point only in the model.
+        misshapen: names in both with different shapes, or with floating-point values only in the model.
         lines: text lines with the name and shapes of each difference, by kind.
     """
 
@@ -60,10 +60,8 @@ class Misfits:
 class Fit:
     """Tensors matched to a model.
 
-    Attributes:
-        state: a tensor for each name in the model: the matching tensor, or the model's own if none matches.
-        missing, unexpected, misshapen: see :class:`Misfits`.
-        notes: messages about the tensors that were loaded or left out.
+    ``state`` contains a tensor for each name in the model: the matching tensor, or the model's own if none
+    matches. For ``missing``, ``unexpected`` and ``misshapen``, see :class:`Misfits`.
     """
 
     state: dict[str, Tensor]
@@ -96,12 +94,10 @@ def mismatch(source: str, misfits: Misfits, hint: str = "") -> UserError:
 
 
 def align(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Remove the prefix of all names that wrappers have added, if more names match without it.
+    """Remove the prefix that wrappers added to all names, if more names match without it.
 
-    A model may itself have a submodule called ``module``, so the prefix with the most matches is removed.
-
-    Returns:
-        The tensors by their new names, and a list with a note about the prefix, if any.
+    A model may itself have a submodule called ``module``, so the prefix with the most matches is removed. The
+    second result is a list with a note about the prefix, if any.
     """
     prefix, rest = "", dict(theirs)
     best, best_score = prefix, _score(ours, rest)
@@ -130,18 +126,9 @@ def fit(
 ) -> Fit:
     """Match the tensors in a file to the tensors of a model.
 
-    Batch counters (``num_batches_tracked``) that the file lacks, as before PyTorch 0.4.1, are set to zero.
-
-    Args:
-        model_state: the model's tensors.
-        theirs: the tensors in the file, of any shape.
-        partial: load only the tensors that match; otherwise, all tensors must match.
-        head_names: names or prefixes of the tensors whose shape depends on the number of classes, for the
-            hint in the error.
-        source: where the tensors come from, for messages.
-
-    Raises:
-        UserError: no tensor matches, or not all match although ``partial`` is false.
+    Batch counters (``num_batches_tracked``) that the file lacks, as before PyTorch 0.4.1, are set to zero. An
+    error is raised if no tensor matches, or if some do not match and ``partial`` is false. ``head_names`` are
+    names or prefixes of the tensors whose shape depends on the number of classes, for the hint in the error.
     """
     renamed, notes = align(model_state, theirs)
     counters = {
@@ -181,13 +168,8 @@ def by_order(
     """Match tensors in order, for a network whose tensors have different names.
 
     Equal shapes do not prove that the networks are equal. For example, concatenating feature maps in another
-    order does not change the shapes. If only one side has batch counters, they are ignored.
-
-    Args:
-        ours, theirs: the tensors in the model and in the file.
-        source: where the tensors come from, for messages.
-        partial: match tensors only up to the first one with a different shape, as for a backbone; the rest
-            keep their names.
+    order does not change the shapes. If only one side has batch counters, they are ignored. With ``partial``,
+    tensors are matched only up to the first one with a different shape, and the rest keep their names.
     """
     names, others = list(ours), list(theirs)
     if len(names) != len(others):
@@ -205,7 +187,7 @@ def by_order(
 
 
 def leading(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[str, str]:
-    """Match names in order, up to the first pair with different shapes; batch counters are ignored."""
+    """Match names in order, up to the first pair with different shapes. Batch counters are ignored."""
     both = zip(_without_counters(ours), _without_counters(theirs), strict=False)
     return dict(takewhile(lambda pair: _compatible(ours[pair[0]], theirs[pair[1]]), both))
 
@@ -213,7 +195,7 @@ def leading(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[st
 def agrees_in_order(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], head_names: Sequence[str]
 ) -> bool:
-    """Check whether all shapes match in order, except those in the head; batch counters are ignored."""
+    """Check whether all shapes match in order, except those in the head. Batch counters are ignored."""
     names, others = _without_counters(ours), _without_counters(theirs)
     head = tuple(head_names)
     return len(names) == len(others) and all(
@@ -227,7 +209,7 @@ def _without_counters(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def _score(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Return the number of common names, and the number of those that have compatible shapes."""
+    """Count the common names, and those that have compatible shapes."""
     both = [name for name in theirs if name in ours]
     return len(both), sum(_compatible(ours[name], theirs[name]) for name in both)
 

@@ -60,7 +60,6 @@ class Storage:
 
     @property
     def nbytes(self) -> int:
-        """The size of the storage in bytes."""
         return self.numel * self.dtype.itemsize
 
 
@@ -219,11 +218,7 @@ class Inspection:
     wanted: dict[str, None] = field(default_factory=dict)
 
     def walk(self, file: IO[bytes]) -> Any:
-        """Read one pickle, and return its value with placeholders for tensors and storages.
-
-        Raises:
-            RefusedFileError: the pickle is damaged, or needs foreign classes or functions.
-        """
+        """Read one pickle, and return its value with placeholders for tensors and storages."""
         machine = _Machine(self)
         try:
             with warnings.catch_warnings():
@@ -350,7 +345,6 @@ class _Machine:
         self.stack.append(FUNCTIONS[function.name](*arguments))
 
     def make(self, _: Any) -> None:
-        """Handle the opcode NEWOBJ with a placeholder for the new object."""
         arguments, made = self.pop(), self.pop()
         if isinstance(made, Global) and made.name == NAMESPACE and arguments == ():
             self.stack.append(Options())

@@ -1,4 +1,4 @@
-"""Describe all classifiers by name, and build them from a recipe.
+"""All classifiers by name, and how to build them from a recipe.
 
 The network of a classifier has the state dict of its original implementation, and two additional attributes:
 ``variant``, a :class:`Classifier`, and ``head_names``, the prefixes of the parameters whose shape depends on
@@ -70,7 +70,7 @@ class Classifier:
 
     @property
     def gflops(self) -> float:
-        """The operations per image of the published size, in 10⁹; a multiply-accumulate counts as two."""
+        """The GFLOPs per image of the published size. A multiply-accumulate counts as two operations."""
         return self._work[1]
 
     @cached_property
@@ -118,11 +118,7 @@ CLASSIFIERS: dict[str, Classifier] = {chosen.name: chosen for chosen in _ALL}
 
 
 def variant(model: model_kinds.ModelKeys) -> Classifier:
-    """Return the description of a recipe's classifier.
-
-    Raises:
-        UserError: there is no such classifier, or its options are invalid.
-    """
+    """Return the description of a recipe's classifier."""
     if cfg := getattr(model, "cfg", ""):
         where = "the text of a cfg file" if "\n" in cfg else f"'{cfg}'"
         raise UserError(
@@ -145,14 +141,9 @@ def variant(model: model_kinds.ModelKeys) -> Classifier:
 
 
 def build_classifier(model: model_kinds.ModelKeys, classes: int) -> nn.Module:
-    """Build a classifier on the CPU, initialized with torch's global generator.
+    """Build a classifier on the CPU that maps normalized images (B, 3, H, W) to logits (B, classes).
 
-    Returns:
-        The network. It maps normalized images (B, 3, H, W) to logits (B, classes), and has the attributes
-        ``variant`` (a :class:`Classifier`) and ``head_names`` (a tuple of prefixes such as ``"fc."``).
-
-    Raises:
-        UserError: there is no such classifier, its options are invalid, or it does not fit into memory.
+    The weights are initialized with torch's global generator.
     """
     problems: list[str] = []
     chosen = None
@@ -170,7 +161,7 @@ def build_classifier(model: model_kinds.ModelKeys, classes: int) -> nn.Module:
 
 
 def _refuse_giant(chosen: Classifier, model: model_kinds.ModelKeys, classes: int) -> None:
-    """Raise an error if the weights do not fit into memory; published models are known to be small enough."""
+    """Raise an error if the weights do not fit into memory. Published models are known to be small enough."""
     options = model.densenet if isinstance(model, model_kinds.DensenetModel) else model_kinds.Densenet()
     if classes <= _MANY_CLASSES and options.growth == options.depth == "auto":
         return
@@ -206,11 +197,7 @@ def backbone_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def classifier_named(name: str) -> Classifier:
-    """Return the description of the classifier with the given name.
-
-    Raises:
-        UserError: there is no such classifier.
-    """
+    """Return the description of the classifier with the given name."""
     if name in CLASSIFIERS:
         return CLASSIFIERS[name]
     if name.startswith(TIMM):

@@ -27,13 +27,7 @@ def backbone(name: str, activation: Activation | None = None) -> Network:
 
 
 class DarknetClassifier(nn.Module):
-    """A classifier that consists of a backbone, global average pooling and a linear layer.
-
-    Args:
-        network: description of the backbone.
-        classes: number of classes.
-        dropout: fraction of the pooled features to drop before the last layer.
-    """
+    """A classifier that consists of a backbone, global average pooling, dropout and a linear layer."""
 
     def __init__(self, network: Network, classes: int, *, dropout: float = 0.0) -> None:
         super().__init__()

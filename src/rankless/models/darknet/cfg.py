@@ -40,7 +40,6 @@ class Cfg:
     """The contents of a cfg file.
 
     Attributes:
-        network: the network.
         letterbox: whether images keep their aspect ratio; otherwise they are stretched, which is Darknet's
             default.
         nms: similarity measure of NMS.
@@ -54,14 +53,7 @@ class Cfg:
 
 
 def read_cfg(source: str) -> Cfg:
-    """Read a cfg file.
-
-    Args:
-        source: the path of the file, or its text.
-
-    Raises:
-        UserError: the file cannot be read, or describes no supported detector; all problems are listed.
-    """
+    """Read a cfg file, given its path or its text. All problems are reported at once."""
     if "\n" in source and "[" in source:
         return _Reader("model.cfg", source).read()
     path = Path(source)
@@ -78,7 +70,7 @@ def read_cfg(source: str) -> Cfg:
 
 
 class _Reader(OptionReader):
-    """A reader that converts one section at a time to a layer, and collects problems."""
+    """A reader that converts one section at a time to a layer and collects all problems."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(name)
@@ -101,7 +93,7 @@ class _Reader(OptionReader):
         return cast(Activation, name)
 
     def _layers(self, key: str) -> tuple[int, ...]:
-        """Read layer numbers from an option; negative numbers count back from the current layer."""
+        """Read layer numbers from an option. Negative numbers count back from the current layer."""
         number = len(self.layers)
         sources = []
         for value in self.numbers(key, "") or (0.5,):
@@ -269,7 +261,6 @@ class _Reader(OptionReader):
         )
 
     def read(self) -> Cfg:
-        """Read all sections; raise an error that lists all problems."""
         sections = list(self.sections(self.text))
         self._raise()
         if not sections or sections[0].name not in ("net", "network"):
@@ -296,8 +287,9 @@ class _Reader(OptionReader):
     def _backbone(self) -> int:
         """Guess the number of layers in the backbone.
 
-        It ends with the last shortcut at the coarsest resolution before the first head; without shortcuts,
-        with the first layer at that resolution; without such a layer, halfway to the first head.
+        It ends with the last shortcut at the coarsest resolution before the first head. If there is no
+        shortcut, it ends with the first layer at that resolution or, if there is no such layer, halfway to
+        the first head.
         """
         coarsest = max((shape.stride or 0 for shape in self.shapes), default=0)
         first_head = next(n for n, layer in enumerate(self.layers) if isinstance(layer, net.Yolo))

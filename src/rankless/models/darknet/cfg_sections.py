@@ -27,12 +27,7 @@ class Section:
 
 
 class OptionReader:
-    """A reader for the options of one section at a time, which collects problems.
-
-    Attributes:
-        problems: messages, each with the file's name and the line number.
-        section: the current section.
-    """
+    """A reader for the options of one section at a time, which collects problems."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -113,5 +108,4 @@ class OptionReader:
         return values
 
     def has(self, key: str) -> bool:
-        """Check whether the section has an option."""
         return key in self.section.options

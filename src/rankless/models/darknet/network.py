@@ -26,10 +26,7 @@ DETECTOR_CHANNELS = 5  # tx, ty, tw, th, objectness
 class Conv:
     """A ``[convolutional]`` layer. With batch norm, it has no bias.
 
-    Attributes:
-        filters: number of output channels.
-        size, stride, dilation, groups: parameters of the convolution.
-        padding: padding in pixels on each side, before dilation; None keeps the resolution at stride 1.
+    ``padding`` is the number of pixels on each side, before dilation. None keeps the resolution at stride 1.
     """
 
     filters: int
@@ -153,9 +150,7 @@ Layer = (
 class Shape:
     """The shape of a layer's output.
 
-    Attributes:
-        channels: number of channels.
-        stride: pixels of the network's input per pixel of the output; None if the output is 1 × 1.
+    ``stride`` is the number of input pixels per output pixel along each side, or None if the output is 1 × 1.
     """
 
     channels: int
@@ -204,7 +199,7 @@ class Network:
         return shapes
 
     def heads(self) -> tuple[YoloHead | AnchorFreeHead, ...]:
-        """Return the heads' descriptions, in the order of the model's outputs."""
+        """Return the descriptions of the heads, in the order of the model's outputs."""
         heads: list[YoloHead | AnchorFreeHead] = []
         for layer, made in zip(self.layers, self.shapes(), strict=True):
             stride = int(made.stride or 0)
@@ -226,7 +221,7 @@ class Network:
 
     @property
     def anchors(self) -> tuple[tuple[float, float], ...]:
-        """The anchors that all heads share, as (width, height) in pixels; empty if there are none."""
+        """The anchors that all heads share, as (width, height) in pixels. Empty if there are none."""
         return next((layer.anchors for layer in self.layers if isinstance(layer, Yolo)), ())
 
     def predictors(self) -> tuple[int, ...]:
@@ -259,11 +254,9 @@ class Builder:
 
     @property
     def last(self) -> int:
-        """The number of the last layer."""
         return len(self.layers) - 1
 
     def add(self, layer: Layer) -> int:
-        """Add a layer of any type."""
         self.layers.append(layer)
         return self.last
 
@@ -299,6 +292,6 @@ class Builder:
         return self.add(yolo)
 
     def network(self, side: int, backbone: int, classes: int, loss: PublishedLoss) -> Network:
-        """Return the network, for a square input of ``side`` pixels."""
+        """Return the network for a square input of ``side`` pixels."""
         names = tuple(str(number) for number in range(len(self.layers)))
         return Network(tuple(self.layers), names, (side, side), backbone, classes, loss)

@@ -1,4 +1,4 @@
-"""Create modified copies of a network: another width, or other classes, anchors, activations or heads."""
+"""Create modified copies of a network, with another width or with other classes, anchors or heads."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Anchors = tuple[tuple[float, float], ...]
 
 
 def scaled(channels: int, width: float) -> int:
-    """Return ``channels * width`` rounded to a multiple of 8, at least 8; width 1 changes nothing."""
+    """Return ``channels * width`` rounded to a multiple of 8, at least 8. Width 1 changes nothing."""
     return channels if width == 1 else max(8, 8 * int(channels * width / 8 + 0.5))
 
 
 def with_width(network: Network, width: float) -> Network:
-    """Scale the number of channels in all layers except the heads; depthwise layers stay depthwise."""
+    """Scale the number of channels in all layers except the heads. Depthwise layers stay depthwise."""
     predictors, shapes, image = set(network.predictors()), network.shapes(), Shape(3, Fraction(1))
     layers: list[Layer] = []
     for number, layer in enumerate(network.layers):
@@ -72,13 +72,10 @@ def with_activation(network: Network, activation: Activation) -> Network:
 
 
 def with_anchors(network: Network, anchors: Anchors, per_head: int | None = None) -> Network:
-    """Replace the anchors.
+    """Replace the anchors, which are (width, height) in pixels of the input.
 
-    Args:
-        network: a network with ``[yolo]`` heads.
-        anchors: (width, height) in pixels of the input.
-        per_head: number of anchors per head, where the finest head gets the first anchors; None keeps the
-            published masks.
+    If ``per_head`` is given, the finest head gets the first ``per_head`` anchors, and so on. Otherwise, the
+    published masks stay.
     """
     shapes = network.shapes()
     by_stride = sorted(_heads(network), key=lambda number: shapes[number].stride or 0)
@@ -92,18 +89,15 @@ def with_anchors(network: Network, anchors: Anchors, per_head: int | None = None
 
 
 def with_scale_xy(network: Network, scale: float) -> Network:
-    """Replace every head's ``scale_xy``."""
+    """Replace ``scale_xy`` in every head."""
     return _each(network, lambda layer: replace(layer, scale_xy=scale) if isinstance(layer, Yolo) else layer)
 
 
 def with_involution(network: Network, size: int, *, replaces: bool = False) -> Network:
-    """Insert an involution before each head.
+    """Insert an involution with kernels of ``size`` × ``size`` pixels before each head.
 
-    Args:
-        network: the network to copy.
-        size: side length of the kernels in pixels.
-        replaces: whether other layers that read the head's input, such as the next down-sampling, read the
-            output of the involution instead.
+    If ``replaces`` is true, other layers that read the head's input, such as the next down-sampling, read the
+    output of the involution instead.
     """
     involutions: dict[int, tuple[Layer, str]] = {
         _entrance(network, n): (Involution(size), "involution") for n in _heads(network)
@@ -156,7 +150,10 @@ def _each(network: Network, change: Callable[[Layer], Layer]) -> Network:
 
 
 def _insert(network: Network, before: dict[int, tuple[Layer, str]], *, replaces: bool = False) -> Network:
-    """Insert named layers before existing ones, which then read them, as do later layers if ``replaces``."""
+    """Insert named layers before existing layers, which then read the inserted layers.
+
+    If ``replaces`` is true, all later layers read them, too.
+    """
     layers: list[Layer] = []
     names: list[str] = []
     index = {IMAGE: IMAGE}

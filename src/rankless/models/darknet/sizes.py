@@ -20,12 +20,7 @@ def parameters(network: Network) -> int:
 
 
 def outputs(network: Network, size: tuple[int, int]) -> list[int]:
-    """Count the output values of each convolution for one image.
-
-    Args:
-        network: description of the network.
-        size: (height, width) of the image in pixels.
-    """
+    """Count the output values of each convolution for one image of ``size`` (height, width)."""
     counts = []
     for layer, shape in zip(network.layers, network.shapes(), strict=True):
         if isinstance(layer, Conv):

@@ -46,7 +46,7 @@ def criterion_of(network: net.Network, options: loss_kinds.LossKeys) -> Criterio
 
 
 class Route(nn.Module):
-    """Concatenation of feature maps, or of one channel group from each map."""
+    """A layer that concatenates feature maps, or one channel group of each map."""
 
     def __init__(self, groups: int, group: int) -> None:
         super().__init__()
@@ -59,14 +59,13 @@ class Route(nn.Module):
 
 
 class Shortcut(nn.Module):
-    """Addition of feature maps. If they differ in the number of channels, only common channels are added."""
+    """A layer that adds feature maps. If their numbers of channels differ, only common channels are added."""
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()
         self.activation = activate(activation)
 
     def forward(self, x: Tensor, *others: Tensor) -> Tensor:
-        """Add maps of the same resolution to ``x`` (B, C, H, W), and return the activated sum."""
         for other in others:
             shared = min(x.shape[1], other.shape[1])
             if shared < x.shape[1]:
@@ -78,50 +77,40 @@ class Shortcut(nn.Module):
 
 
 class Multiply(nn.Module):
-    """Multiplication of two feature maps, of which the second may have a single pixel."""
+    """A layer that multiplies two feature maps, of which the second may have a single pixel."""
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()
         self.activation = activate(activation)
 
     def forward(self, x: Tensor, factor: Tensor) -> Tensor:
-        """Multiply ``x`` (B, C, H, W) by ``factor`` (B, C, h, w), and return the activated product."""
         out: Tensor = self.activation(x * factor)
         return out
 
 
 class Upsample(nn.Module):
-    """Upsampling that repeats every pixel and multiplies the values by a constant."""
+    """A layer that repeats every pixel and multiplies the values by a constant."""
 
     def __init__(self, factor: int, scale: float) -> None:
         super().__init__()
         self.factor, self.scale = factor, scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """Upsample (B, C, H, W) to (B, C, factor · H, factor · W)."""
         x = upsample(x, self.factor)
         return x if self.scale == 1 else x * self.scale
 
 
 class AveragePool(nn.Module):
-    """Average pooling of each channel over all pixels."""
+    """A layer that averages each channel over all pixels."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pool (B, C, H, W) to (B, C, 1, 1)."""
         return F.adaptive_avg_pool2d(x, 1)
 
 
 class DetectionModel(nn.Module):
     """A :class:`~rankless.models.detectors.protocol.Detector` that consists of Darknet layers.
 
-    Args:
-        network: description of the network.
-        criterion: the loss function; by default, the published one.
-
-    Attributes:
-        network: description of the network.
-        heads: descriptions of the outputs, in order.
-        head_names: prefixes of the names of all parameters that depend on the number of classes.
+    By default, ``criterion`` is the published loss function.
     """
 
     def __init__(
@@ -160,7 +149,6 @@ class DetectionModel(nn.Module):
         return (0, 1) if name.split(".")[-2] == "classes" else (5, 1)  # else each anchor's box and objectness
 
     def backbone(self) -> list[nn.Module]:
-        """Return the layers of the backbone."""
         return list(self.layers.values())[: self.network.backbone]
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -171,24 +159,13 @@ class DetectionModel(nn.Module):
             return torch.cat(boxes, 1), torch.cat(scores, 1)
 
     def loss(self, raw: list[Tensor], batch: DetectionBatch) -> LossSum:
-        """Compute the loss of one micro-batch as a sum and a count, both scalars.
-
-        Args:
-            raw: the outputs of :meth:`forward`, one (B, channels, H, W) per head.
-            batch: the targets; its images are not read.
-        """
         with without_layers():
             return self.criterion(raw, self.heads, batch)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Compute the raw outputs of the heads.
+        """Compute one raw output (B, channels, H / stride, W / stride) per head.
 
-        Args:
-            images: float images in 0..1, (B, 3, H, W), with H and W multiples of the coarsest stride.
-                channels_last is faster.
-
-        Returns:
-            One output per head, (B, channels, H / stride, W / stride).
+        ``images`` are floats in 0..1, (B, 3, H, W), with H and W multiples of the coarsest stride.
         """
         maps: dict[int, Tensor] = {net.IMAGE: images}
         outputs = []

@@ -99,12 +99,7 @@ def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> DarknetSpec
 def network(model: model_kinds.ModelKeys, classes: int) -> Network:
     """Return the description of a recipe's network.
 
-    Args:
-        model: the recipe's ``model``. As long as ``anchors`` is ``kmeans``, the anchors are placeholders.
-        classes: number of classes.
-
-    Raises:
-        UserError: the network is unknown, or an option does not fit it.
+    As long as ``model.anchors`` is ``kmeans``, the anchors are placeholders.
     """
     cfg = model.cfg if isinstance(model, model_kinds.YoloModel) else ""
     named = MODELS.get(model.name)

@@ -49,7 +49,6 @@ def _fcos(classes: int) -> TorchvisionDetector:
         def compute_loss(
             self, targets: Any, head_outputs: Any, anchors: Any, matched_idxs: list[Tensor]
         ) -> dict[str, Tensor]:
-            """Return the loss terms and the number of positives, all scalars."""
             means = super().compute_loss(targets, head_outputs, anchors, matched_idxs)
             return {**means, "positives": (torch.stack(matched_idxs) >= 0).sum()}
 

@@ -69,10 +69,8 @@ class Proposed(NamedTuple):
 class TorchvisionDetector(nn.Module):
     """A :class:`~rankless.models.detectors.protocol.Detector` that wraps a torchvision detector.
 
-    Args:
-        network: the torchvision detector, whose submodules become submodules of this module.
-        head_names: see :class:`~rankless.models.detectors.protocol.Detector`.
-        background: whether the first class output is the background.
+    The submodules of ``network`` become submodules of this module. If ``background`` is true, the first class
+    output is the background.
     """
 
     network: Any
@@ -109,7 +107,7 @@ class TorchvisionDetector(nn.Module):
         return anchors[0]
 
     def _targets(self, batch: DetectionBatch, like: Tensor) -> list[dict[str, Tensor]]:
-        """Convert the ground truth to torchvision's format; box sides are at least 0.1 pixels."""
+        """Convert the ground truth to torchvision's format, with box sides of at least 0.1 pixels."""
         truths = Truths.of(batch.boxes, batch.labels, batch.valid, like.dtype)
         return [
             {"boxes": boxes[valid], "labels": labels[valid] + self.background}
@@ -121,14 +119,13 @@ class DenseDetector(TorchvisionDetector):
     """A one-stage detector, which predicts scores and a box for each anchor."""
 
     def forward(self, images: Tensor) -> Dense:
-        """Compute the outputs of the head for images (B, 3, H, W) in 0..1."""
         maps = self._features(images)
         outputs = {name: _wide(one) for name, one in self.network.head(list(maps.values())).items()}
         anchors = self._anchors(self.network.anchor_generator, images, maps)
         return Dense(outputs, anchors, [m.shape[-2] * m.shape[-1] for m in maps.values()])
 
     def _matches(self, targets: list[dict[str, Tensor]], anchors: Tensor) -> list[Tensor]:
-        """Return the index of the ground-truth box that each anchor matches, (A,); negative for no match."""
+        """Return the index of the object that each anchor matches (A,), or a negative number, for each image."""
         from torchvision.ops import box_iou
 
         unmatched = torch.full((len(anchors),), -1, dtype=torch.int64, device=anchors.device)
@@ -148,11 +145,10 @@ class RetinaNet(DenseDetector):
     """RetinaNet (Lin et al., 2017), trained with focal loss and GIoU."""
 
     def decode(self, raw: Dense) -> tuple[Tensor, Tensor]:
-        """Return boxes (B, A, 4), xyxy in input pixels, and scores (B, A, C)."""
         return self._boxes(raw), raw.outputs["cls_logits"].sigmoid()
 
     def loss(self, raw: Dense, batch: DetectionBatch) -> LossSum:
-        """Compute the loss, summed over the images, and the number of images, both scalars.
+        """Compute the loss, summed over the images, and the number of images.
 
         An image's loss is a mean over its positives.
         """
@@ -168,16 +164,13 @@ class FCOS(DenseDetector):
     """FCOS (Tian et al., 2019), trained with focal loss, GIoU and center-ness."""
 
     def decode(self, raw: Dense) -> tuple[Tensor, Tensor]:
-        """Return boxes (B, A, 4), xyxy in input pixels, and scores (B, A, C).
-
-        A score is the square root of class probability times center-ness.
-        """
+        """Return boxes and scores, which are the square roots of class probability times center-ness."""
         boxes = self.network.box_coder.decode(raw.outputs["bbox_regression"], raw.anchors)
         centerness = raw.outputs["bbox_ctrness"].sigmoid()
         return boxes, (raw.outputs["cls_logits"].sigmoid() * centerness).sqrt()
 
     def loss(self, raw: Dense, batch: DetectionBatch) -> LossSum:
-        """Compute the loss, summed over the positives, and the number of positives, both scalars."""
+        """Compute the loss, summed over the positives, and the number of positives."""
         targets = self._targets(batch, raw.anchors)
         anchors = [raw.anchors] * len(targets)
         # FCOS has one anchor per cell.
@@ -189,11 +182,10 @@ class SSD(DenseDetector):
     """SSD (Liu et al., 2016), trained with cross-entropy (three negatives per positive) and smooth L1."""
 
     def decode(self, raw: Dense) -> tuple[Tensor, Tensor]:
-        """Return boxes (B, A, 4), xyxy in input pixels, and scores (B, A, C)."""
         return self._boxes(raw), raw.outputs["cls_logits"].softmax(-1)[..., 1:]
 
     def loss(self, raw: Dense, batch: DetectionBatch) -> LossSum:
-        """Compute the loss, summed over the positives, and the number of positives, both scalars."""
+        """Compute the loss, summed over the positives, and the number of positives."""
         targets = self._targets(batch, raw.anchors)
         matches = self._matches(targets, raw.anchors)
         means = self.network.compute_loss(targets, raw.outputs, [raw.anchors] * len(targets), matches)
@@ -225,9 +217,7 @@ class FasterRCNN(TorchvisionDetector):
     def decode(self, raw: Proposed) -> tuple[Tensor, Tensor]:
         """Return the ``CANDIDATES`` best pairs of box and class in each image.
 
-        Returns:
-            Boxes (B, CANDIDATES, 4), xyxy in input pixels, and scores (B, CANDIDATES, C), where each box has
-            the score of a single class.
+        Each of the boxes (B, CANDIDATES, 4) has the score of a single class in the scores (B, CANDIDATES, C).
         """
         proposals = self._proposals(raw)
         counts = [len(one) for one in proposals]
@@ -239,7 +229,7 @@ class FasterRCNN(TorchvisionDetector):
         return torch.stack([b for b, _ in best]), torch.stack([s for _, s in best])
 
     def loss(self, raw: Proposed, batch: DetectionBatch) -> LossSum:
-        """Compute the loss, summed over the images, and the number of images, both scalars.
+        """Compute the loss, summed over the images, and the number of images.
 
         An image's loss is a mean over its sampled anchors (first stage) and proposals (second stage).
         """

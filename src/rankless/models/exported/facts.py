@@ -100,12 +100,7 @@ class Facts:
 
 
 def read(texts: Mapping[str, str], source: str) -> Facts:
-    """Read the metadata from the text entries of a file.
-
-    Raises:
-        UserError: the entries are missing, damaged, or from another version; the message starts with
-            ``source``.
-    """
+    """Read the metadata from the text entries of a file. Error messages start with ``source``."""
     written = texts.get("rankless")
     if written is None:
         raise UserError(
