@@ -125,7 +125,7 @@ class DenseDetector(TorchvisionDetector):
         return Dense(outputs, anchors, [m.shape[-2] * m.shape[-1] for m in maps.values()])
 
     def _matches(self, targets: list[dict[str, Tensor]], anchors: Tensor) -> list[Tensor]:
-        """Return the index of the object that each anchor matches (A,), or a negative number, for each image."""
+        """Return the index (A,) of the object that each anchor matches, in each image; negative for none."""
         from torchvision.ops import box_iou
 
         unmatched = torch.full((len(anchors),), -1, dtype=torch.int64, device=anchors.device)
