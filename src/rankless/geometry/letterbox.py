@@ -91,10 +91,10 @@ _NUDGE = 1 + 2**-40  # otherwise, 640 * (416 / 640) may be 415.99…, and the im
 def letterbox(
     image: Tensor, size: tuple[int, int], within: tuple[int, int] | None = None, placing: Placing = USUAL
 ) -> tuple[Tensor, Letterbox]:
-    """Fit an image, uint8 (3, h, w), into the center of an input of ``size``, and return its placement.
+    """Fit an image, uint8 (3, h, w), into the center of an input of ``size`` (H, W).
 
-    ``within`` is the (H, W) to fit the image into if ``size`` omits some of the padding. An image that
-    already has this size is not copied.
+    Returns the input and the placement of the image. ``within`` is the (H, W) to fit the image into if
+    ``size`` omits some of the padding. An image that already has this size is not copied.
     """
     height, width = image.shape[-2:]
     scale = fit(height, width, within or size)

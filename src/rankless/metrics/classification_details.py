@@ -15,10 +15,10 @@ BINS = 10
 
 
 def classification_details(probabilities: NDArray[np.float64], truth: NDArray[np.int64]) -> dict[str, Any]:
-    """Compute the report's details from probabilities (N, C), N ≥ 1, and true classes (N,).
+    """Compute the details that the report shows from probabilities (N, C) and true classes (N,).
 
-    The predicted class is the most likely one, and its probability is the confidence. The entries of the
-    returned JSON-compatible dict are described in docs/report.md.
+    The predicted class is the most likely one, and its probability is the confidence. There must be at least
+    one image. The entries of the returned JSON-compatible dict are described in docs/report.md.
     """
     classes = probabilities.shape[1]
     answers, confidence = probabilities.argmax(1), probabilities.max(1)

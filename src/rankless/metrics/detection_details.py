@@ -27,9 +27,9 @@ Integers = NDArray[np.int64]
 
 
 def detection_details(images: Sequence[ImageBoxes], classes: int) -> tuple[dict[str, Any], Matches]:
-    """Compute the report's details for a data set, as a JSON-compatible dict, and the matches.
+    """Match the detections in a data set, and compute the details that the report shows.
 
-    The entries of the dict are described in docs/report.md.
+    The first result is a JSON-compatible dict, whose entries are described in docs/report.md.
     """
     matches = match(images)
     truths = np.bincount(matches.truth_label, minlength=classes)

@@ -157,12 +157,3 @@ class Involution(nn.Module):
         around = around.view(batch, self.groups, channels // self.groups, self.size**2, height, width)
         mixed: Tensor = (kernels * around).sum(3).view(batch, channels, height, width)
         return mixed.contiguous(memory_format=torch.channels_last)
-
-
-def upsample(x: Tensor, factor: int = 2) -> Tensor:
-    """Upsample (B, C, H, W) to (B, C, factor · H, factor · W) by repeating every pixel factor² times.
-
-    The nearest-neighbor kernels are deterministic even on CUDA, because one thread adds the gradients of each
-    input pixel in a fixed order. The bilinear kernels use atomic additions. channels_last is preserved.
-    """
-    return F.interpolate(x, scale_factor=float(factor), mode="nearest")

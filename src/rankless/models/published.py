@@ -36,7 +36,6 @@ class PublishedFile:
         models: values of ``model.name`` that the file fits. A model's default is the first file listed for
             it.
         score: the published score and the data set it was measured on.
-        license: the license according to the publisher.
         categories: class names; empty if they were not published with the file.
     """
 
@@ -127,7 +126,7 @@ def asked_for(pretrained: str, model: str, *, is_cfg: bool = False) -> Published
             return named(TIMM + model.removeprefix(TIMM))
         if pretrained == PUBLISHED:
             if is_cfg or not model:
-                raise UserError("the network is your own; expected a file, such as published/yolov4.conv.137")
+                raise UserError("a custom network needs a file, such as published/yolov4.conv.137")
             return named(model)
         if not pretrained.startswith(f"{PUBLISHED}/"):
             return None
@@ -162,7 +161,7 @@ def prefetch(model: ModelKeys) -> None:
         if (width := getattr(model, "width", 1.0)) != 1:
             raise UserError(
                 f"model.pretrained is '{model.pretrained}', but model.width is {width:g}; published weights "
-                "need 1; set model.width=1, or remove model.pretrained"
+                "have a width of 1; set model.width=1, or remove model.pretrained"
             )
         fetch(wanted)
 

@@ -49,7 +49,6 @@ def build(model: model_kinds.ModelKeys, classes: int, loss: loss_kinds.LossKeys 
 
 
 def check_name(name: str) -> None:
-    """Raise an error if there is no detector with the given name."""
     if name in MODELS or name == transformers.CUSTOM:
         return
     if name in CLASSIFIERS or name.startswith(TIMM):

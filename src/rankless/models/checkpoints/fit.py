@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,19 +57,16 @@ class Misfits:
         return lines
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(NamedTuple):
     """Tensors matched to a model.
 
     ``state`` contains a tensor for each name in the model: the matching tensor, or the model's own if none
-    matches. For ``missing``, ``unexpected`` and ``misshapen``, see :class:`Misfits`.
+    matches.
     """
 
     state: dict[str, Tensor]
-    missing: tuple[str, ...] = ()
-    unexpected: tuple[str, ...] = ()
-    misshapen: tuple[str, ...] = ()
-    notes: list[str] = field(default_factory=list)
+    misfits: Misfits
+    notes: list[str]
 
 
 def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Misfits:
@@ -87,8 +85,8 @@ def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Misfits
 def mismatch(source: str, misfits: Misfits, hint: str = "") -> UserError:
     """Return an error that lists the tensors that do not fit the model."""
     if not hint and (misfits.missing or misfits.unexpected):
-        hint = "do the weights belong to another model, or do their names have a different prefix?"
-    hint = hint or "do they have a different number of classes or a different model.width?"
+        hint = "check that the weights belong to this model, and that their names have no other prefix"
+    hint = hint or "check the number of classes and model.width"
     head = f"{source}: the weights do not fit the model ({misfits.counts}); {hint}"
     return UserError("\n".join([head, *misfits.table()]))
 
@@ -159,7 +157,7 @@ def fit(
     state = {name: tensor.detach().clone() for name, tensor in model_state.items()}
     state |= {name: renamed[name].to(model_state[name].dtype) for name in taken}
     notes += _partly(misfits, len(taken), len(model_state)) + _infinite(state)
-    return Fit(state, misfits.missing, misfits.unexpected, misfits.misshapen, notes)
+    return Fit(state, misfits, notes)
 
 
 def by_order(
@@ -224,11 +222,11 @@ def _compatible(ours: Tensor, theirs: Tensor) -> bool:
 
 def _hint(misfits: Misfits, head_names: Sequence[str], partial: bool, nothing: bool) -> str:
     if nothing:
-        return "no tensor fits; do the weights belong to another model?"
+        return "no tensor fits; check that the weights belong to this model"
     head = tuple(head_names)
     rest = [name for name in misfits.misshapen + misfits.missing if not name.startswith(head)]
     if head and not (partial or rest or misfits.unexpected):
-        return "only the head differs; give its number of classes, or add --partial to leave out the head"
+        return "only the head differs; pass its number of classes, or add --partial to leave out the head"
     return ""
 
 

@@ -65,7 +65,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Global:
-    """A placeholder for the class or function with this full name."""
+    """A placeholder for a class or function, given its full name."""
 
     name: str
 
@@ -207,12 +207,7 @@ _MARK = object()
 
 @dataclass
 class Inspection:
-    """The storages and foreign objects in the pickles of one file.
-
-    Attributes:
-        storages: storages by key.
-        wanted: names of the foreign classes and functions that the pickles need; none of them is called.
-    """
+    """The storages in the pickles of one file, and the foreign classes and functions that they need."""
 
     storages: dict[str, Storage] = field(default_factory=dict)
     wanted: dict[str, None] = field(default_factory=dict)

@@ -34,7 +34,6 @@ class Port:
     """A PyTorch port of a Darknet network.
 
     Attributes:
-        source: the port's repository.
         model: name of the network; empty if the port supports any named network or cfg file.
         modules: function that yields the port's names for the convolutions of a network, in order.
         about: differences from Rankless, for messages.
@@ -110,7 +109,7 @@ def from_port(
     misfits = compare(expected, {name: expected.get(name, tensor) for name, tensor in aligned.items()})
     missing = [one for one in misfits.missing if not one.endswith(COUNTER)]
     if (missing or misfits.unexpected) and not (partial and len(missing) < len(names)):
-        raise mismatch(source, misfits, f"is it a checkpoint from {port.source} for the given model?")
+        raise mismatch(source, misfits, f"check that it is a checkpoint from {port.source} for this model")
     predictors = {f"layers.{network.names[number]}.conv." for number in network.predictors()}
     renamed = {name: aligned[name] for name in misfits.unexpected}
     for mine, theirs in names.items():

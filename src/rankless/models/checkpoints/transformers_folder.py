@@ -39,7 +39,7 @@ def read(folder: Path, where: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
                 output_loading_info=True,
                 dtype=torch.float32,
             )
-    except Exception as error:  # transformers raises many types
+    except Exception as error:  # transformers raises errors of many types
         said = " ".join(str(error).split())[:300]
         raise UserError(f"{where}: {folder}: transformers cannot load it: {said}") from error
     problems = [

@@ -31,7 +31,6 @@ class Weights:
 
     Attributes:
         state: parameters and buffers by their names in the bare model, on the CPU.
-        recipe: the recipe the weights were trained with.
         class_names: one name per class id; empty if the task has no classes.
         extra: all other metadata, as text by key.
     """

@@ -52,7 +52,6 @@ class TimmFacts:
         fixed: whether the model accepts only one input size.
         mean, std: published normalization per channel, for images in 0..1.
         classes: number of classes in the published weights.
-        source: the paper, or the origin of the weights.
     """
 
     size: tuple[int, int]

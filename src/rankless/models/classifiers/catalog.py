@@ -47,8 +47,6 @@ class Classifier:
     """A published classifier, or one of its variants.
 
     Attributes:
-        name: the value of ``model.name`` in a recipe.
-        source: the classifier's paper.
         side: published side length of the square input in pixels.
         classes: number of classes that the classifier was published for.
         mean, std: per-channel normalization: the network expects (image - mean) / std, for images in 0..1.
@@ -197,7 +195,6 @@ def backbone_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def classifier_named(name: str) -> Classifier:
-    """Return the description of the classifier with the given name."""
     if name in CLASSIFIERS:
         return CLASSIFIERS[name]
     if name.startswith(TIMM):

@@ -162,12 +162,10 @@ class Network:
     """The description of a detector, layer by layer.
 
     Attributes:
-        layers: the layers in the order of computation.
         names: the layers' names in weights files. Published layers are numbered; inserted layers have other
             names, so that the numbers do not change.
         size: published (height, width) of the input in pixels.
         backbone: number of layers in the backbone, which comes first.
-        classes: number of classes.
         loss: the loss that the network was published with.
     """
 
@@ -190,13 +188,35 @@ class Network:
         return (number - 1,)
 
     def shapes(self) -> list[Shape]:
-        """Return the output shape of every layer."""
         shapes: list[Shape] = []
         image = Shape(3, Fraction(1))
         for number, layer in enumerate(self.layers):
             read = [shapes[source] if source >= 0 else image for source in self.inputs(number)]
             shapes.append(shape(layer, read))
         return shapes
+
+    def channels_in(self) -> list[int]:
+        """Return the number of channels in the first input of every layer."""
+        shapes = self.shapes()
+        first = (self.inputs(number)[0] for number in range(len(self.layers)))
+        return [shapes[source].channels if source >= 0 else 3 for source in first]
+
+    def parameters(self) -> int:
+        """Count the values in the convolutions and their norms, which are nearly all values of a network."""
+        return sum(
+            layer.filters * (channels // layer.groups * layer.size**2 + (4 if layer.norm else 1))
+            for layer, channels in zip(self.layers, self.channels_in(), strict=True)
+            if isinstance(layer, Conv)
+        )
+
+    def convolution_outputs(self, size: tuple[int, int]) -> list[int]:
+        """Count the output values of each convolution for one image of ``size`` (height, width)."""
+        counts = []
+        for layer, made in zip(self.layers, self.shapes(), strict=True):
+            if isinstance(layer, Conv):
+                stride = made.stride or max(size)  # None means one pixel
+                counts.append(made.channels * int(max(size[0] / stride, 1) * max(size[1] / stride, 1)))
+        return counts
 
     def heads(self) -> tuple[YoloHead | AnchorFreeHead, ...]:
         """Return the descriptions of the heads, in the order of the model's outputs."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from fractions import Fraction
 
 from rankless.models.darknet.network import (
     DETECTOR_CHANNELS,
@@ -17,7 +16,6 @@ from rankless.models.darknet.network import (
     Multiply,
     Network,
     Route,
-    Shape,
     Shortcut,
     Yolo,
 )
@@ -33,24 +31,17 @@ def scaled(channels: int, width: float) -> int:
 
 def with_width(network: Network, width: float) -> Network:
     """Scale the number of channels in all layers except the heads. Depthwise layers stay depthwise."""
-    predictors, shapes, image = set(network.predictors()), network.shapes(), Shape(3, Fraction(1))
-    layers: list[Layer] = []
-    for number, layer in enumerate(network.layers):
+    predictors, channels = network.predictors(), network.channels_in()
+    layers = list(network.layers)
+    for number, layer in enumerate(layers):
         if isinstance(layer, Conv) and number not in predictors:
-            source = network.inputs(number)[0]
-            depthwise = (
-                layer.groups > 1 and layer.groups == (image if source < 0 else shapes[source]).channels
-            )
             filters = scaled(layer.filters, width)
-            changed = replace(layer, filters=filters)
-            layers.append(replace(changed, groups=filters) if depthwise else changed)
-        else:
-            layers.append(layer)
+            depthwise = layer.groups > 1 and layer.groups == channels[number]
+            layers[number] = replace(layer, filters=filters, groups=filters if depthwise else layer.groups)
     return replace(network, layers=tuple(layers))
 
 
 def with_classes(network: Network, classes: int) -> Network:
-    """Change the number of classes that the heads predict."""
     layers = list(network.layers)
     for number in network.predictors():
         conv, yolo = layers[number], layers[number + 1]
@@ -89,7 +80,6 @@ def with_anchors(network: Network, anchors: Anchors, per_head: int | None = None
 
 
 def with_scale_xy(network: Network, scale: float) -> Network:
-    """Replace ``scale_xy`` in every head."""
     return _each(network, lambda layer: replace(layer, scale_xy=scale) if isinstance(layer, Yolo) else layer)
 
 

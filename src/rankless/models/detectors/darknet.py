@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rankless.errors import UserError, counted, one_of
-from rankless.models.darknet import sizes
 from rankless.models.darknet.architectures import scaled_yolov4, yolov3, yolov3_tiny, yolov4, yolov4_tiny
 from rankless.models.darknet.cfg import read_cfg
 from rankless.models.darknet.cfg_text import write_cfg
@@ -78,7 +77,7 @@ class DarknetSpec(DetectorSpec):
         return DetectionModel(network(self.model, classes), self.criterion)
 
     def activations(self, size: tuple[int, int]) -> list[int]:
-        return sizes.outputs(network(self.model, classes=1), size)
+        return network(self.model, classes=1).convolution_outputs(size)
 
     def self_contained(self) -> model_kinds.ModelKeys:
         model = self.model

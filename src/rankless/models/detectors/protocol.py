@@ -81,10 +81,8 @@ class DetectorSpec:
     """The specification of a detector: its network with the options of a recipe.
 
     Attributes:
-        model: the recipe's ``model``.
         size: published (height, width) of the input in pixels.
         anchors: anchors that a recipe may replace, (width, height) in pixels; empty if there are none.
-        exports: capabilities of the detector's exported file.
     """
 
     model: model_kinds.ModelKeys

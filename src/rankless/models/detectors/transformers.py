@@ -257,7 +257,7 @@ class TransformersSpec(DetectorSpec):
         kind, config = classes_of(self.config, classes, where)
         try:
             network = kind(config)
-        except Exception as error:  # transformers and timm raise many types
+        except Exception as error:  # transformers and timm raise errors of many types
             raise _refused(where, error) from error
         auto = self.model.normalize == "auto"
         normalize = normalizes(self.config["model_type"]) if auto else self.model.normalize == "imagenet"

@@ -35,7 +35,6 @@ class Facts:
     Attributes:
         recipe: the recipe of the weights, with the input size and the precision (``fp32`` or ``fp16``) of the
             file.
-        class_names: one name per class id.
         size: (height, width) of the input in pixels.
         nms: confidence threshold of the built-in NMS; None without NMS.
         digest: SHA-256 of the weights.

@@ -32,10 +32,8 @@ class Exported(Weights):
     def model(self) -> nn.Module:
         """Return a module that runs the file."""
         session = SESSIONS[self.path.suffix](self.path)
-        classes = len(self.class_names)
-        return as_model(
-            session, str(self.path), task=self.recipe.task, classes=classes, nms=self.nms is not None
-        )
+        task, classes = self.recipe.task, len(self.class_names)
+        return as_model(session, str(self.path), task=task, classes=classes, nms=self.nms is not None)
 
 
 def is_exported(path: Path) -> bool:

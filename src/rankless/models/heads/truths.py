@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +11,7 @@ from torch import Tensor
 SMALLEST_SIDE = 0.1
 
 
-@dataclass(frozen=True)
-class Truths:
+class Truths(NamedTuple):
     """The ground-truth objects of a batch, in pixels of the network's input. Padding consists of zeros.
 
     Attributes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -60,8 +60,7 @@ class Predicted:
     radius: float = 1.0
 
 
-@dataclass(frozen=True)
-class Targets:
+class Targets(NamedTuple):
     """The training targets of the points.
 
     Attributes:
@@ -84,15 +83,12 @@ def assign(rule: Assignment, predicted: Predicted, truths: Truths) -> Targets:
     truths = in_order(truths)
     count, points, _ = predicted.boxes.shape
     at_once = max(1, _PAIRS_AT_ONCE // (truths.valid.shape[1] * points))
-    some = [slice(start, start + at_once) for start in range(0, count, at_once)]
-    parts = [_RULES[rule](_predicted_in(predicted, s), _truths_in(truths, s)) for s in some]
-    return Targets(
-        positive=torch.cat([part.positive for part in parts]),
-        boxes=torch.cat([part.boxes for part in parts]),
-        labels=torch.cat([part.labels for part in parts]),
-        quality=torch.cat([part.quality for part in parts]),
-        weight=torch.cat([part.weight for part in parts]),
-    )
+    parts = []
+    for start in range(0, count, at_once):
+        some = slice(start, start + at_once)
+        found = replace(predicted, boxes=predicted.boxes[some], logits=predicted.logits[some])
+        parts.append(_RULES[rule](found, Truths(*(each[some] for each in truths))))
+    return Targets(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 def in_order(truths: Truths) -> Truths:
@@ -221,12 +217,3 @@ def _targets(truths: Truths, owner: Tensor, won: Tensor, quality: Tensor, weight
         quality=quality,
         weight=weight,
     )
-
-
-def _predicted_in(predicted: Predicted, some: slice) -> Predicted:
-    return replace(predicted, boxes=predicted.boxes[some], logits=predicted.logits[some])
-
-
-def _truths_in(truths: Truths, some: slice) -> Truths:
-    parts = (truths.boxes, truths.center, truths.size, truths.labels, truths.valid)
-    return Truths(*(part[some] for part in parts))
