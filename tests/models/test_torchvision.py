@@ -22,8 +22,7 @@ from rankless.interop.export import export
 from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.models.detectors.protocol import CANDIDATES
-from rankless.models.detectors.torchvision import MODELS
-from rankless.models.detectors.torchvision_modules import FasterRCNN
+from rankless.models.detectors.torchvision import MODELS, FasterRCNN
 from rankless.models.listing import listed_detector
 from rankless.recipe import schema
 from rankless.recipe.schema import Model, Recipe

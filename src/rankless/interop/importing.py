@@ -262,7 +262,7 @@ def import_weights(
     notes = [*checked_name(source), *notes]
     with outputs.writing(out) as file:
         weights.save(file, fitted.state, recipe=recipe, class_names=class_names, extra=extra)
-    taken = len(fitted.state) - len(fitted.missing) - len(fitted.misshapen)
+    taken = len(fitted.state) - len(fitted.misfits.missing) - len(fitted.misfits.misshapen)
     name, digest = str(cfg) if cfg else recipe.model.name, weights.digest(fitted.state)
     return ImportReport(source, out, name, class_names, len(fitted.state), taken, digest, notes)
 

@@ -23,13 +23,9 @@ class Listed:
     """An entry in the list of models.
 
     Attributes:
-        name: the value of ``model.name`` in a recipe.
-        task: ``detect`` or ``classify``.
         classes: number of classes that the model was published for.
         size: published (height, width) of the input in pixels.
-        parameters: number of learned parameters.
         gflops: operations per image, in 10⁹; a multiply-accumulate counts as two.
-        source: the paper or the origin of the model.
     """
 
     name: str
@@ -47,7 +43,6 @@ class _Whole(nn.Module):
         self.detector: Any = spec.build(classes)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict boxes (B, P, 4) and scores (B, P, C) for images (B, 3, H, W)."""
         boxes, scores = self.detector.decode(self.detector(images))
         return boxes, scores
 
@@ -57,8 +52,8 @@ def listed_detector(name: str) -> Listed:
     spec, published = zoo.spec(model_kinds.Model(name=name)), MODELS[name]
     if isinstance(published, TransformersModel):
         parameters, gflops = published.parameters, published.gflops
-        return Listed(name, "detect", published.classes, spec.size, parameters, gflops, published.source)
-    parameters, gflops = parameters_and_gflops(partial(_Whole, spec, published.classes), spec.size)
+    else:
+        parameters, gflops = parameters_and_gflops(partial(_Whole, spec, published.classes), spec.size)
     return Listed(name, "detect", published.classes, spec.size, parameters, gflops, published.source)
 
 
