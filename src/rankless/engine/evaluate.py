@@ -1,8 +1,7 @@
 """Evaluate a model on a complete data set, with the same scores for any number of ranks.
 
 All ranks split the images into the same batches, and exactly one rank predicts on each batch. Rank 0
-gathers the predictions in the order of the images and scores them. The number of unreadable images is
-reported with the scores, and too many of them are an error.
+gathers the predictions in the order of the images and scores them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from rankless.user_code import explained
 from rankless.world.process_group import World
 
 SHOWN = 20
-"""Maximum number of unreadable images that an error lists."""
+"""Maximum number of unreadable images listed in an error."""
 
 
 def evaluate(
@@ -57,24 +56,17 @@ def evaluate(
     progress: Callable[[int, int], None] | None = None,
     keep: Callable[[Sequence[Any]], None] | None = None,
 ) -> Scores:
-    """Score ``model`` and return the same scores on every rank.
+    """Return the scores of ``model``, which are the same on every rank.
 
-    The entry ``computed_in`` is the precision. If the task has a validation loss
-    (:mod:`rankless.engine.validation_loss`), its mean is the score ``loss``.
+    The scores include the precision (``computed_in``), the validation ``loss`` if the task has one, and the
+    number of ``unreadable`` images if there are any. Too many unreadable images raise an error.
 
     Args:
-        task: the task to evaluate.
-        model: the bare model on the world's device. It is left in evaluation mode.
-        recipe: the run's recipe, with its precision resolved.
-        world: the ranks.
-        limit: number of images to predict on, for a check that returns a digest of the predictions instead of
-            scores. None means all images.
-        unreadable: called on every rank with the images that could not be read, if any. Their number is the
-            score ``unreadable``. They affect no other score.
+        limit: number of images to predict on. If given, return a digest of the predictions instead of scores.
+        unreadable: called on every rank with the images that could not be read, if any.
         stop: called before every batch. Returns whether to stop, which may differ between ranks.
         phase: called with ``predicting`` before every batch, and with ``scoring`` after the last one.
-        progress: called before every batch and after the last one, with this rank's number of finished
-            batches and its total number of batches.
+        progress: called with this rank's number of finished batches and its total number of batches.
         keep: called on rank 0 with all predictions in the order of the images. It must not raise.
     """
     data = task.evaluation_data()
@@ -135,15 +127,7 @@ def _before_each(
 
 @dataclass
 class _Predicted:
-    """The predictions of one rank.
-
-    Attributes:
-        with_loss: whether to compute the loss as well.
-        predictions: pairs of an image's index and its prediction.
-        losses: sum and count of each batch's loss.
-        unreadable: images that could not be read.
-        stopped: whether the rank stopped early.
-    """
+    """One rank's predictions by image index, and the sum and count of each batch's loss."""
 
     with_loss: bool = False
     predictions: list[tuple[int, Any]] = field(default_factory=list)
@@ -187,7 +171,7 @@ def _predict(
 
 
 def _lines(task: Task, data: Examples, size: int, limit: int | None) -> list[Line]:
-    """Return batches of ``size`` images that cover all images, or only the first ``limit`` images."""
+    """Return batches of ``size`` images that cover all images or the first ``limit`` images."""
     count = len(data) if limit is None else min(limit, len(data))
     ordered = capabilities(data).evaluation_order()
     if ordered is None:
@@ -199,7 +183,7 @@ def _lines(task: Task, data: Examples, size: int, limit: int | None) -> list[Lin
 
 
 def _missing(mine: Iterable[Unreadable], images: int, max_bad: float, world: World) -> list[Unreadable]:
-    """Return the unreadable images of all ranks in order of their indices, the same list on every rank."""
+    """Return the unreadable images of all ranks, sorted by index. Too many of them raise an error."""
     gathered = world.gather(list(mine))
     missing: list[Unreadable] = world.broadcast(
         sorted({one for rank in gathered for one in rank}) if gathered is not None else None
@@ -217,21 +201,21 @@ def _missing(mine: Iterable[Unreadable], images: int, max_bad: float, world: Wor
 
 
 def listed(images: Iterable[Unreadable]) -> list[str]:
-    """Return one sentence for each of the first images, and one with the number of remaining images."""
+    """Return a sentence about each of the first images, and one with the number of remaining images."""
     every = sorted(images)
     more = [f"… and {len(every) - SHOWN} more"] if len(every) > SHOWN else []
     return [*(f"{one.path} cannot be read: {one.reason}" for one in every[:SHOWN]), *more]
 
 
 class Stopped(Exception):  # noqa: N818  # nothing went wrong
-    """Raised on every rank if an evaluation stops early because of a request to stop."""
+    """Raised on every rank if an evaluation stops early on request."""
 
 
 _KINDS: dict[str, type[UserError]] = {kind.__name__: kind for kind in (ShortageError, TaskError)}
 
 
 class Failures:
-    """The errors of the ranks, one of which is raised on all ranks, so that none waits for a failed rank."""
+    """Raises an error of one rank on all ranks, so that no rank waits for a failed one."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -250,7 +234,7 @@ class Failures:
                 raise
 
     def raise_first(self, stopped: bool = False) -> None:
-        """If any rank has an error, raise the error of the lowest such rank on every rank."""
+        """Raise the error of the lowest failed rank on every rank, or :class:`Stopped` if a rank stopped."""
         mine = [type(self.error).__name__, list(self.error.problems)] if self.error else None
         gathered = self.world.gather([mine, stopped])
         outcome = None

@@ -42,8 +42,7 @@ Observer = Callable[[int, TrainingState, Scores | None], None]
 class StopRequest:
     """A request to stop this process after the current step is finished and saved.
 
-    Attributes:
-        signal: number of the first received signal, or 0 if there is none.
+    ``signal`` is the number of the first received signal, or 0 if there is none.
     """
 
     def __init__(self) -> None:
@@ -75,25 +74,20 @@ def train(
     sinks: Mapping[str, Callable[[], Sink]] | None = None,
     pulse: Pulse | None = None,
 ) -> bool:
-    """Train a recipe as one rank of ``world``.
+    """Train a recipe as one rank of ``world``, and return whether all steps are done.
+
+    If not, the run was stopped on request, and its state was saved.
 
     Args:
         recipe: the recipe, with its precision resolved.
-        world: the ranks.
         run: the run directory, written by rank 0. On every machine that does not share its files, one rank
             writes a copy.
-        resume: whether to continue from the newest complete checkpoint, if there is one.
         launched: the launcher's record of this start, with its time and command.
-        task: the task to train, or None to open the recipe's task.
         stop: checked after every step, and before every batch of an evaluation.
-        dry_run: the settings of a dry run, or None to train all steps.
         observe: called on every rank after every step, with the scores if the step was evaluated. It must not
             change anything.
         sinks: functions that create the user's sinks, by name. They are called only on rank 0.
         pulse: called every second with this rank's progress.
-
-    Returns:
-        Whether all steps are done. If not, the run was stopped on request, and its state was saved.
     """
     task = task or open_task(recipe)
     setup = prepare(task, recipe, run, world, resume=resume, launched=launched or {}, dry_run=dry_run)
@@ -113,8 +107,6 @@ def train(
 
 
 class _Loop:
-    """The remaining steps of a run."""
-
     def __init__(
         self,
         setup: Setup,
@@ -154,7 +146,7 @@ class _Loop:
         self.waiting = Waiting(self.recipe.batch.images)
 
     def run(self) -> bool:
-        """Train until the last step, or until a request to stop. Return whether all steps are done."""
+        """Train until the last step or a request to stop, and return whether all steps are done."""
         state, start, last = self.state, self.setup.start, self.setup.last
         self.saver.start()
         if state.unscored and not self._evaluate_again(start):
@@ -193,7 +185,7 @@ class _Loop:
         return True
 
     def _train_step(self, step: int) -> Numbers:
-        """Run the step with the index ``step`` and log the results."""
+        """Run the step with index ``step``, and log its results."""
         state, saver, batches = self.state, self.saver, self.batches
         self.watchdog.begin("computing", step + 1)
         self.stragglers.begin()
@@ -266,7 +258,7 @@ class _Loop:
                 self.state.check(done)
 
     def _evaluate(self, done: int) -> Scores | None:
-        """Return the scores after ``done`` steps, or None if the evaluation stopped on request."""
+        """Return the scores after ``done`` steps, or None if the evaluation was stopped on request."""
         task, dry_run = self.setup.task, self.setup.dry_run
         limit, unreadable = dry_run.images if dry_run else None, partial(self._report_left_out, done)
         try:

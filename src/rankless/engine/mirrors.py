@@ -28,11 +28,10 @@ class Mirrors:
     """The copies of a run directory.
 
     Attributes:
-        world: the ranks.
         keepers: for each rank, the rank that writes the copy on its machine, or None if there is no copy.
-        hosts: the name of each rank's machine. Empty if only rank 0 writes a copy.
-        problems: sentences about machines without a copy.
-        journal: this rank's copy of the journal once it is open, or None on ranks that write no copy.
+        hosts: name of each rank's machine. Empty if only rank 0 writes a copy.
+        problems: messages about machines without a copy.
+        journal: this rank's copy of the open journal, or None if it writes no copy.
     """
 
     world: World
@@ -53,7 +52,6 @@ class Mirrors:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this rank writes a copy."""
         return self.world.is_first or self.keepers[self.world.rank] == self.world.rank
 
     def name(self, rank: int) -> str:
@@ -61,20 +59,17 @@ class Mirrors:
         return _name(self.hosts, rank)
 
     def recipe(self, own: Recipe) -> Recipe:
-        """Return the recipe of rank 0, which is stored in the weights so that all copies are identical.
-
-        All ranks must call this.
-        """
+        """Return the recipe of rank 0, so that all copies contain the same one. All ranks must call this."""
         return from_json(self.world.broadcast(to_json(own))) if self.several else own
 
     def named(self, messages: Mapping[int, str]) -> list[str]:
-        """Return the messages of ranks, with the names of their machines if there are several copies."""
+        """Return messages by rank as a list, with the names of the machines if there are several copies."""
         if not self.several:
             return list(messages.values())
         return [f"{self.name(rank)}: {text}" for rank, text in messages.items()]
 
     def send_journal(self) -> None:
-        """Append new lines to the other copies of the journal. All ranks must call this."""
+        """Send new lines of the journal to the other copies. All ranks must call this."""
         if self.several:
             lines = self.world.broadcast(self.journal.take() if self.journal else b"")
             if self.journal and not self.world.is_first:
@@ -83,7 +78,7 @@ class Mirrors:
     def send_best(self, path: Path, soundness: Sequence[int]) -> list[str]:
         """Replace the file at ``path`` in all copies with that of the rank with the greatest ``soundness``.
 
-        All ranks must call this; see :meth:`send_file`.
+        See :meth:`send_file`.
         """
         if not self.several:
             return []
@@ -94,10 +89,7 @@ class Mirrors:
         """Replace the file at ``path`` in all copies with the file of rank ``source``.
 
         All ranks must call this, with the path in their own run directory. If the new file does not continue
-        the replaced one, the replaced file is kept under another name.
-
-        Returns:
-            Sentences about the files that this rank has kept.
+        the replaced one, the replaced file is kept under another name, and a message about it is returned.
         """
         if not self.several:
             return []
@@ -124,7 +116,7 @@ class Mirrors:
         return said
 
     def told(self, mine: Sequence[str]) -> list[str]:
-        """Return the sentences of all ranks, with the names of their machines. All ranks must call this."""
+        """Return the messages of all ranks, with the names of their machines. All ranks must call this."""
         gathered = self.world.all_gather(list(mine)) if self.several else [list(mine)]
         return [
             text for rank, texts in enumerate(gathered) for one in texts for text in self.named({rank: one})
@@ -132,7 +124,7 @@ class Mirrors:
 
 
 def alone(world: World) -> Mirrors:
-    """Return the mirrors of a run with a single copy, which rank 0 writes."""
+    """Return the mirrors of a run with a single copy, written by rank 0."""
     return Mirrors(world, [0] * world.size)
 
 

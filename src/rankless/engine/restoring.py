@@ -1,4 +1,4 @@
-"""Restoring a run, so that all ranks continue from the newest complete checkpoint on any machine.
+"""Restore a run, so that all ranks continue from the newest complete checkpoint on any machine.
 
 If every rank can access that checkpoint, each reads it from its own directory. Otherwise, its tensors are
 sent as plain bytes, and machines that lack it or the best checkpoint write their own copies.
@@ -30,13 +30,7 @@ _PARTS = ("model", "ema", "training")
 
 @dataclass(frozen=True)
 class Restored:
-    """The state from which a run continues.
-
-    Attributes:
-        snapshot: the newest complete checkpoint, or None if there is none.
-        warnings: messages for the user.
-        copied: sentences about checkpoints that were copied to other machines.
-    """
+    """The newest complete checkpoint, or None, with warnings and messages about copied checkpoints."""
 
     snapshot: Snapshot | None
     warnings: list[str]
@@ -45,15 +39,9 @@ class Restored:
 
 @dataclass
 class _Report:
-    """The checkpoints in a rank's copy of the run directory.
+    """The newest complete checkpoint in a rank's copy of the run directory, whose ``step`` is -1 if none.
 
-    Attributes:
-        path: the run directory.
-        step: step of the newest complete checkpoint, or -1 if there is none.
-        sums: digest of that checkpoint's checksum file.
-        recipe: the checkpoint's recipe, as JSON.
-        warnings: warnings about damaged checkpoints.
-        problems: error messages if there are checkpoints but none of them is complete.
+    ``sums`` is the digest of its checksum file. ``problems`` is not empty if all checkpoints are damaged.
     """
 
     path: str
@@ -65,7 +53,7 @@ class _Report:
 
 
 def restore(mirrors: Mirrors, run: RunDirectory, recipe: Recipe, class_names: Sequence[str]) -> Restored:
-    """Read the newest complete checkpoint of all copies. All ranks must call this."""
+    """Load the newest complete checkpoint of all copies. All ranks must call this."""
     reports = dict(enumerate(mirrors.world.all_gather(_look(mirrors, run))))
     reports = {rank: reports[rank] for rank in mirrors.writers}
     warnings = [text for rank, one in reports.items() for text in _named(mirrors, rank, one.warnings)]
@@ -113,12 +101,11 @@ def _look(mirrors: Mirrors, run: RunDirectory) -> _Report:
 
 
 def _recipe_in(folder: Path) -> str:
-    """Return a checkpoint's recipe as JSON, for identical copies of the checkpoint."""
     return to_json(weights.recipe_in(folder / "model.safetensors"))
 
 
 def _other_runs(mirrors: Mirrors, reports: Mapping[int, _Report], recipe: Recipe) -> list[str]:
-    """Return errors about machines whose checkpoints have a different recipe, not counting ``data.root``."""
+    """Return errors about machines whose checkpoints have a different recipe, except for ``data.root``."""
     errors = []
     for rank, report in reports.items():
         different = deciding(from_json(report.recipe), recipe) if report.step >= 0 else []
@@ -152,11 +139,9 @@ def _send(mirrors: Mirrors, snapshot: Snapshot | None, source: int) -> Snapshot:
 
 
 class _Copies:
-    """A writer of checkpoints to machines that lack them.
+    """Writes checkpoints to machines that lack them.
 
-    Attributes:
-        warnings: sentences about checkpoints that could not be written on this machine.
-        copied: sentences about the checkpoints that were sent, the same on every rank.
+    ``warnings`` are about this machine, and ``copied`` contains the same messages on every rank.
     """
 
     def __init__(self, mirrors: Mirrors, run: RunDirectory, class_names: Sequence[str]) -> None:
@@ -165,7 +150,7 @@ class _Copies:
         self.copied: list[str] = []
 
     def copy_best(self, snapshot: Snapshot) -> None:
-        """Copy the best checkpoint according to ``snapshot``, if any exists, to machines that lack it."""
+        """Copy the best checkpoint of ``snapshot``, if there is one, to machines that lack it."""
         best = snapshot.state["best"]
         if best is None or best["step"] == snapshot.step:
             return
@@ -184,7 +169,7 @@ class _Copies:
             self.run.point("last", last)
 
     def write(self, snapshot: Snapshot, recipe: Recipe, lacking: Sequence[int], source: int) -> None:
-        """Write ``snapshot`` with its recipe on the ranks ``lacking``."""
+        """Write ``snapshot`` with its recipe on the ranks in ``lacking``."""
         if not lacking:
             return
         hosts = ", ".join(self.mirrors.name(rank) for rank in lacking)
@@ -203,10 +188,7 @@ def open_journal(
 ) -> tuple[Journal | None, list[str]]:
     """Open this rank's copy of the journal, after making all copies equal up to step ``start``.
 
-    All ranks must call this.
-
-    Returns:
-        The journal, or None if this rank writes no copy or cannot write it, and a list of warnings.
+    All ranks must call this. Returns None if this rank writes no copy or cannot write it, and warnings.
     """
     journal: Journal | None = None
     said: list[str] = []

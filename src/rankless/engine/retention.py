@@ -24,7 +24,7 @@ _NUMBERS = {1: "the next checkpoint", 2: "two checkpoints", 3: "three checkpoint
 
 
 class Retention:
-    """Saves the checkpoints of a run directory and removes checkpoints that are no longer needed.
+    """Saves the checkpoints of a run directory, and removes those that are no longer needed.
 
     Attributes:
         saved_best: the best score with weights in this directory, and its step, or None if there is none.
@@ -39,7 +39,7 @@ class Retention:
         self.removed: list[int] = []
 
     def has_best(self, best: Mapping[str, Any] | None) -> bool:
-        """Check whether the weights of the score ``best`` are in this directory."""
+        """Check whether this directory contains the weights of the score ``best``."""
         if best is None or not math.isfinite(best["score"]):
             return False
         return holds_weights(self.run.step_directory(int(best["step"])))
@@ -60,7 +60,7 @@ class Retention:
         return None
 
     def save(self, snapshot: Snapshot) -> None:
-        """Save a state. If the disk is full, remove older checkpoints to make room for it."""
+        """Save a state. If the disk is full, remove older checkpoints to make room."""
         self.removed = []
         try:
             self._write(snapshot)
@@ -111,11 +111,8 @@ def check_disk_space(
     """Check before the first step that the checkpoints fit on the disk. All ranks must call this.
 
     There must be room for the newest checkpoint and the next one, and for the best one if the run has
-    evaluations before its end. Quotas are not checked.
-
-    Returns:
-        Warnings if the disk has no room for all checkpoints that the recipe keeps, or if only some machines
-        have room for the required ones.
+    evaluations before its end. Quotas are not checked. Returns warnings if there is no room for all
+    checkpoints that the recipe keeps, or if only some machines have room for the required ones.
     """
     error: str | None = None
     warning: str | None = None
@@ -143,7 +140,7 @@ def check_disk_space(
 
 
 def _size(recipe: Recipe, state: TrainingState) -> int:
-    """Return the size of a checkpoint in bytes, including the optimizer's state for every parameter."""
+    """Return the maximum size of a checkpoint in bytes, with the optimizer's state for every parameter."""
     weights = sum(value.numel() * value.element_size() for value in state.model.state_dict().values())
     trained = sum(value.numel() * value.element_size() for value in state.model.parameters())
     slots = int(recipe.optim.momentum > 0) if recipe.optim.name == "sgd" else 2

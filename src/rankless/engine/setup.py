@@ -39,12 +39,7 @@ from rankless.world.process_group import World
 
 @dataclass(frozen=True)
 class DryRun:
-    """The settings of a run with only a few steps and evaluations of a few images.
-
-    Attributes:
-        steps: number of steps.
-        images: number of images used in an evaluation, or 0 for no evaluations.
-    """
+    """A run of only ``steps`` steps, whose evaluations use ``images`` images, or none if it is 0."""
 
     steps: int
     images: int = 32
@@ -55,13 +50,8 @@ class Setup:
     """A run that is ready for its first step.
 
     Attributes:
-        task, recipe, run, world, dry_run: see :func:`rankless.engine.loop.train`.
-        mirrors: the copies of the run directory.
-        data: the training data.
-        schedule: the schedule of the run's steps.
-        state: the state, new or restored from the newest checkpoint.
-        start, last: number of steps completed so far and at the end of the run.
-        messages: pairs of an event and a text, to show to the user before the first step.
+        start, last: number of steps completed so far, and at the end of the run.
+        messages: pairs of an event and a text, shown to the user before the first step.
         environment: digest of the facts of this rank's environment.
     """
 
@@ -81,11 +71,10 @@ class Setup:
 
     @property
     def checks(self) -> Checks:
-        """The checks that ``check.recompute`` specifies."""
         return Checks(self.recipe, self.world.size)
 
     def batches(self) -> MicroBatches[Any]:
-        """Return the micro-batches that this rank loads in all remaining steps, as a context manager."""
+        """Return a context manager with the micro-batches that this rank loads in all remaining steps."""
         return self._drawn(self.start, of_rank(self.recipe, self.world), attempt=0)
 
     def again(self, step: int) -> MicroBatches[Any]:
@@ -101,7 +90,7 @@ class Setup:
     def sinks(self, users: Mapping[str, Callable[[], Sink]]) -> Sinks:
         """Start the journal, the terminal and the user's sinks, and send them all messages.
 
-        All ranks except rank 0 have at most a copy of the journal.
+        Other ranks than rank 0 have at most a copy of the journal.
         """
         unscored, told = self.state.unscored, death(self.run.journal)  # the launcher wrote it only here
         journal, warnings = open_journal(self.mirrors, self.run, self.start, unscored=unscored)
@@ -152,7 +141,7 @@ def prepare(
     launched: Mapping[str, Any],
     dry_run: DryRun | None,
 ) -> Setup:
-    """Check and create everything that a run needs; see :func:`rankless.engine.loop.train`."""
+    """Check and create everything that a run needs. See :func:`rankless.engine.loop.train`."""
     check_attributes(task)
     # Also check the evaluation data, to report its errors before hours of training.
     data = task.training_data()
@@ -197,13 +186,13 @@ def prepare(
 
 
 def _known_scores(task: Task) -> list[str]:
-    """Return the names of the scores that are known before the first evaluation, as in built-in tasks."""
+    """Return the names of the scores that are known before the first evaluation."""
     names = getattr(task, "score_names", ())
     return [*(["loss"] if has_loss(task) else []), *names] if isinstance(names, tuple) and names else []
 
 
 def _about_the_data(training: Sequence[str], evaluation: Sequence[str]) -> str:
-    """Join the notes about both splits, one per line. A note about both splits appears only once."""
+    """Join the notes about both splits, one per line. A note about both of them appears only once."""
     lines = [
         *(note for note in training if note in evaluation),
         *(f"training: {note}" for note in training if note not in evaluation),
@@ -213,7 +202,7 @@ def _about_the_data(training: Sequence[str], evaluation: Sequence[str]) -> str:
 
 
 def _share_record(run: RunDirectory, mirrors: Mirrors) -> list[str]:
-    """Replace all copies of the record of starts with the most complete one, and return all messages."""
+    """Replace all copies of the record of starts with the most complete one, and return messages."""
     entries, problem = starts.read(run.environment)
     try:
         said = mirrors.send_best(run.environment, [-1 if problem else len(entries)])
@@ -223,7 +212,7 @@ def _share_record(run: RunDirectory, mirrors: Mirrors) -> list[str]:
 
 
 def _go_on(state: TrainingState, run: RunDirectory, restored: Restored) -> tuple[int, list[str]]:
-    """Restore the state from the same checkpoint on every rank, and return its step and warnings."""
+    """Restore the state from a checkpoint, and return its step and warnings."""
     warnings, snapshot = list(restored.warnings), restored.snapshot
     if snapshot is not None:
         state.restore(snapshot, str(run.step_directory(snapshot.step)))

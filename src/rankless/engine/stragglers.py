@@ -15,16 +15,15 @@ from rankless.hardware import memory
 from rankless.world.process_group import World
 
 SLOW = 1.2
-"""A rank is slow if its time exceeds the median of the others by this factor."""
+"""Factor between a rank's time and the median of the others above which the rank is slow."""
 _STEPS = 20  # minimum steps for a reliable median
 _LEAST = 0.005  # seconds per micro-batch; smaller differences do not matter
 
 
 class Stragglers:
-    """A comparison of the ranks' own times, whenever the ranks exchange data anyway.
+    """Compares how long the ranks take for a micro-batch, not counting the time spent waiting for others.
 
-    A rank's own time is its time per micro-batch without waiting for other ranks. On GPUs, no difference is
-    visible, because the host does not see what the device waits for.
+    On GPUs, no difference is visible, because the host does not see what the device waits for.
     """
 
     def __init__(self, world: World, micro_batches: int) -> None:
@@ -38,20 +37,19 @@ class Stragglers:
         self._forget_use()
 
     def begin(self) -> None:
-        """Start a step."""
         self._waited = self._waits.seconds
 
     def end(self, seconds: float, images: float = 0.0, *, more: int = 0) -> None:
-        """End a step that took ``seconds`` in total, of which ``images`` were spent waiting for images.
+        """End a step of ``seconds``, of which ``images`` were spent waiting for images.
 
-        ``more`` is the number of micro-batches that this rank computed besides its own.
+        ``more`` is the number of micro-batches that this rank computed in addition to its own.
         """
         peers = self._waits.seconds - self._waited
         self._own.append((seconds - peers) / (self.micro_batches + more))
         self._waiting += peers + images
 
     def take_spread(self) -> list[float]:
-        """Return and clear each rank's last milliseconds per micro-batch (only on rank 0)."""
+        """Return and clear the last milliseconds per micro-batch of each rank (only on rank 0)."""
         spread, self._spread = self._spread, []
         return spread
 
@@ -84,7 +82,7 @@ class Stragglers:
         self._waiting, self._since, self._computed = 0.0, time.perf_counter(), time.process_time()
 
     def compare(self) -> list[str]:
-        """Return sentences about newly slow ranks on rank 0, once per slowdown. All ranks must call this."""
+        """Return, on rank 0, messages about ranks that have become slow. All ranks must call this."""
         if self.world.size == 1 or len(self._own) < _STEPS:  # the same number of steps on every rank
             return []
         gathered = self.world.gather([statistics.median(self._own), os.uname().nodename])
@@ -103,7 +101,7 @@ class Stragglers:
 
 
 def slow_ranks(own: Sequence[float]) -> dict[int, float]:
-    """Return the ranks that are much slower than the other ranks, each with the other ranks' median time."""
+    """Return the ranks that are much slower than the others, each with the others' median time."""
     slow = {}
     for rank, seconds in enumerate(own):
         others = statistics.median([*own[:rank], *own[rank + 1 :]])

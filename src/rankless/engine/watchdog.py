@@ -1,4 +1,4 @@
-"""Detect late ranks. Every rank watches its own steps, and rank 0 reports the one that others wait for.
+"""Detect late ranks. Every rank watches its own steps, and rank 0 reports the rank that the others wait for.
 
 A rank that takes much longer than usual writes the stacks of all its threads to its log and its current phase
 to the ranks' store. Rank 0 reads the store only when it is late itself. Every second, a rank reports its
@@ -35,15 +35,17 @@ _SLOWEST_TIMES = 5  # a regular phase may take this multiple of its longest dura
 _ELSE = TIMEOUT.total_seconds()  # limit of the first step and other phases, when other ranks stop waiting
 
 Pulse = Callable[[int, float | None, str], None]
-"""A function of the number of phases that a rank has started, the seconds that its current phase may take (or
-None if it waits for other ranks), and the name of that phase."""
+"""Receives the number of phases that a rank has started, the seconds that its current phase may take (None if
+it waits for other ranks), and the name of that phase.
+"""
 
 
 class Watchdog:
     """A context manager whose thread watches the steps of one rank.
 
+    All ranks must create a watchdog, because they exchange the names of their hosts.
+
     Args:
-        world: the ranks. All of them must create a watchdog, because they exchange the names of their hosts.
         report: called on rank 0, from the thread, with a step and a sentence about a rank that is late.
         drawing: returns whether this rank is waiting for its loader.
         pulse: reports the rank's progress to the launcher. None if there is no launcher.
@@ -97,7 +99,6 @@ class Watchdog:
         return DRAWING if self.drawing() else self._now[0]
 
     def _beat(self) -> None:
-        """Report this rank's progress to the launcher."""
         if self.pulse is None:
             return
         begun, at, step = self._begun, self._at(), self._now[1]
@@ -124,7 +125,7 @@ class Watchdog:
                     self._name_the_late(step, seconds, is_long=seconds > 1.5 * limit)
 
     def _dump(self, phase: str, step: int, seconds: float) -> None:
-        """Write the stacks to the log, and this rank's current phase to the store."""
+        """Write the stacks of all threads to the log, and this rank's current phase to the store."""
         at = self._at()
         line = f"late: rank {self.world.rank}, step {step}, {at}, for {seconds:.0f} s; all threads:\n"
         with suppress(OSError), tempfile.TemporaryFile() as stacks:
@@ -134,7 +135,7 @@ class Watchdog:
         self.notices.post(self.world.rank, json.dumps([step, at, round(seconds)]))
 
     def _name_the_late(self, step: int, seconds: float, *, is_long: bool) -> None:
-        """Report late ranks that are not waiting for others and, with ``is_long``, ranks without a notice."""
+        """Report late ranks that are not waiting for others and, if ``is_long``, ranks without a notice."""
         for rank, host in enumerate(self.hosts):
             notice = self.notices.read(rank)
             found: list[Any] = json.loads(notice) if notice else [-1, "", 0]

@@ -1,4 +1,4 @@
-"""End a rank that waits for a message on a connection that broke halfway through it.
+"""Exit if a rank waits for a message on a connection that broke halfway through it.
 
 Gloo reports a broken connection to pending operations, except to one whose message is partially received,
 which waits until the process group times out. Because new operations on the connection fail at once, a rank
@@ -37,7 +37,6 @@ def exit_if_broken(transport: GroupTransport) -> Iterator[None]:
 
 
 def _watch(transport: GroupTransport, end: threading.Event) -> None:
-    """Check the connections during long waits, and exit if a wait continues after one has broken."""
     before, broken = None, ""
     while not end.wait(_EVERY):
         wait = transport.waits.seconds if transport.waits.depth else None  # identifies the wait

@@ -28,15 +28,11 @@ _UNACKNOWLEDGED = 8000  # milliseconds that sent data may stay unacknowledged
 
 
 def watch_connections(*, all_are_read: bool) -> int:
-    """Enable TCP keepalive for all of this process's connections to other machines.
+    """Enable TCP keepalive for all connections of this process to other machines, and return their number.
 
-    Args:
-        all_are_read: whether receivers read all data at once, as with gloo, so that unacknowledged data is an
-            error as well. With NCCL, a receiver may block the sender, and the kernel would mistake a full
-            buffer for a lost machine.
-
-    Returns:
-        The number of connections, or 0 if the system does not list a process's files (macOS).
+    The number is 0 if the system does not list a process's files (macOS). If receivers read all data at once
+    (``all_are_read``), as with gloo, unacknowledged data is an error as well. With NCCL, a receiver may block
+    the sender, and the kernel would mistake a full buffer for a lost machine.
     """
     count = 0
     for connection in filter(_is_to_another_machine, _sockets()):

@@ -24,12 +24,12 @@ class Notes:
         self.world, self.store = world, default_store()
 
     def leave(self, note: Note) -> None:
-        """Store this rank's note, unless the store no longer exists."""
+        """Store this rank's note unless the store no longer exists."""
         with suppress(RuntimeError):
             self.store.set(f"{_KEY}/{self.world.rank}", json.dumps(note))
 
     def wait(self, seconds: float, enough: Callable[[Sequence[Note]], bool]) -> list[Note]:
-        """Return the notes in rank order once ``enough`` accepts them, or at the latest after ``seconds``."""
+        """Return the notes in rank order once ``enough`` accepts them, or after ``seconds`` at the latest."""
         until = time.monotonic() + seconds
         found: dict[int, Note] = {}
         with suppress(RuntimeError, ValueError):  # the store no longer exists
@@ -44,7 +44,7 @@ class Notes:
 
 
 class Notices:
-    """A store with one text per rank."""
+    """One text per rank in the ranks' store."""
 
     def __init__(self, name: str) -> None:
         self._name = f"rankless/{name}"
@@ -63,8 +63,8 @@ class Notices:
 class SharedStop:
     """A flag in the ranks' store that is set once any rank has received a request to stop.
 
-    Reading it takes a few microseconds. Ranks may see it at different times, so they must call :meth:`agreed`
-    to stop together. The flag cannot be reset.
+    Ranks may see the flag at different times, so they must call :meth:`agreed` to stop together. The flag
+    cannot be reset.
     """
 
     def __init__(self, world: World, own: Callable[[], bool]) -> None:

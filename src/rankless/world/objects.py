@@ -46,9 +46,7 @@ _NAMES = {made: name for name, made in _COLLECTIONS.items()}
 class UnsendableError(TypeError):
     """Raised for a value of a type that cannot be sent.
 
-    Attributes:
-        description: a phrase that describes the value.
-        position: the value's position in the outermost value, such as ``[3].mask``.
+    ``position`` is the value's position in the outermost value, such as ``[3].mask``.
     """
 
     def __init__(self, description: str) -> None:
@@ -60,11 +58,7 @@ class UnsendableError(TypeError):
 
 
 def pack(value: Any) -> Tensor:
-    """Return ``value`` as bytes, uint8 (N,).
-
-    Raises:
-        UnsendableError: the value contains an unsupported type.
-    """
+    """Return ``value`` as bytes, uint8 (N,). Raise :class:`UnsendableError` for an unsupported type."""
     writer = _Writer()
     node = writer.checked(value)
     classes = [(made.__module__, made.__qualname__, *names) for made, names in writer.classes]
@@ -97,11 +91,10 @@ def check(value: Any) -> None:
 
 
 class _Writer:
-    """A converter of values to JSON nodes, in which every list starts with the name of its type.
+    """Converts values to JSON nodes, in which every list starts with the name of its type.
 
-    Attributes:
-        blobs: the bytes of the arrays (uint8) that follow the JSON, in order.
-        classes: the numbers of the objects' classes, by class and attribute names.
+    ``blobs`` contains the bytes of the arrays that follow the JSON, and ``classes`` contains the numbers of
+    the objects' classes, by class and attribute names.
     """
 
     def __init__(self) -> None:
@@ -109,14 +102,13 @@ class _Writer:
         self.classes: dict[tuple[type, tuple[str, ...]], int] = {}
 
     def checked(self, value: Any) -> Any:
-        """Return the node of the outermost value."""
         try:
             return self.node(value)
         except RecursionError:
             raise UnsendableError("nested too deeply or part of itself") from None
 
     def node(self, value: Any) -> Any:
-        """Return the node of ``value``. Subclasses are refused, because they would become their base."""
+        """Return the node of ``value``. Subclasses are refused, because unpacking would lose their type."""
         kind = type(value)
         if value is None or kind is bool:
             return value
@@ -148,12 +140,10 @@ class _Writer:
                 raise
 
     def blob(self, data: NDArray[np.uint8], *words: Any) -> list[Any]:
-        """Append bytes of shape (N,) and return their node."""
         self.blobs.append(data)
         return list(words)
 
     def tensor(self, value: Tensor) -> list[Any]:
-        """Return the node of a dense tensor of any shape on the CPU, and refuse other tensors."""
         dtype = str(value.dtype).removeprefix("torch.")
         if value.device.type != "cpu":
             raise UnsendableError(f"a tensor on {value.device}")
@@ -163,7 +153,6 @@ class _Writer:
         return self.blob(plain.numpy(), "tensor", dtype, value.requires_grad, *value.shape)
 
     def array(self, value: NDArray[Any], name: str) -> list[Any]:
-        """Return the node for an array of any shape or for a NumPy scalar, and refuse unsupported dtypes."""
         if value.dtype.kind not in (_KINDS if name == "array" else _SCALARS):
             raise UnsendableError(f"a NumPy {name} of {value.dtype}")
         plain = np.empty(0, np.uint8)
@@ -193,12 +182,9 @@ class _Writer:
 
 
 class _Reader:
-    """A converter of JSON nodes to values, which must be read in the order of writing.
+    """Converts JSON nodes to values, which must be read in the order of writing.
 
-    Args:
-        data: all bytes, uint8.
-        at: offset of the end of the JSON.
-        classes: the numbered classes with their attribute names.
+    ``at`` is the offset of the end of the JSON.
     """
 
     def __init__(self, data: NDArray[np.uint8], at: int, classes: list[tuple[type, list[str]]]) -> None:

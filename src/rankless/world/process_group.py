@@ -46,7 +46,7 @@ _KEPT_ALIVE: list[dist.Store] = []
 
 @dataclass(frozen=True)
 class World:
-    """The ranks that train together, seen from one of them.
+    """The ranks that train together, as seen from one of them.
 
     Attributes:
         rank: index of this rank, from 0 to ``size - 1``.
@@ -80,15 +80,11 @@ class World:
 
     @property
     def backend(self) -> str:
-        """The name of the backend that sends tensors between the ranks."""
+        """Name of the backend that sends tensors between the ranks."""
         return self.transport.name
 
     def own_micro_batches(self, micro_batches: int) -> range:
-        """Return this rank's micro-batches of a step.
-
-        Raises:
-            UserError: there are more ranks than micro-batches.
-        """
+        """Return this rank's micro-batches of a step. Raise a ``UserError`` if a rank would have none."""
         if self.size > micro_batches:
             raise UserError(
                 f"{self.size} devices, but a step has only "
@@ -163,7 +159,7 @@ def is_lost_peer(error: Exception) -> bool:
 
 
 def ranks_here() -> int:
-    """Return the number of ranks on this machine according to LOCAL_WORLD_SIZE, at least one."""
+    """Return the number of ranks on this machine according to ``LOCAL_WORLD_SIZE``, at least one."""
     return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
@@ -176,10 +172,8 @@ def is_joined() -> bool:
 def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World]:
     """Join the process group that the environment variables describe, or form a world of size 1.
 
-    Args:
-        meeting: the rendezvous file of ranks that Rankless has started, or None to use MASTER_ADDR and
-            MASTER_PORT.
-        inline: whether training runs in the caller's process.
+    ``meeting`` is the rendezvous file of ranks that Rankless has started, or None to use ``MASTER_ADDR`` and
+    ``MASTER_PORT``. ``inline`` means that training runs in the caller's process.
     """
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     device = _device()
@@ -241,7 +235,6 @@ def _port() -> int:
 
 
 def _device() -> torch.device:
-    """Return this rank's GPU among the visible ones, or the CPU."""
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not cards or os.environ.get("RANKLESS_CPU"):
         return torch.device("cpu")

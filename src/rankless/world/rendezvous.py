@@ -47,9 +47,9 @@ def private_rendezvous() -> Iterator[Path]:
 
 
 def open_store(address: str, port: int = 0, timeout: timedelta = timedelta(minutes=5)) -> dist.TCPStore:
-    """Open a store on this machine for ranks on several machines; it listens only on ``address``.
+    """Open a store on this machine that listens only on ``address``, for ranks on several machines.
 
-    With port 0, a free port is selected.
+    If ``port`` is 0, a free port is selected.
     """
     listener = network.listening_at(address, port)
     port = listener.getsockname()[1]
@@ -221,5 +221,4 @@ def _other_size(rank: int, size: int, of_first: int) -> str:
 
 
 def _read(store: dist.Store, key: str) -> str:
-    """Return the value of ``key``, or "" if there is none."""
     return store.get(key).decode(errors="replace") if store.check([key]) else ""

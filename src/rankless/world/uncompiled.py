@@ -2,7 +2,7 @@
 
 The originals import ``torch._dynamo`` or ``torch._inductor``, although nothing is compiled. In every rank and
 at every restart, this import takes longer than the rest of PyTorch: 4 s of CPU time for ``torch._dynamo`` of
-PyTorch 2.14 on a busy x86 machine. This module contains copies and subclasses and does not modify PyTorch.
+PyTorch 2.14 on a busy x86 machine. This module contains copies and subclasses, and does not modify PyTorch.
 ``tests/world/test_uncompiled.py`` fails if a PyTorch release imports the compiler elsewhere.
 """
 
@@ -40,7 +40,6 @@ def set_deterministic(on: bool) -> None:
 
 
 def _plain(function: Any) -> Any:
-    """Return the original of a method that PyTorch has wrapped to exclude it from compilation."""
     return inspect.unwrap(function)
 
 

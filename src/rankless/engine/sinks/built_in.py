@@ -1,4 +1,4 @@
-"""The sinks that come with Rankless, by their names for ``--sink``."""
+"""The sinks that are included in Rankless, by their names for ``--sink``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _Known(NamedTuple):
-    """The module and class of a sink, the library (and extra) it needs, and whether it uses a server."""
+    """The module and class of a sink, the library it needs, and whether it uses a server."""
 
     page: str
     name: str

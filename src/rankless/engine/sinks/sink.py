@@ -1,4 +1,4 @@
-"""The protocol of sinks, which observe a run: the journal, the terminal and the user's own."""
+"""The protocol of sinks, which observe a run, such as the journal, the terminal and the user's own sinks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RunStart:
     Attributes:
         run: the run directory.
         recipe: the complete recipe as plain values, with the keys of a recipe file.
-        first: number of completed steps. It is 0 for a new run.
+        first: number of completed steps, which is 0 for a new run.
         steps: number of steps in the run.
         world_size: number of ranks.
         reason: why the run ended last time, or None for a new run.
@@ -80,11 +80,8 @@ def check_sink(name: str) -> None:
 def sink_class(name: str) -> Callable[[], Sink]:
     """Return a function that creates a sink.
 
-    The name is one of :data:`BUILT_IN`, ``package.module:Class`` or ``file.py:Class``.
-
-    Raises:
-        UserError: the name, file, module or class does not exist, the class is not a sink, or a library is
-            missing.
+    ``name`` is in :data:`BUILT_IN`, or has the form ``package.module:Class`` or ``file.py:Class``. Raises a
+    ``UserError`` if it does not exist, is not a sink, or lacks a library.
     """
     if name in BUILT_IN:
         return built_in(name)
@@ -109,9 +106,6 @@ class Sinks:
         users: functions that create the user's sinks, by name. The first error of such a sink is reported,
             and the sink is dropped, so that it cannot affect training.
         progress: shows the progress of work other than steps, given a title, the amount done and the total.
-
-    Attributes:
-        lock: held during calls to the built-in sinks.
     """
 
     def __init__(
@@ -142,16 +136,13 @@ class Sinks:
         self._users[name] = sink  # only from here on, it receives calls
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """See :class:`Sink`."""
         self._step = entry["step"]
         self._each(lambda sink: sink.step(copy.deepcopy(entry)))
 
     def scores(self, step: int, scores: Scores, is_best: bool) -> None:
-        """See :class:`Sink`."""
         self._each(lambda sink: sink.scores(step, copy.deepcopy(scores), is_best))
 
     def event(self, name: str, step: int, text: str) -> None:
-        """See :class:`Sink`."""
         self._each(lambda sink: sink.event(name, step, text))
 
     def urgent_event(self, name: str, step: int, text: str) -> None:
@@ -165,7 +156,6 @@ class Sinks:
             self._deferred.append((name, step, text))
 
     def close(self) -> None:
-        """See :class:`Sink`."""
         try:
             self._each_of_users(lambda sink: sink.close())
         finally:
