@@ -122,21 +122,15 @@ def _write(folder: Path, snapshot: Snapshot, recipe: Recipe, class_names: Sequen
                 extra={"step": str(snapshot.step)},
             )
     sums["training.safetensors"] = tensor_file.write(folder / "training.safetensors", snapshot.training)
-    texts = {"state.json": {"step": snapshot.step, **snapshot.state}, chain.NAME: snapshot.links}
-    for name, content in texts.items():
-        if content:
-            text = json.dumps(content, indent=1).encode()
-            sums[name] = hashlib.sha256(text).hexdigest()
-            _write_bytes(folder / name, text)
-    _write_bytes(folder / checksums.NAME, checksums.text(sums).encode())
+    values = {"state.json": {"step": snapshot.step, **snapshot.state}, chain.NAME: snapshot.links}
+    texts = {name: json.dumps(value, indent=1).encode() for name, value in values.items() if value}
+    sums |= {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+    for name, text in {**texts, checksums.NAME: checksums.text(sums).encode()}.items():
+        with (folder / name).open("wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
     flush(folder)
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 
@@ -40,21 +41,17 @@ class DataSums:
                 if self._closed:
                     return
                 lines.append(f"{digest}  {name}\n")
-            if lines:
-                self._sum = self._write("".join(lines))
+            if not lines:
+                return
+            digest = hashlib.sha256(os.fsencode("".join(lines))).hexdigest()
+            with suppress(OSError):  # the chain does not need the list
+                if (before := sum_of(self._path)) not in (None, digest):
+                    keep_beside(self._path)
+                if before != digest:
+                    write_atomically(self._path, "".join(lines))
+                self._sum = digest
         finally:
             self._done.set()
-
-    def _write(self, text: str) -> str | None:
-        digest = hashlib.sha256(os.fsencode(text)).hexdigest()
-        try:
-            if (before := sum_of(self._path)) not in (None, digest):
-                keep_beside(self._path)
-            if before != digest:
-                write_atomically(self._path, text)
-        except OSError:  # the chain does not need the list
-            return None
-        return digest
 
 
 def sums_of(files: Sequence[str]) -> Iterator[tuple[str, str]]:

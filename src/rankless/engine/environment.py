@@ -101,7 +101,7 @@ def nvidia_driver(path: Path = _DRIVER) -> str | None:
 
 
 def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Environment, list[str]]:
-    """Return this rank's environment and, on rank 0, warnings about differences between ranks.
+    """Return this rank's environment, and warnings about differences between ranks.
 
     All ranks must call this, with the digest of their training ``data`` if it has one. Differences that are
     not allowed raise a :class:`UserError`.
@@ -109,23 +109,18 @@ def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Envir
     mine = describe(world.device)
     must = {name: value for name, value in mine["versions"].items() if name not in starts.MAY_DIFFER}
     must |= {"the backend": world.backend, "the training data": f"digest {data}"}
-    gathered = world.gather([must, mine])
-    errors: list[str] = []
-    warnings: list[str] = []
-    if gathered is not None:
-        errors = _version_differences([must for must, _ in gathered])
-        warnings = _rounding_differences([environment for _, environment in gathered])
-        used = [environment["instruction_set"]["ATen"] for _, environment in gathered]
-        if recipe.cpu_isa != "native" and set(used) != {recipe.cpu_isa.upper()}:
-            errors.append(
-                f"cpu_isa is '{recipe.cpu_isa}', but PyTorch computes with {_by_value(used)}; "
-                "use cpu_isa=native, or other machines"
-            )
-        if recipe.check.recompute and warnings:
-            errors.append(
-                f"check.recompute is {recipe.check.recompute}, but {warnings[0]}, or check.recompute=0"
-            )
-    if errors := world.broadcast(errors):
+    gathered = world.all_gather([must, mine])
+    errors = _version_differences([must for must, _ in gathered])
+    warnings = _rounding_differences([environment for _, environment in gathered])
+    used = [environment["instruction_set"]["ATen"] for _, environment in gathered]
+    if recipe.cpu_isa != "native" and set(used) != {recipe.cpu_isa.upper()}:
+        errors.append(
+            f"cpu_isa is '{recipe.cpu_isa}', but PyTorch computes with {_by_value(used)}; use "
+            "cpu_isa=native, or other machines"
+        )
+    if recipe.check.recompute and warnings:
+        errors.append(f"check.recompute is {recipe.check.recompute}, but {warnings[0]}, or check.recompute=0")
+    if errors:
         raise UserError(errors)
     return mine, warnings
 

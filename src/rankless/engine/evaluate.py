@@ -74,8 +74,17 @@ def evaluate(
     lines = _lines(task, data, size, limit)[world.rank :: world.size]
     model.eval()
     failures, mine = Failures(world), _Predicted(with_loss=limit is None and has_loss(task))
+    finished = itertools.count()
+
+    def is_stopped() -> bool:
+        if phase:
+            phase("predicting")
+        if progress:
+            progress(next(finished), len(lines))
+        return bool(stop and stop())
+
     with failures.recording():
-        _predict(task, model, recipe, world, lines, _before_each(stop, phase, progress, len(lines)), mine)
+        _predict(task, model, recipe, world, lines, is_stopped, mine)
     if progress:
         progress(len(lines), len(lines))
     if phase:
@@ -84,18 +93,16 @@ def evaluate(
     missing = _missing(mine.unreadable, len(data), recipe.data.max_bad, world)
     if missing and unreadable:
         unreadable(missing)
-    gathered = world.gather(mine.predictions)
-    losses = world.gather(mine.losses)
+    gathered = world.gather([mine.predictions, mine.losses])
     scores: Scores | None = None
     with failures.recording():
         if gathered is not None:
-            in_order = sorted((part for rank in gathered for part in rank), key=lambda part: part[0])
+            in_order = sorted((part for parts, _ in gathered for part in parts), key=lambda part: part[0])
             predictions = [prediction for _, prediction in in_order]
             if limit is None:
                 scores = {**check_scores(task, task.score(predictions)), "computed_in": recipe.precision}
                 if mine.with_loss:
-                    every = [(total, count) for rank in losses or () for total, count in rank]
-                    scores.setdefault("loss", mean(every))
+                    scores.setdefault("loss", mean(loss for _, losses in gathered for loss in losses))
             else:
                 scores = {"predictions": fingerprint(predictions)}
             if missing:
@@ -104,25 +111,6 @@ def evaluate(
                 keep(predictions)
     failures.raise_first()
     return world.broadcast(scores) or {}
-
-
-def _before_each(
-    stop: Callable[[], bool] | None,
-    phase: Callable[[str], None] | None,
-    progress: Callable[[int, int], None] | None,
-    batches: int,
-) -> Callable[[], bool]:
-    """Return a function that is called before every batch and returns whether to stop."""
-    begun = itertools.count()
-
-    def call() -> bool:
-        if phase:
-            phase("predicting")
-        if progress:
-            progress(next(begun), batches)
-        return bool(stop and stop())
-
-    return call
 
 
 @dataclass
@@ -182,17 +170,14 @@ def _lines(task: Task, data: Examples, size: int, limit: int | None) -> list[Lin
     return [Line(0, [(0, index) for index in order[at : at + size]]) for at in range(0, count, size)]
 
 
-def _missing(mine: Iterable[Unreadable], images: int, max_bad: float, world: World) -> list[Unreadable]:
+def _missing(mine: Iterable[Unreadable], count: int, max_bad: float, world: World) -> list[Unreadable]:
     """Return the unreadable images of all ranks, sorted by index. Too many of them raise an error."""
-    gathered = world.gather(list(mine))
-    missing: list[Unreadable] = world.broadcast(
-        sorted({one for rank in gathered for one in rank}) if gathered is not None else None
-    )
-    if len(missing) == images:
-        last = f"none of the {images} images to be scored can be read; replace them"
-    elif len(missing) > max_bad * images:
+    missing = sorted({one for images in world.all_gather(list(mine)) for one in images})
+    if len(missing) == count:
+        last = f"none of the {count} images to be scored can be read; replace them"
+    elif len(missing) > max_bad * count:
         last = (
-            f"{len(missing)} of the {images} images to be scored cannot be read, which is more than "
+            f"{len(missing)} of the {count} images to be scored cannot be read, which is more than "
             f"data.max_bad ({max_bad:g}) allows; replace them, or remove them from the data"
         )
     else:
@@ -236,14 +221,11 @@ class Failures:
     def raise_first(self, stopped: bool = False) -> None:
         """Raise the error of the lowest failed rank on every rank, or :class:`Stopped` if a rank stopped."""
         mine = [type(self.error).__name__, list(self.error.problems)] if self.error else None
-        gathered = self.world.gather([mine, stopped])
-        outcome = None
-        if gathered is not None:
-            outcome = [next((one for one, _ in gathered if one), None), any(one for _, one in gathered)]
-        error, stopped_early = self.world.broadcast(outcome)
-        if error:
-            raise _KINDS.get(error[0], UserError)(error[1])
-        if stopped_early:
+        gathered = self.world.all_gather([mine, stopped])
+        if errors := [error for error, _ in gathered if error]:
+            kind, problems = errors[0]
+            raise _KINDS.get(kind, UserError)(problems)
+        if any(is_stopped for _, is_stopped in gathered):
             raise Stopped
 
 

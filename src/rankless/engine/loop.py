@@ -121,10 +121,9 @@ class _Loop:
         self.reporting = reporting
         self.setup, self.batches, self.sinks, self.stop, self.observe = setup, batches, sinks, stop, observe
         self.recipe, self.state, self.world = setup.recipe, setup.state, setup.world
-        class_names = setup.task.class_names
-        run, mirrors = setup.run, setup.mirrors
+        names, run, mirrors = setup.task.class_names, setup.run, setup.mirrors
         self.saver = Saver(
-            self.recipe, run, self.state, class_names, self.world, sinks, setup.start, mirrors, origin
+            self.recipe, run, self.state, names, self.world, sinks, setup.start, mirrors, origin
         )
         # Only our own launcher passes a pulse, and it can start fewer ranks.
         can_exclude = pulse is not None and self.world.size > 1
@@ -149,8 +148,11 @@ class _Loop:
         """Train until the last step or a request to stop, and return whether all steps are done."""
         state, start, last = self.state, self.setup.start, self.setup.last
         self.saver.start()
-        if state.unscored and not self._evaluate_again(start):
-            return self._stopped(start)
+        if state.unscored:
+            if self._evaluate(start) is None:
+                return self._stopped(start)
+            state.unscored = False
+            self.saver.save(start, required=True)
         state.training_mode()
         for step in range(start, last):
             done = step + 1
@@ -215,9 +217,7 @@ class _Loop:
         done = step + 1
         timing: dict[str, Any] = {"seconds": round(seconds, 4), "time": round(time.time(), 1)}
         timing |= {name: round(waited / seconds, 3) for name, waited in waits.items()}
-        if ranks := self.stragglers.take_spread():
-            timing["ranks"] = ranks
-        timing |= self.stragglers.take_use()
+        timing |= self.stragglers.take()
         self.sinks.step(
             {
                 "step": done,
@@ -238,8 +238,7 @@ class _Loop:
             self.sinks.event("unreadable", done, text)
         if errors := self.state.unreadable.too_many():
             self.state.unscored = self._is_evaluated(done)
-            with self.saver.saving_on_divergence(done):
-                self.state.check(done)
+            self._check(done)
             self.saver.save_before_the_end(done)
             raise UserError(errors)
 
@@ -260,15 +259,20 @@ class _Loop:
     def _evaluate(self, done: int) -> Scores | None:
         """Return the scores after ``done`` steps, or None if the evaluation was stopped on request."""
         task, dry_run = self.setup.task, self.setup.dry_run
-        limit, unreadable = dry_run.images if dry_run else None, partial(self._report_left_out, done)
+
+        def report(images: Sequence[Unreadable]) -> None:
+            for one in self.state.unreadable.score(images):
+                text = f"{one.path} cannot be read ({one.reason}) and is not scored"
+                self.sinks.event("unreadable", done, text)
+
         try:
             scores = evaluate(
                 task,
                 self.state.scored,
                 self.recipe,
                 self.world,
-                limit=limit,
-                unreadable=unreadable,
+                limit=dry_run.images if dry_run else None,
+                unreadable=report,
                 stop=self.shared_stop,
                 phase=lambda phase: self.watchdog.begin(phase, done),
                 progress=partial(self.sinks.progress, "evaluating"),
@@ -298,19 +302,6 @@ class _Loop:
             known = ["auto", *numbers]
             raise UserError(f"evaluate.best is '{best}': expected {one_of(known)}{nearest(best, known)}")
         return best
-
-    def _report_left_out(self, done: int, images: Sequence[Unreadable]) -> None:
-        for one in self.state.unreadable.score(images):
-            text = f"{one.path} cannot be read ({one.reason}) and is not scored"
-            self.sinks.event("unreadable", done, text)
-
-    def _evaluate_again(self, start: int) -> bool:
-        """Repeat the evaluation after step ``start``, and return whether it was completed."""
-        if self._evaluate(start) is None:
-            return False
-        self.state.unscored = False
-        self.saver.save(start, required=True)
-        return True
 
     def _stopped(self, done: int) -> bool:
         self.sinks.event("stop", done, self._summary())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -56,8 +55,8 @@ def restore(mirrors: Mirrors, run: RunDirectory, recipe: Recipe, class_names: Se
     """Load the newest complete checkpoint of all copies. All ranks must call this."""
     reports = dict(enumerate(mirrors.world.all_gather(_look(mirrors, run))))
     reports = {rank: reports[rank] for rank in mirrors.writers}
-    warnings = [text for rank, one in reports.items() for text in _named(mirrors, rank, one.warnings)]
-    problems = [text for rank, one in reports.items() for text in _named(mirrors, rank, one.problems)]
+    warnings = [mirrors.label(rank, text) for rank, one in reports.items() for text in one.warnings]
+    problems = [mirrors.label(rank, text) for rank, one in reports.items() for text in one.problems]
     if mirrors.several and (others := _other_runs(mirrors, reports, recipe)):
         raise UserError(others)
     step = max(one.step for one in reports.values())
@@ -79,7 +78,8 @@ def restore(mirrors: Mirrors, run: RunDirectory, recipe: Recipe, class_names: Se
     copies.copy_best(snapshot)
     lacking = [rank for rank in mirrors.writers if rank not in holders]
     copies.write(snapshot, from_json(reports[source].recipe), lacking, source)
-    return Restored(snapshot, [*warnings, *problems, *mirrors.told(copies.warnings)], copies.copied)
+    warnings += [*problems, *mirrors.gather_messages(copies.warnings)]
+    return Restored(snapshot, warnings, copies.copied)
 
 
 def _look(mirrors: Mirrors, run: RunDirectory) -> _Report:
@@ -93,15 +93,11 @@ def _look(mirrors: Mirrors, run: RunDirectory) -> _Report:
         step = checkpoint.newest(run, report.warnings.append)
         if step is not None:
             folder = run.step_directory(step)
-            report.recipe = _recipe_in(folder)
+            report.recipe = to_json(weights.recipe_in(folder / "model.safetensors"))
             report.step, report.sums = step, checksums.of_file(folder / checksums.NAME)
     except UserError as error:
         report.problems = list(error.problems)
     return report
-
-
-def _recipe_in(folder: Path) -> str:
-    return to_json(weights.recipe_in(folder / "model.safetensors"))
 
 
 def _other_runs(mirrors: Mirrors, reports: Mapping[int, _Report], recipe: Recipe) -> list[str]:
@@ -115,10 +111,6 @@ def _other_runs(mirrors: Mirrors, reports: Mapping[int, _Report], recipe: Recipe
                 f"{', '.join(keys)}; remove it there, or use another --run"
             )
     return errors
-
-
-def _named(mirrors: Mirrors, rank: int, texts: Sequence[str]) -> list[str]:
-    return [sentence for text in texts for sentence in mirrors.named({rank: text})]
 
 
 def _send(mirrors: Mirrors, snapshot: Snapshot | None, source: int) -> Snapshot:
@@ -160,10 +152,12 @@ class _Copies:
         if not lacking or len(lacking) == len(self.mirrors.writers):
             return
         source, world = is_whole.index(True), self.mirrors.world
-        is_source, last = world.rank == source, self.run.pointed("last")
-        mine = checkpoint.load(self.run, best["step"]) if is_source else None
-        # It may have been trained with another recipe, such as one with fewer epochs.
-        recipe = world.broadcast(_recipe_in(folder) if is_source else None, source)
+        mine, recipe, last = None, "", self.run.pointed("last")
+        if world.rank == source:
+            mine = checkpoint.load(self.run, best["step"])
+            # It may have been trained with another recipe, such as one with fewer epochs.
+            recipe = to_json(weights.recipe_in(folder / "model.safetensors"))
+        recipe = world.broadcast(recipe, source)
         self.write(_send(self.mirrors, mine, source), from_json(recipe), lacking, source)
         if world.rank in lacking and last is not None and self.run.pointed("last") != last:
             self.run.point("last", last)
@@ -200,19 +194,14 @@ def open_journal(
         )
         if mirrors.is_writer:
             journal = Journal(run.journal, start, unscored=unscored)
-            said += _left_out(journal)
+            if journal.left_out:
+                said.append(
+                    f"{run.journal}: {journal.left_out} damaged lines were removed; the original file is now "
+                    f"{journal.original}"
+                )
     except OSError as error:
         if not mirrors.several:
             with run.writing(run.journal):
                 raise
         said.append(f"{run.journal} cannot be written ({error}), so this copy of the journal ends here")
-    return journal, mirrors.told(said)
-
-
-def _left_out(journal: Journal) -> list[str]:
-    if not journal.left_out:
-        return []
-    return [
-        f"{journal.path}: {journal.left_out} damaged lines were removed; the original file is now "
-        f"{journal.original}"
-    ]
+    return journal, mirrors.gather_messages(said)

@@ -133,10 +133,10 @@ def check_disk_space(
                 "than checkpoint.keep are kept"
             )
     found = mirrors.world.all_gather([error, warning])
-    errors = {rank: found[rank][0] for rank in mirrors.writers if found[rank][0]}
+    errors = [mirrors.label(rank, found[rank][0]) for rank in mirrors.writers if found[rank][0]]
     if len(errors) == len(mirrors.writers):
-        raise UserError(mirrors.named(errors))
-    return mirrors.named(errors | {rank: found[rank][1] for rank in mirrors.writers if found[rank][1]})
+        raise UserError(errors)
+    return errors + [mirrors.label(rank, found[rank][1]) for rank in mirrors.writers if found[rank][1]]
 
 
 def _size(recipe: Recipe, state: TrainingState) -> int:

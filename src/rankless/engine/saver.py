@@ -129,7 +129,7 @@ class Saver:
         self.mirrors.send_journal()  # so that all copies have the line of this start
         if self.saved and self.origin and self.world.is_first:  # the line is missing after a sudden end
             self._record(chain.entry_of(self.run.step_directory(self.saved)))
-        for text in self.mirrors.told([text for text in (problem, unpointed) if text]):
+        for text in self.mirrors.gather_messages([text for text in (problem, unpointed) if text]):
             self.sinks.event("warning", self.saved, text)
 
     def _write_recipe(self) -> str | None:
@@ -326,27 +326,25 @@ class Saver:
 
     def _report(self, step: int, outcomes: Mapping[int, Outcome], *, required: bool) -> None:
         """Report failed writes. Repeated failures of a copy are reported only once."""
-        removed = {
-            rank: f"removed the checkpoints of the steps {', '.join(map(str, one.removed))} to make room"
-            for rank, one in outcomes.items()
-            if one.removed
-        }
-        for text in self.mirrors.named(removed):
-            self.sinks.event("full disk", step, text)
+        for rank, one in outcomes.items():
+            if one.removed:
+                steps = ", ".join(map(str, one.removed))
+                text = f"removed the checkpoints of the steps {steps} to make room"
+                self.sinks.event("full disk", step, self.mirrors.label(rank, text))
         failed = {rank: _failed(step, one.problem) for rank, one in outcomes.items() if one.problem}
         if required and failed and len(failed) == len(outcomes):
-            fatal = {
-                rank: f"{text}; {outcomes[rank].advice} and continue from the newest one: {self.run.again}"
+            again = f"and continue from the newest one: {self.run.again}"
+            raise UserError(
+                self.mirrors.label(rank, f"{text}; {outcomes[rank].advice} {again}")
                 for rank, text in failed.items()
-            }
-            raise UserError(self.mirrors.named(fatal))
+            )
         news = {rank: f"{text}; training continues until the next one" for rank, text in failed.items()}
         if self.mirrors.several:
             lines = {rank: one.lines for rank, one in outcomes.items() if one.lines and rank not in failed}
             news |= {rank: f"the journal could not be written ({text})" for rank, text in lines.items()}
             news, self.failing = {r: text for r, text in news.items() if r not in self.failing}, set(news)
-        for text in self.mirrors.named(news):
-            self.sinks.event("not saved", step, text)
+        for rank, text in news.items():
+            self.sinks.event("not saved", step, self.mirrors.label(rank, text))
 
 
 def _failed(step: int, problem: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -160,16 +160,23 @@ def prepare(
     state.data = digest
     mirrors = find(world, run)
     restored = restore(mirrors, run, recipe, task.class_names) if resume else Restored(None, [], [])
-    start, warnings = _go_on(state, run, restored)
-    warnings += [*mirrors.problems, *state.warnings, *differences]
+    if restored.snapshot:
+        state.restore(restored.snapshot, str(run.step_directory(restored.snapshot.step)))
+    start = restored.snapshot.step if restored.snapshot else 0
+    warnings = [*restored.warnings, *mirrors.problems, *state.warnings, *differences]
     # Pretrained weights are needed only at the first start. Their file may be missing later.
     pretrained = [] if start else state.start_from_pretrained()
     warnings += check_disk_space(run, recipe, state, mirrors, start)
     if resume:
         warnings += _share_record(run, mirrors)
     if world.is_first:
-        with _reported(warnings if mirrors.several else None), run.writing(run.environment):
-            warnings += record(run.environment, environment, world, start, launched)
+        try:
+            with run.writing(run.environment):
+                warnings += record(run.environment, environment, world, start, launched)
+        except UserError as error:
+            if not mirrors.several:
+                raise
+            warnings += error.problems
     with suppress(OSError):  # reported during the run
         mirrors.send_file(run.environment, 0)
     warnings += [*schedule.warnings(), *getattr(task, "warnings", ())]
@@ -208,28 +215,4 @@ def _share_record(run: RunDirectory, mirrors: Mirrors) -> list[str]:
         said = mirrors.send_best(run.environment, [-1 if problem else len(entries)])
     except OSError as error:
         said = [f"{run.environment} cannot be written ({error})"]
-    return mirrors.told(said)
-
-
-def _go_on(state: TrainingState, run: RunDirectory, restored: Restored) -> tuple[int, list[str]]:
-    """Restore the state from a checkpoint, and return its step and warnings."""
-    warnings, snapshot = list(restored.warnings), restored.snapshot
-    if snapshot is not None:
-        state.restore(snapshot, str(run.step_directory(snapshot.step)))
-        if state.other_data:
-            warnings.append(
-                "the data set has changed since this run started (boxes, classes or image sizes), so the "
-                "final weights will differ from those of an uninterrupted run"
-            )
-    return snapshot.step if snapshot else 0, warnings
-
-
-@contextmanager
-def _reported(warnings: list[str] | None) -> Iterator[None]:
-    """Add a user error raised in this block to ``warnings``, or raise it if ``warnings`` is None."""
-    try:
-        yield
-    except UserError as error:
-        if warnings is None:
-            raise
-        warnings += error.problems
+    return mirrors.gather_messages(said)

@@ -52,7 +52,6 @@ class TrainingState:
         best: step and score of the best evaluation so far, or None.
         unscored: whether the evaluation after the last step failed or stopped on request.
         data: a digest of the training data, or None if the data has none.
-        other_data: whether the data has changed since the run started.
     """
 
     accumulator: Accumulator
@@ -82,7 +81,6 @@ class TrainingState:
         self.unscored = False
         self.unreadable = UnreadableImages(images, recipe.data.max_bad)
         self.data: str | None = None
-        self.other_data = False
 
     def _wrap(self) -> None:
         """Create the accumulator and list the trained parameters."""
@@ -155,8 +153,8 @@ class TrainingState:
     def _not_finite(self, step: int, numbers: Numbers, totals: Totals) -> None:
         """Undo the step and raise an error, unless fp16's loss scale caused the overflow."""
         named = [name for name, p in self.model.named_parameters() if p.requires_grad]
-        gathered = self.world.gather([[leaf, sorted(which)] for leaf, which in totals.unused.items()])
-        unused = self.world.broadcast(sorted(one for rank in gathered for one in rank) if gathered else None)
+        gathered = self.world.all_gather([[leaf, sorted(which)] for leaf, which in totals.unused.items()])
+        unused = sorted(one for rank in gathered for one in rank)
         bad = non_finite({name: p.grad for name, p in zip(named, self.trained, strict=True)})
         scale = self.scaler.get_scale()
         if self.scaler.is_enabled() and bad and not unused and scale > SMALLEST_SCALE:
@@ -190,9 +188,8 @@ class TrainingState:
             return []
         if self.ema:
             load_into(self.ema.model, self.model.state_dict(), pretrained)
-        digests = self.world.gather(digest(self.model.state_dict()))
-        others = [rank for rank, other in enumerate(digests or ()) if digests and other != digests[0]]
-        if others := self.world.broadcast(others):
+        digests = self.world.all_gather(digest(self.model.state_dict()))
+        if others := [rank for rank, other in enumerate(digests) if other != digests[0]]:
             raise UserError(
                 f"model.pretrained is '{pretrained}', which is a different file on rank "
                 f"{', '.join(map(str, others))} than on rank 0; copy the same file to every machine"
@@ -242,7 +239,11 @@ class TrainingState:
         self.unscored = bool(snapshot.state.get("unscored"))
         self.unreadable.restore(snapshot.state.get("unreadable", {}))
         before = snapshot.state.get("data")
-        self.other_data = None not in (before, self.data) and before != self.data
+        if None not in (before, self.data) and before != self.data:
+            self.warnings.append(
+                "the data set has changed since this run started (boxes, classes or image sizes), so the "
+                "final weights will differ from those of an uninterrupted run"
+            )
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return all tensors that determine the next step, by name."""

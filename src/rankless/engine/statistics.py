@@ -38,7 +38,8 @@ class RunningStatistics:
         self.vector = torch.cat(buffers) if buffers else nothing
         momenta = [torch.full_like(b, _momentum(m)) for (m, _), b in zip(named, buffers, strict=True)]
         self.momentum = torch.cat(momenta) if momenta else nothing
-        self.counts = torch.stack([_tracked(m) for m in norms]) if norms else nothing.long()
+        counts = [torch.tensor(0) if (n := m.num_batches_tracked) is None else n for m in norms]
+        self.counts = torch.stack(counts) if counts else nothing.long()
         # The length of each norm's part of the vector.
         self.lengths = torch.tensor([2 * m.num_features for m in norms], dtype=torch.long, device=device)
         self.all_called = self.vector.new_ones(len(norms))
@@ -133,7 +134,3 @@ def _momentum(norm: _BatchNorm) -> float:
             "a batch norm of the model has momentum None (a cumulative mean); expected a number such as 0.1"
         )
     return norm.momentum
-
-
-def _tracked(norm: _BatchNorm) -> Tensor:
-    return norm.num_batches_tracked if norm.num_batches_tracked is not None else torch.tensor(0)

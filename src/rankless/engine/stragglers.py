@@ -32,8 +32,7 @@ class Stragglers:
         self._own: deque[float] = deque(maxlen=200)
         self._waited = self._waits.seconds
         self._named: set[int] = set()
-        self._spread: list[float] = []
-        self._use: dict[str, list[Any]] = {}
+        self._found: dict[str, list[Any]] = {}
         self._forget_use()
 
     def begin(self) -> None:
@@ -48,15 +47,13 @@ class Stragglers:
         self._own.append((seconds - peers) / (self.micro_batches + more))
         self._waiting += peers + images
 
-    def take_spread(self) -> list[float]:
-        """Return and clear the last milliseconds per micro-batch of each rank (only on rank 0)."""
-        spread, self._spread = self._spread, []
-        return spread
+    def take(self) -> dict[str, list[Any]]:
+        """Return and clear the newest measurements of all ranks, which only rank 0 has.
 
-    def take_use(self) -> dict[str, list[Any]]:
-        """Return and clear the last ``memory`` (MiB) and ``busy`` fraction of each rank (only on rank 0)."""
-        taken, self._use = self._use, {}
-        return taken
+        They are milliseconds per micro-batch (``ranks``), ``memory`` in MiB and the ``busy`` fraction.
+        """
+        found, self._found = self._found, {}
+        return found
 
     def gather_use(self) -> None:
         """Gather the peak memory and the busy fraction of each rank on rank 0. All ranks must call this.
@@ -75,7 +72,7 @@ class Stragglers:
             busy = (time.process_time() - self._computed) / (time.perf_counter() - self._since) / threads
         gathered = self.world.gather([round(held / 2**20), round(min(max(busy, 0.0), 1.0), 3)])
         if gathered:
-            self._use = {"memory": [one[0] for one in gathered], "busy": [one[1] for one in gathered]}
+            self._found |= {"memory": [one[0] for one in gathered], "busy": [one[1] for one in gathered]}
         self._forget_use()
 
     def _forget_use(self) -> None:
@@ -89,7 +86,7 @@ class Stragglers:
         self._own.clear()
         if gathered is None:
             return []
-        self._spread = [round(1e3 * seconds, 2) for seconds, _ in gathered]
+        self._found["ranks"] = [round(1e3 * seconds, 2) for seconds, _ in gathered]
         slow = slow_ranks([seconds for seconds, _ in gathered])
         new, self._named = set(slow) - self._named, set(slow)
         return [

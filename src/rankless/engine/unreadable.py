@@ -29,9 +29,7 @@ class UnreadableImages:
 
         All ranks must call this.
         """
-        gathered = world.gather(list(mine))
-        images = world.broadcast(sorted({one for rank in gathered for one in rank}) if gathered else None)
-        return _added(self.trained, images)
+        return _added(self.trained, sorted({one for rank in world.all_gather(list(mine)) for one in rank}))
 
     def score(self, images: Iterable[Unreadable]) -> list[Unreadable]:
         """Add the unreadable images of an evaluation, and return the new ones."""

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from rankless.world.compat import default_store
 from rankless.world.keepalive import watch_connections
-from rankless.world.notes import Notices
 from rankless.world.process_group import TIMEOUT, World
 
 LEAST = 60.0
@@ -29,6 +29,7 @@ LEAST = 60.0
 _TIMES = 20  # a phase is late after this multiple of its median duration
 _FIRST_TIMES = 10  # a phase without known durations is late after this multiple of LEAST
 _LOG = 2  # the file descriptor of a rank's log
+_KEY = "rankless/late"  # prefix of the keys in the ranks' store, followed by a rank
 WAITING, DRAWING, SAVING = "waiting for other ranks", "waiting for images", "saving"
 _REGULAR = ("computing", "predicting", SAVING)  # phases that take about as long every time
 _SLOWEST_TIMES = 5  # a regular phase may take this multiple of its longest duration, and at least LEAST
@@ -60,7 +61,6 @@ class Watchdog:
     ) -> None:
         self.world, self.report, self.drawing, self.pulse = world, report, drawing, pulse
         self.hosts = world.all_gather(os.uname().nodename) if world.size > 1 else [os.uname().nodename]
-        self.notices = Notices("late")
         self.least = float(os.environ.get("RANKLESS_LATE") or LEAST)
         self._usual: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=50))
         self._slowest: dict[str, float] = {}
@@ -132,13 +132,14 @@ class Watchdog:
             faulthandler.dump_traceback(stacks, all_threads=True)  # writes character by character
             stacks.seek(0)
             os.write(_LOG, line.encode() + stacks.read())  # in one write, because ranks may share a log
-        self.notices.post(self.world.rank, json.dumps([step, at, round(seconds)]))
+        default_store().set(f"{_KEY}/{self.world.rank}", json.dumps([step, at, round(seconds)]))
 
     def _name_the_late(self, step: int, seconds: float, *, is_long: bool) -> None:
         """Report late ranks that are not waiting for others and, if ``is_long``, ranks without a notice."""
+        store = default_store()
         for rank, host in enumerate(self.hosts):
-            notice = self.notices.read(rank)
-            found: list[Any] = json.loads(notice) if notice else [-1, "", 0]
+            key = f"{_KEY}/{rank}"
+            found: list[Any] = json.loads(store.get(key)) if store.check([key]) else [-1, "", 0]
             if (rank, step) in self._named or (found[0] == step and found[1] == WAITING):
                 continue
             if found[0] == step:

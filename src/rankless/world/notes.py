@@ -43,23 +43,6 @@ class Notes:
         return [found[rank] for rank in sorted(found)]
 
 
-class Notices:
-    """One text per rank in the ranks' store."""
-
-    def __init__(self, name: str) -> None:
-        self._name = f"rankless/{name}"
-
-    def post(self, rank: int, text: str) -> None:
-        """Store the text of a rank, replacing its previous one."""
-        default_store().set(f"{self._name}/{rank}", text)
-
-    def read(self, rank: int) -> str | None:
-        """Return the text of a rank, or None if it has none."""
-        key = f"{self._name}/{rank}"
-        store = default_store()
-        return store.get(key).decode() if store.check([key]) else None
-
-
 class SharedStop:
     """A flag in the ranks' store that is set once any rank has received a request to stop.
 
@@ -85,6 +68,5 @@ class SharedStop:
 
     def agreed(self) -> bool:
         """Return whether any rank should stop, the same on all ranks. All ranks must call this."""
-        flags = self.world.gather(self())
-        self._raised = bool(self.world.broadcast(any(flags) if flags is not None else None))
+        self._raised = any(self.world.all_gather(self()))
         return self._raised

@@ -117,7 +117,11 @@ class _Writer:
         if kind is float:  # keeps the payload of a NaN
             return value if math.isfinite(value) else ["float", struct.pack("<d", value).hex()]
         if kind is str:
-            return value if value.isascii() or _is_text(value) else ["str", _surrogates(value)]
+            try:
+                value.encode()
+            except UnicodeEncodeError:  # JSON would merge a pair of surrogates into one character
+                return ["str", value.encode("utf-8", "surrogatepass").hex()]
+            return value
         if kind in _NAMES:
             return [_NAMES[kind], *self.each(enumerate(value))]
         if kind is dict:
@@ -209,7 +213,13 @@ class _Reader:
         if name in ("bytes", "bytearray"):
             data = self.blob(parts[0]).tobytes()
             return data if name == "bytes" else bytearray(data)
-        return _number_or_text(name, parts[0])
+        if name == "int":
+            return int(parts[0], 16)
+        if name == "float":
+            return struct.unpack("<d", bytes.fromhex(parts[0]))[0]
+        if name == "str":
+            return bytes.fromhex(parts[0]).decode("utf-8", "surrogatepass")
+        raise ValueError(f"{name!r:.40} is not the name of a type that can be sent")
 
     def blob(self, length: int) -> NDArray[np.uint8]:
         begin = _aligned(self.at)
@@ -242,16 +252,6 @@ class _Reader:
         return whole
 
 
-def _number_or_text(name: str, text: str) -> Any:
-    if name == "int":
-        return int(text, 16)
-    if name == "float":
-        return struct.unpack("<d", bytes.fromhex(text))[0]
-    if name == "str":
-        return bytes.fromhex(text).decode("utf-8", "surrogatepass")
-    raise ValueError(f"{name!r:.40} is not the name of a type that can be sent")
-
-
 def _known(module: str, qualname: str, *names: str) -> tuple[type, list[str]]:
     """Return a data class that this process has already loaded, with the attribute names."""
     made = _loaded(module, qualname)
@@ -276,19 +276,6 @@ def _is_data(made: type) -> bool:
     if issubclass(made, tuple):
         return isinstance(getattr(made, "_fields", None), tuple)
     return dataclasses.is_dataclass(made) and made.__new__ is object.__new__
-
-
-def _is_text(value: str) -> bool:
-    """Check whether JSON preserves the text, because JSON merges surrogate pairs into one character."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _surrogates(value: str) -> str:
-    return value.encode("utf-8", "surrogatepass").hex()
 
 
 def _aligned(at: int) -> int:

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from rankless.errors import UserError, counted
 from rankless.hardware.network import interface_towards
@@ -26,7 +25,7 @@ from rankless.world.keepalive import listening, reject_new_connections, watch_co
 from rankless.world.objects import pack, unpack
 from rankless.world.rendezvous import (
     job_store,
-    launchers_store,
+    join_store,
     loopback,
     meet,
     on_interface,
@@ -74,11 +73,6 @@ class World:
         return self.rank == 0
 
     @property
-    def is_first_here(self) -> bool:
-        """Whether this is the first rank on its machine, which writes the machine's copies of files."""
-        return self.local_rank == 0
-
-    @property
     def backend(self) -> str:
         """Name of the backend that sends tensors between the ranks."""
         return self.transport.name
@@ -95,16 +89,13 @@ class World:
 
     def gather(self, value: Any) -> list[Any] | None:
         """Return the ``value`` of every rank, in rank order, on rank 0, and None on the other ranks."""
-        if self.is_first:
-            return [value, *(unpack(self._receive(rank)) for rank in range(1, self.size))]
-        packed = pack(value)
+        packed = None if self.is_first else pack(value)
         with self.transport.waits.waiting():
-            self.transport.send(packed, 0)
-        return None
-
-    def _receive(self, rank: int) -> Tensor:
-        with self.transport.waits.waiting():
-            return self.transport.receive(rank)
+            if packed is not None:
+                self.transport.send(packed, 0)
+                return None
+            received = [self.transport.receive(rank) for rank in range(1, self.size)]
+        return [value, *map(unpack, received)]
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """Return the ``value`` of rank ``source`` on every rank."""
@@ -127,11 +118,8 @@ class World:
 
     def recall(self, key: str) -> str:
         """Return the text that :meth:`remember` stored, possibly before a restart, or ""."""
-        return (
-            self.launcher_store.get(key).decode()
-            if self.launcher_store is not None and self.launcher_store.check([key])
-            else ""
-        )
+        store = self.launcher_store
+        return store.get(key).decode() if store is not None and store.check([key]) else ""
 
     def remember(self, key: str, text: str) -> None:
         """Store a text for restarted ranks if the launcher has a store that outlives them."""
@@ -177,10 +165,12 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
     """
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     device = _device()
-    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "0"))
     here = ranks_here()
     alone = meeting is not None or here == size
-    launcher_store = None if meeting else launchers_store(address, _port(), TIMEOUT)
+    launcher_store: dist.Store | None = None
+    if meeting is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # as with torchrun
+        launcher_store = join_store(address, port, TIMEOUT)
     with on_interface(loopback() if alone else interface_towards(address)):
         outer = None
         if size == 1:
@@ -188,7 +178,7 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
         elif meeting is not None:
             store = dist.FileStore(str(meeting), size)
         else:
-            outer = launcher_store or ranks_store(address, _port(), rank, alone, TIMEOUT)
+            outer = launcher_store or ranks_store(address, port, rank, alone, TIMEOUT)
             store = meet(outer, rank, size, TIMEOUT)
             store = private_store(store, rank, size) if alone else store
         _KEPT_ALIVE.append(store)
@@ -230,10 +220,6 @@ def _prove(group: dist.ProcessGroup, key: bytes) -> None:
         ) from error
 
 
-def _port() -> int:
-    return int(os.environ.get("MASTER_PORT", "0"))
-
-
 def _device() -> torch.device:
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not cards or os.environ.get("RANKLESS_CPU"):
@@ -250,11 +236,6 @@ def _backend(store: dist.Store, rank: int, size: int, device: torch.device) -> s
     """
     if device.type == "cpu" or not dist.is_nccl_available():
         return "gloo"
-    own = _all_differ(store, rank, size, str(torch.cuda.get_device_properties(device).uuid))
-    return "cpu:gloo,cuda:nccl" if own else "gloo"
-
-
-def _all_differ(store: dist.Store, rank: int, size: int, name: str) -> bool:
-    """Check whether ``name`` differs between all ranks. All ranks must call this."""
-    store.set(f"card/{rank}", name)
-    return len({store.get(f"card/{other}") for other in range(size)}) == size
+    store.set(f"card/{rank}", str(torch.cuda.get_device_properties(device).uuid))
+    cards = {store.get(f"card/{other}") for other in range(size)}
+    return "cpu:gloo,cuda:nccl" if len(cards) == size else "gloo"

@@ -68,7 +68,7 @@ class SideBySide:
         self.device = next(module.parameters()).device
         for number, replica in enumerate(self.replicas):
             for index, (_, norm) in enumerate(norms_over_batch(replica)):
-                vars(norm)["forward"] = _Meeting(self, number, index, norm)
+                vars(norm)["forward"] = partial(self.normalize, number, norm, index)
 
     def run(self, forward: Callable[[int], Tensor]) -> None:
         """Run the forward and backward pass of each of this rank's micro-batches.
@@ -247,16 +247,6 @@ class SideBySide:
             self.turns[number].get()
         if self.failure is not None:
             raise RuntimeError("another micro-batch failed") from self.failure
-
-
-class _Meeting:
-    """A callable that replaces the ``forward`` method of a replica's norm."""
-
-    def __init__(self, side: SideBySide, number: int, index: int, norm: nn.Module) -> None:
-        self.side, self.number, self.index, self.norm = side, number, index, norm
-
-    def __call__(self, values: Tensor) -> Tensor:
-        return self.side.normalize(self.number, self.norm, self.index, values)
 
 
 def _sharing_copy(module: nn.Module) -> nn.Module:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import importlib.util
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from rankless.engine.sinks.built_in import BUILT_IN, built_in
 from rankless.errors import UserError, nearest, one_of, printable
+from rankless.extras import needed
 from rankless.files.reading import reason
 
 if TYPE_CHECKING:  # following a run needs no PyTorch
@@ -68,6 +70,24 @@ class Sink(Protocol):
         """Finish. Called once when the run ends for any reason, unless the process is killed."""
 
 
+class _Known(NamedTuple):
+    """The module and class of a built-in sink, the library it needs, and whether it uses a server."""
+
+    page: str
+    name: str
+    library: str = ""
+    is_remote: bool = False
+
+
+BUILT_IN = {
+    "csv": _Known("csv_files", "CsvSink"),
+    "mlflow": _Known("mlflow", "MlflowSink", "mlflow", is_remote=True),
+    "tensorboard": _Known("tensorboard", "TensorBoardSink", "tensorboard"),
+    "wandb": _Known("wandb", "WandbSink", "wandb", is_remote=True),
+}
+"""The sinks that are included in Rankless, by their names for ``--sink``."""
+
+
 def check_sink(name: str) -> None:
     """Raise a ``UserError`` unless ``name`` is in :data:`BUILT_IN` or looks like a class. Import nothing."""
     if name not in BUILT_IN and ":" not in name:
@@ -83,8 +103,16 @@ def sink_class(name: str) -> Callable[[], Sink]:
     ``name`` is in :data:`BUILT_IN`, or has the form ``package.module:Class`` or ``file.py:Class``. Raises a
     ``UserError`` if it does not exist, is not a sink, or lacks a library.
     """
-    if name in BUILT_IN:
-        return built_in(name)
+    if known := BUILT_IN.get(name):
+        if known.library and importlib.util.find_spec(known.library) is None:
+            needed(known.library, known.library, f"--sink {name}")
+        page = importlib.import_module(f"rankless.engine.sinks.{known.page}")
+        make: Callable[[], Sink] = getattr(page, known.name)
+        if not known.is_remote:
+            return make
+        from rankless.engine.sinks.background import BackgroundSink  # it imports this module
+
+        return lambda: BackgroundSink(make())
     check_sink(name)
     from rankless.tasks.custom import load_class
 

@@ -166,7 +166,6 @@ def _score(value: float | None) -> str:
 _SMOOTHING = 0.9  # per step
 _PATIENCE = 3.0  # seconds to wait for the first step before explaining the delay, if there is no bar
 _MOST_NOTES = 6  # maximum lines of a note about the data
-_AS_IT_IS = ("pretrained",)
 _WARNINGS = ("warning", "not saved", "sink", "late", "slow", "silent error")
 _WAITING = "waiting for the first step"
 _TITLED = {"note": "note", "copy": "note", **dict.fromkeys(_WARNINGS, "warning")}
@@ -266,7 +265,7 @@ class Terminal(Sink):
             left = len(rest) - _MOST_NOTES
             more = [f"  … and {left} more in journal.jsonl"] if left > 0 else []
             self._print_all([f"note: {first}", *rest[:_MOST_NOTES], *more])
-        elif name in _AS_IT_IS:
+        elif name == "pretrained":
             self._print(text)
         else:
             self._print(f"{_TITLED.get(name, f'step {step}')}: {text}")
