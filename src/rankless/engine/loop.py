@@ -76,10 +76,9 @@ def train(
 ) -> bool:
     """Train a recipe as one rank of ``world``, and return whether all steps are done.
 
-    If not, the run was stopped on request, and its state was saved.
+    If not, the run was stopped on request, and its state was saved. The recipe's precision must be resolved.
 
     Args:
-        recipe: the recipe, with its precision resolved.
         run: the run directory, written by rank 0. On every machine that does not share its files, one rank
             writes a copy.
         launched: the launcher's record of this start, with its time and command.

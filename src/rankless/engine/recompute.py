@@ -102,9 +102,8 @@ class Finding:
     """The conclusion from two attempts at a step.
 
     Attributes:
-        what: the micro-batches, or :data:`_WEIGHTS`, with differing results.
+        what: the micro-batches with differing results, and :data:`_WEIGHTS` if the weights differ.
         ranks: the ranks with wrong results if ``certain``, otherwise the ranks that may have wrong results.
-        certain: whether the ranks with wrong results are known.
         repeated_well: whether all results of the second attempt agree, so that training can continue.
     """
 
@@ -153,11 +152,9 @@ def judge(first: Votes, again: Votes) -> Finding:
 class Alarm:
     """Runs the steps of a run, and checks some of them for silent errors.
 
-    Args:
-        again: loads the batches of a step for a second attempt.
-        report: called on every rank with an event's name, the number of completed steps, and a text.
-        can_exclude: whether the launcher can continue with fewer ranks.
-        start: number of completed steps.
+    ``again`` loads the batches of a step for a second attempt. ``report`` is called on every rank with an
+    event's name, the number of completed steps, and a text. ``can_exclude`` tells whether the launcher can
+    continue with fewer ranks.
     """
 
     def __init__(
@@ -231,10 +228,8 @@ class Alarm:
         raise DivergedError(error, is_whole=False, repeats=False)
 
     def _advice(self, finding: Finding, who: str) -> str:
-        since = "the start"
-        if self.agreed:
-            since = f"step {self.agreed}, the last one with equal results"
-        since = f"the weights may be wrong since {since}"
+        agreed = f"step {self.agreed}, the last one with equal results" if self.agreed else "the start"
+        since = f"the weights may be wrong since {agreed}"
         if finding.certain:
             return (
                 f"{who} has wrong results, and {since}; test that device, and continue from a checkpoint "

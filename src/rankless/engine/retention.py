@@ -26,9 +26,8 @@ _NUMBERS = {1: "the next checkpoint", 2: "two checkpoints", 3: "three checkpoint
 class Retention:
     """Saves the checkpoints of a run directory, and removes those that are no longer needed.
 
-    Attributes:
-        saved_best: the best score with weights in this directory, and its step, or None if there is none.
-        removed: the steps of checkpoints that the last save removed early to make room.
+    ``saved_best`` is the best score whose weights are in this directory. ``removed`` contains the steps of
+    the checkpoints that the last save removed early to make room.
     """
 
     def __init__(
@@ -124,13 +123,14 @@ def check_disk_space(
         needed = max(least - there, 1)
         if free < needed * size:
             error = (
-                f"{run.path}: {_NUMBERS[needed]} of this model need {in_gb(needed * size)}, but only "
-                f"{in_gb(free)} are free on this file system; make room, or use a --run on another one"
+                f"{run.path}: only {in_gb(free)} are free on this file system; expected at least "
+                f"{in_gb(needed * size)} for {_NUMBERS[needed]} of this model; free up space, or use --run "
+                "with a folder on another file system"
             )
         elif free < (most - there) * size:
             warning = (
-                f"only {in_gb(free)} are free for checkpoints of {in_gb(size)} each; on a full disk, fewer "
-                "than checkpoint.keep are kept"
+                f"only {in_gb(free)} are free for checkpoints of {in_gb(size)} each; if the disk is full, "
+                "fewer than checkpoint.keep are kept"
             )
     found = mirrors.world.all_gather([error, warning])
     errors = [mirrors.label(rank, found[rank][0]) for rank in mirrors.writers if found[rank][0]]

@@ -52,7 +52,7 @@ class Outcome:
         lines: why the newest lines of the journal could not be written, or None if they were written.
         removed: the steps of checkpoints that were removed early to make room.
         has_best: whether this copy contains the weights of the best score. True if there is no best score.
-        saved_best: the best score with weights in this copy.
+        saved_best: the best score whose weights are in this copy.
         entry: the checkpoint's line of the chain, or None if it was not written or has no chain.
     """
 
@@ -67,7 +67,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Origin:
-    """What determines a run's checkpoints besides the recipe, as recorded in the chain.
+    """The inputs of a run's checkpoints other than the recipe, as recorded in the chain.
 
     ``environment`` is the digest of this start's facts on rank 0 (:func:`rankless.runs.starts.facts`), and
     ``files`` is the list of the data files, or None on other ranks.

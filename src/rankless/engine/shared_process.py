@@ -34,19 +34,15 @@ class OwnGenerator(PlainDispatchMode):
             takes = _TAKES[operation] = _takes(operation)
         if takes == "nothing" or kwargs.get("generator") is not None:
             return operation(*args, **kwargs)
-        if takes == "default":
-            return self._borrowing(operation, args, kwargs)
+        if takes == "default":  # the operation accepts only the default generator
+            with GENERATORS:
+                torch.default_generator.set_state(self.generator.get_state())
+                made = operation(*args, **kwargs)
+                self.generator.set_state(torch.default_generator.get_state())
+            return made
         if any(isinstance(one, torch.Tensor) and one.device.type != "cpu" for one in args):
             return operation(*args, **kwargs)
         return operation(*args, **{**kwargs, "generator": self.generator})
-
-    def _borrowing(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an operation that accepts only the default generator, with this generator's state."""
-        with GENERATORS:
-            torch.default_generator.set_state(self.generator.get_state())
-            made = operation(*args, **kwargs)
-            self.generator.set_state(torch.default_generator.get_state())
-        return made
 
 
 _TAKES: dict[Any, str] = {}

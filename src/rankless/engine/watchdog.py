@@ -44,12 +44,9 @@ it waits for other ranks), and the name of that phase.
 class Watchdog:
     """A context manager whose thread watches the steps of one rank.
 
-    All ranks must create a watchdog, because they exchange the names of their hosts.
-
-    Args:
-        report: called on rank 0, from the thread, with a step and a sentence about a rank that is late.
-        drawing: returns whether this rank is waiting for its loader.
-        pulse: reports the rank's progress to the launcher. None if there is no launcher.
+    All ranks must create a watchdog, because they exchange the names of their hosts. On rank 0, the thread
+    calls ``report`` with a step and a sentence about a late rank. ``drawing`` returns whether this rank is
+    waiting for its loader, and ``pulse`` reports its progress to the launcher, if there is one.
     """
 
     def __init__(

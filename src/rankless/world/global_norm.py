@@ -109,7 +109,7 @@ class GlobalNorm(torch.autograd.Function):
 def batch_statistics(
     norm: Any, momentum: float, total: Total, check: Callable[[Tensor], None], wide: Sequence[Tensor]
 ) -> list[Statistics]:
-    """Return the same statistics for each micro-batch, and update the norm's running statistics.
+    """Return the statistics over all micro-batches, once for each, and update the norm's running statistics.
 
     They are computed in two passes over ``wide``, the values (B, C, …) of each micro-batch. ``check`` is
     called with the number of values, a scalar.

@@ -19,9 +19,8 @@ import torch.distributed as dist
 
 from rankless.errors import UserError, counted
 from rankless.hardware.network import interface_towards
-from rankless.world.broken_messages import exit_if_broken
 from rankless.world.compat import innermost_store, quiet_output
-from rankless.world.keepalive import listening, reject_new_connections, watch_connections
+from rankless.world.keepalive import exit_if_broken, listening, reject_new_connections, watch_connections
 from rankless.world.objects import pack, unpack
 from rankless.world.rendezvous import (
     job_store,

@@ -49,16 +49,14 @@ class MlflowSink(Sink):
         if self._run:
             self._client.update_run(self._run, "RUNNING")
             return
-        self._run = self._client.create_run(self._experiment(), run_name=run.run.name).info.run_id
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "rankless")
+        found = self._client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else self._client.create_experiment(name)
+        self._run = self._client.create_run(experiment, run_name=run.run.name).info.run_id
         record.write_text(self._run + "\n", encoding="utf-8")
         params = [self._param(key, value[:6000]) for key, value in flat(run.recipe)]
         for start in range(0, len(params), _MOST_KEYS):
             self._client.log_batch(self._run, params=params[start : start + _MOST_KEYS])
-
-    def _experiment(self) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "rankless")
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name))
 
     def step(self, entry: Mapping[str, Any]) -> None:
         self._add(of_step(entry), entry["step"])

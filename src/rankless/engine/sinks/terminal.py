@@ -201,7 +201,8 @@ class Terminal(Sink):
         self.steps = self.epochs = 0
         self.seconds: float | None = None  # per step, smoothed, to estimate the remaining time
         self._busy: list[float] = []  # last known fraction of time that each rank spent computing
-        self._patience = threading.Timer(_PATIENCE, self._explain)
+        delay = f"{_WAITING} (loading images and preparing PyTorch's kernels)"
+        self._patience = threading.Timer(_PATIENCE, self._print, [delay])
 
     def start(self, run: RunStart) -> None:
         self.steps, self.epochs = run.steps, int(run.recipe["epochs"])
@@ -280,10 +281,6 @@ class Terminal(Sink):
         self._patience.cancel()
         if self.bar:
             self.bar.__exit__()
-
-    def _explain(self) -> None:
-        """Explain the delay before the first step if there is no bar to show activity."""
-        self._print(f"{_WAITING} (loading images and preparing PyTorch's kernels)")
 
     def _print_all(self, lines: Sequence[str]) -> None:
         for line in lines:
