@@ -38,7 +38,6 @@ def recipe(micro_batches: int, **changes: Any) -> Recipe:
 
 
 def trained(world: World, recipe: Recipe, block: type[nn.Module]) -> str:
-    """The digest of what two steps train, with optimizer and loss scale as in a training."""
     task: Any = networks_that_branch.Task(recipe)
     task.blocks = (block,)
     state = TrainingState(task, recipe, world, 100)
@@ -54,7 +53,6 @@ def trained(world: World, recipe: Recipe, block: type[nn.Module]) -> str:
 
 
 def branching(world: World, precision: str) -> dict[tuple[str, str], str]:
-    """The digests of all networks with each kind of norms."""
     return {
         (norms, block.__name__): trained(world, recipe(6, precision=precision, batch_norm=norms), block)
         for norms in ("sync", "micro", "frozen")

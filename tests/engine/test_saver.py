@@ -17,13 +17,11 @@ import torch
 from rankless.engine import checkpoint, loop
 from rankless.engine.checkpoint import Snapshot
 from rankless.engine.saver import Saver
-from rankless.engine.sinks.sink import Sinks
 from rankless.errors import UserError
-from rankless.recipe.schema import Checkpoint, Recipe
 from rankless.runs.directory import RunDirectory, weights_of
 from rankless.world.process_group import World
 from small_disk import small_disk
-from small_saves import ALONE, RECIPE, Messages, Wide, messages_of
+from small_saves import RECIPE, Wide, messages_of, saver_of
 
 
 def resize(folder: Path, size: int) -> None:
@@ -31,7 +29,7 @@ def resize(folder: Path, size: int) -> None:
 
 
 class State(SimpleNamespace):
-    """As much of a training's state as is saved: 64 KiB of model, average and momentum."""
+    """64 KiB of model, average and momentum."""
 
     def snapshot(self, step: int) -> Snapshot:
         model = {"weight": torch.full((64, 64), float(step))}
@@ -40,8 +38,7 @@ class State(SimpleNamespace):
 
 
 def saver_in(folder: Path, keep: int = 2, best: dict[str, Any] | None = None) -> Saver:
-    recipe = Recipe(checkpoint=Checkpoint(every=1, keep=keep))
-    return Saver(recipe, RunDirectory(folder), State(best=best), ["a"], ALONE, Sinks([Messages()]), 0)  # type: ignore[arg-type]
+    return saver_of(State(best=best), folder, keep)
 
 
 def agree(saver: Saver) -> None:
@@ -125,7 +122,6 @@ def test_the_pointer_follows_the_state_at_the_start(tmp_path: Path, lost: str) -
 
 @pytest.mark.processes
 def test_a_disk_that_is_full_at_any_file_keeps_what_was_there(tmp_path: Path) -> None:
-    """From no room at all to room for all, a page at a time."""
     outcomes = set()
     with small_disk(tmp_path / "disk", 1024) as disk:
         first = saver_in(disk / "run")
@@ -210,9 +206,8 @@ def test_a_quota_that_is_used_up_is_a_disk_that_is_full(
 
 
 def run_wide(world: World, folder: str, resume: bool) -> str:
-    """Train; how it ended."""
     try:
-        done = loop.train(RECIPE, RunDirectory(Path(folder)), world, resume=resume, task=Wide(RECIPE))
+        done = loop.train(RECIPE, RunDirectory(Path(folder)), world, resume=resume, task=Wide())
     except UserError as error:
         return str(error)
     return str(done)
@@ -231,7 +226,6 @@ def test_room_for_two_is_needed_before_the_first_step(ranks: Any, tmp_path: Path
 
 @pytest.fixture(scope="module")
 def wanted(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The checksums of the last checkpoint on a large disk."""
     folder = tmp_path_factory.mktemp("whole")
     assert ranks(1, run_wide, str(folder), False) == ["True"]
     return (RunDirectory(folder).step_directory(8) / "SHA256SUMS").read_text()

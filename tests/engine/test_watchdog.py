@@ -20,6 +20,7 @@ from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from rankless.structures import LossSum
 from rankless.world.process_group import World
+from small_task import Regression
 from thread_ranks import together
 
 HOST = os.uname().nodename
@@ -34,49 +35,24 @@ RECIPE = Recipe(
 )
 
 
-class Line:
-    """A straight line; ``draw`` and ``compute`` say how long this rank sleeps, by the step."""
-
-    class_names = ()
-    score_name = "score"
+class Line(Regression):
+    """It sleeps for ``draw`` seconds after some steps, and for ``compute`` seconds in every micro-batch."""
 
     def __init__(self, draw: dict[int, float], compute: float) -> None:
-        self.draw, self.compute, self.steps = draw, compute, 0
-        self.stalls = dict(draw)
-
-    def model(self) -> nn.Module:
-        return nn.Linear(4, 1)
-
-    def training_data(self) -> Any:
-        return self
-
-    evaluation_data = training_data
-
-    def __len__(self) -> int:
-        return 16
+        self.stalls, self.compute, self.steps = dict(draw), compute, 0
 
     def item(self, index: int, epoch: int) -> Tensor:
         time.sleep(self.stalls.pop(self.steps, 0))
-        return torch.randn(4, generator=torch.Generator().manual_seed(100 * epoch + index))
-
-    def collate(self, items: Any) -> Tensor:
-        return torch.stack(list(items))
+        return super().item(index, epoch)
 
     def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
         time.sleep(self.compute)
-        return LossSum((model(batch) - 1).square().sum(), torch.tensor(float(len(batch))))
-
-    def predict(self, model: nn.Module, batch: Tensor) -> list[float]:
-        return [0.0] * len(batch)
-
-    def score(self, predictions: Any) -> dict[str, float]:
-        return {"score": 0.0}
+        return super().loss(model, batch)
 
 
 def train(
     world: World, folder: str, late: float, draw: dict[int, float], compute: float, reduce: Any = "exact"
 ) -> bool:
-    """Train; the last rank stalls in drawing after some steps, and is slower by ``compute`` a micro-batch."""
     is_last = world.rank == world.size - 1
     task = Line(draw if is_last else {}, compute if is_last else 0)
     recipe = dataclasses.replace(RECIPE, workers=0, reduce=reduce)

@@ -42,7 +42,7 @@ class LossModule(nn.Module):
 
 
 class Accumulator:
-    """Computes the gradients of a step with batch norms that are frozen or normalize each micro-batch alone.
+    """Computes the gradients of a step. Batch norms are frozen or use the statistics of each micro-batch.
 
     The bare model must be on its device, and its backbone must already be frozen if necessary.
     """
@@ -222,7 +222,7 @@ class SyncAccumulator(Accumulator):
         return self._totals(totals, [one for _, missing in drawn for one in missing], unused)
 
     def _sum_gradients(self) -> dict[int, set[int]]:
-        """Set the parameters' summed gradients, and return the unused parameters of each micro-batch."""
+        """Store the summed gradients in the parameters, and return each micro-batch's unused parameters."""
         missing = missing_value(self.recipe.find_unused_parameters)
         unused: dict[int, set[int]] = {}
         leaves = []

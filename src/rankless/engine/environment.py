@@ -64,7 +64,7 @@ def describe(device: torch.device) -> Environment:
 
 @cache
 def source() -> str:
-    """Return 12 digits of a hash of the package's code, which may differ between copies of a version."""
+    """Return a 12-digit hash of the package's code, which may differ between copies of the same version."""
     root, found = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         found.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())

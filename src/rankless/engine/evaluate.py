@@ -200,7 +200,7 @@ _KINDS: dict[str, type[UserError]] = {kind.__name__: kind for kind in (ShortageE
 
 
 class Failures:
-    """Raises an error of one rank on all ranks, so that no rank waits for a failed one."""
+    """Raises the error of one rank on all ranks, so that no rank waits for a failed one."""
 
     def __init__(self, world: World) -> None:
         self.world = world

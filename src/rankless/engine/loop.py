@@ -207,7 +207,7 @@ class _Loop:
         self.stragglers.end(seconds, waits["waited"], more=int(self.setup.checks.is_due(step)))
         self.watchdog.begin("logging", step + 1)  # also in the user's sinks
         self._log(step, lr, numbers, seconds, waits)
-        saver.look()
+        saver.poll()
         if numbers.replaced:
             self._report_replaced(step + 1, totals.unreadable)
         return numbers

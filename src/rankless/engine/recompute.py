@@ -74,7 +74,7 @@ class Checks:
         other = self.other(step, rank, attempt)
         return Compared(self.micro_batch(step, rank), self.micro_batch(step, other))
 
-    def also(self, step: int, rank: int, attempt: int) -> list[int]:
+    def extra(self, step: int, rank: int, attempt: int) -> list[int]:
         """Return the micro-batches that ``rank`` loads before its own."""
         return [self.compared(step, rank, attempt).other] if self.is_due(step) else []
 
@@ -136,7 +136,7 @@ class Finding:
 
 
 def judge(first: Votes, again: Votes) -> Finding:
-    """Find the ranks with wrong results, given that the most common result of both attempts is correct."""
+    """Find the ranks with wrong results, assuming that the most common result of both attempts is correct."""
     both = {what: [*first.get(what, ()), *again.get(what, ())] for what in {**first, **again}}
     what, wrong, unclear = differing_results(both), set[int](), set[int]()
     for votes in (both[one] for one in what):

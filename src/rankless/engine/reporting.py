@@ -43,7 +43,7 @@ class Reporting:
         self._predictions = predictions
 
     def evaluated(self, step: int, *, is_best: bool) -> None:
-        """Update both files after the evaluation at ``step``."""
+        """Update the report after the evaluation at ``step``."""
         predictions, self._predictions, self._step = self._predictions, (), step
         if not self.enabled:
             return

@@ -38,9 +38,10 @@ class Restored:
 
 @dataclass
 class _Report:
-    """The newest complete checkpoint in a rank's copy of the run directory, whose ``step`` is -1 if none.
+    """The newest complete checkpoint in a rank's copy of the run directory.
 
-    ``sums`` is the digest of its checksum file. ``problems`` is not empty if all checkpoints are damaged.
+    ``step`` is -1 if there is none, and ``sums`` is the digest of its checksum file. ``problems`` is not
+    empty if all checkpoints are damaged.
     """
 
     path: str
@@ -182,7 +183,7 @@ def open_journal(
 ) -> tuple[Journal | None, list[str]]:
     """Open this rank's copy of the journal, after making all copies equal up to step ``start``.
 
-    All ranks must call this. Returns None if this rank writes no copy or cannot write it, and warnings.
+    All ranks must call this. Returns the journal (None if this rank does not write a copy) and warnings.
     """
     journal: Journal | None = None
     said: list[str] = []

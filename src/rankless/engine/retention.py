@@ -44,7 +44,7 @@ class Retention:
         return holds_weights(self.run.step_directory(int(best["step"])))
 
     def start(self) -> str | None:
-        """Point ``best`` to the state's best step, and return the error if this fails.
+        """Point ``best`` to the state's best step, and return an error message if this fails.
 
         The links to the weights are also updated, because a process may have been killed before doing so.
         """

@@ -258,7 +258,7 @@ class Saver:
         self._record(next((one.entry for one in outcomes.values() if one.entry), None))
         self._report(step, outcomes, required=required)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Report the outcome of a finished save if this needs no exchange between ranks."""
         if self._begun and self._begun[1] and self._begun[1].done() and not self.mirrors.several:
             self.settle()

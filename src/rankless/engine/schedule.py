@@ -148,13 +148,13 @@ class StepSchedule:
                 )
 
     def lines(
-        self, start: int, mine: range, also: Callable[[int], Sequence[int]] = lambda step: ()
+        self, start: int, mine: range, extra: Callable[[int], Sequence[int]] = lambda step: ()
     ) -> Iterator[Line]:
         """Yield the images of each micro-batch in ``mine`` for every step from ``start``.
 
-        In each step, the micro-batches ``also(step)`` come first.
+        In each step, the micro-batches ``extra(step)`` come first.
         """
         recipe = self.recipe
         for step in range(start, self.steps):
-            for micro in (*also(step), *mine):
+            for micro in (*extra(step), *mine):
                 yield Line(step, micro_batch(self.images, recipe.seed, step, micro, recipe.batch))

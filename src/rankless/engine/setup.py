@@ -39,7 +39,7 @@ from rankless.world.process_group import World
 
 @dataclass(frozen=True)
 class DryRun:
-    """A run of only ``steps`` steps, whose evaluations use ``images`` images, or none if it is 0."""
+    """A run of only ``steps`` steps with evaluations of ``images`` images, or without evaluations if 0."""
 
     steps: int
     images: int = 32
@@ -83,14 +83,14 @@ class Setup:
 
     def _drawn(self, start: int, workers: int, *, attempt: int) -> MicroBatches[Any]:
         mine = self.world.own_micro_batches(self.recipe.batch.micro_batches)
-        also = partial(self.checks.also, rank=self.world.rank, attempt=attempt)
-        lines, pin = self.schedule.lines(start, mine, also), self.world.device.type == "cuda"
+        extra = partial(self.checks.extra, rank=self.world.rank, attempt=attempt)
+        lines, pin = self.schedule.lines(start, mine, extra), self.world.device.type == "cuda"
         return MicroBatches(self.data, self.task.collate, lines, workers=workers, pin_memory=pin)
 
     def sinks(self, users: Mapping[str, Callable[[], Sink]]) -> Sinks:
         """Start the journal, the terminal and the user's sinks, and send them all messages.
 
-        Other ranks than rank 0 have at most a copy of the journal.
+        Ranks other than rank 0 have at most a copy of the journal.
         """
         unscored, told = self.state.unscored, death(self.run.journal)  # the launcher wrote it only here
         journal, warnings = open_journal(self.mirrors, self.run, self.start, unscored=unscored)

@@ -15,7 +15,7 @@ from rankless.hardware import memory
 from rankless.world.process_group import World
 
 SLOW = 1.2
-"""Factor between a rank's time and the median of the others above which the rank is slow."""
+"""A rank is slow if its time exceeds the median of the others by this factor."""
 _STEPS = 20  # minimum steps for a reliable median
 _LEAST = 0.005  # seconds per micro-batch; smaller differences do not matter
 

@@ -15,7 +15,7 @@ from rankless.structures import Unreadable
 
 @dataclass(frozen=True)
 class Flags:
-    """A rank's requests to all ranks in a step, to ``stop`` after it or (only from rank 0) to ``save``."""
+    """A rank's requests to all ranks: to ``stop`` after this step, or to ``save`` (only from rank 0)."""
 
     stop: bool = False
     save: bool = False

@@ -67,7 +67,7 @@ _SETTINGS: list[Any] = [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldn
 
 
 def set_tf32(allowed: bool) -> Callable[[], None]:
-    """Set whether CUDA may round the factors of float32 products to TF32, and return a function to undo it.
+    """Set whether CUDA may round factors of float32 products to TF32, and return a function that undoes it.
 
     Other devices never use TF32. PyTorch 2.9 added ``fp32_precision``. The older switches are set as well,
     because reading them raises an error if the two disagree.
