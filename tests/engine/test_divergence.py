@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,17 +14,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankless.engine import loop
 from rankless.engine.divergence import DivergedError
 from rankless.engine.state import TrainingState
-from rankless.engine.totals import Flags
-from rankless.errors import UserError
 from rankless.models.checkpoints import weights
 from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Optim, Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.structures import LossSum
 from rankless.world.process_group import World
-from small_task import Regression
+from small_task import Regression, steps, train
 
 IMAGES, MICRO, LEAVES = 12, 3, 4
 BAD_STEP, BAD_LEAF = 2, 1  # from 0; an odd micro-batch adds its gradient to its sibling's
@@ -100,23 +98,17 @@ def rows(step: int, leaf: int, always: bool) -> Tensor:
     return drawn
 
 
-def steps(world: World, changes: dict[str, Any], problem: str, count: int, always: bool) -> list[Any]:
+def digests(world: World, changes: dict[str, Any], problem: str, count: int, always: bool) -> list[Any]:
     """A digest after each step; the sentences of the one that failed, and whether it left no trace."""
-    task = Keyed(problem)
-    state = TrainingState(task, recipe(**changes), world, IMAGES)  # type: ignore[arg-type]
-    state.training_mode()
-    found: list[Any] = []
-    for step in range(count):
-        before = digest_of(state)
-        state.begin(step)
-        own = (rows(step, leaf, always) for leaf in world.own_micro_batches(LEAVES))
-        totals = state.accumulator.run(step, own, state.scaler.scale, Flags())
-        try:
-            loop.update(state, step, totals)
-        except DivergedError as error:
-            return [*found, list(error.problems), digest_of(state) == before, error.is_whole, error.repeats]
-        found.append(digest_of(state))
-    return found
+    state = TrainingState(Keyed(problem), recipe(**changes), world, IMAGES)  # type: ignore[arg-type]
+    found = [digest_of(state)]
+    try:
+        for _ in steps(state, count, partial(rows, always=always)):
+            found.append(digest_of(state))
+    except DivergedError as error:
+        is_untouched = digest_of(state) == found[-1]
+        return [*found[1:], list(error.problems), is_untouched, error.is_whole, error.repeats]
+    return found[1:]
 
 
 FAULTS = {
@@ -136,7 +128,7 @@ WAYS = {
 
 
 def each(world: World, cases: list[tuple[Any, ...]]) -> list[list[Any]]:
-    return [steps(world, *case) for case in cases]
+    return [digests(world, *case) for case in cases]
 
 
 @pytest.mark.processes
@@ -173,7 +165,7 @@ def test_missing_gradients_as_zero_are_the_same_bits_on_any_number_of_ranks(rank
 @pytest.mark.processes
 def test_fp16_gives_up_when_every_step_overflows(ranks: Any) -> None:
     for size in (1, 2):
-        for answer in ranks(size, steps, {"precision": "fp16"}, "gradient", 60, True):
+        for answer in ranks(size, digests, {"precision": "fp16"}, "gradient", 60, True):
             *before, sentences, is_untouched, is_whole, repeats = answer
             assert 25 < len(before) < 35
             assert "(loss scale 6.10352e-05)" in sentences[0] and "precision: fp32" in sentences[0]
@@ -184,17 +176,12 @@ def overflow(world: World) -> list[dict[str, Any]]:
     """What each step leaves where a micro-batch of one has infinite gradients in fp16."""
     settings = recipe(precision="fp16", optim=Optim(lr=0.05, clip=10.0))
     state = TrainingState(Keyed("overflow"), settings, world, IMAGES)  # type: ignore[arg-type]
-    state.training_mode()
     found = []
-    for step in range(5):
-        state.begin(step)
-        own = (rows(step, leaf, False) for leaf in world.own_micro_batches(LEAVES))
-        totals = state.accumulator.run(step, own, state.scaler.scale, Flags())
-        skipped = loop.update(state, step, totals).skipped
+    for numbers in steps(state, 5, partial(rows, always=False)):
         buffers = [value for name, value in state.model.named_buffers() if not name.endswith("tracked")]
         found.append(
             {
-                "skipped": skipped,
+                "skipped": numbers.skipped,
                 "scale": state.scaler.get_scale(),
                 "weights": digest(state.model.parameters()),
                 "statistics": digest(buffers),
@@ -218,26 +205,17 @@ def test_an_overflow_in_one_micro_batch_skips_the_step_everywhere(ranks: Any) ->
     assert all(answer == lines for answers in worlds.values() for answer in answers)
 
 
-def train(world: World, folder: str, problem: str, changes: dict[str, Any]) -> list[str]:
-    settings: dict[str, Any] = {
-        "epochs": 6,
-        "evaluate": Evaluate(every=0),
-        "checkpoint": Checkpoint(every=1000),
-        **changes,
-    }
-    try:
-        run = RunDirectory(Path(folder if world.is_first else os.path.relpath(folder)))
-        task: Any = FaultyTask(problem if world.is_first else "", LEAVES // world.size)
-        loop.train(recipe(**settings), run, world, resume=False, task=task)
-    except UserError as error:
-        return list(error.problems)
-    return []
+def fails(world: World, folder: str, problem: str, changes: dict[str, Any]) -> bool | list[str]:
+    """Ranks call the run's directory differently, and only the first one has the problem."""
+    task = FaultyTask(problem if world.is_first else "", LEAVES // world.size)
+    settings = {"epochs": 6, "evaluate": Evaluate(every=0), "checkpoint": Checkpoint(every=1000), **changes}
+    return train(world, task, recipe(**settings), folder if world.is_first else os.path.relpath(folder))
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("problem", FAULTS)
 def test_the_state_before_is_saved(ranks: Any, tmp_path: Path, problem: str) -> None:
-    said, other = ranks(2, train, str(tmp_path), problem, {})
+    said, other = ranks(2, fails, str(tmp_path), problem, {})
     assert other == said, "though they call the run's directory differently"
     run = RunDirectory(tmp_path)
     assert run.pointed("last") == BAD_STEP and run.steps() == [BAD_STEP]
@@ -255,6 +233,6 @@ def test_weights_that_are_not_finite_are_never_saved(ranks: Any, tmp_path: Path)
     optim = Optim()
     object.__setattr__(optim, "lr", 1e38)  # more than a recipe may say
     changes = {"optim": optim, "checkpoint": Checkpoint(every=1)}
-    (said,) = ranks(1, train, str(tmp_path), "large", changes)
+    (said,) = ranks(1, fails, str(tmp_path), "large", changes)
     assert "the weights 'trunk.weight'" in said[0] and "not finite after step 1" in said[0] and len(said) == 1
     assert RunDirectory(tmp_path).steps() == []

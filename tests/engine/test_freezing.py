@@ -19,7 +19,6 @@ from rankless.engine import loop
 from rankless.engine.evaluate import fingerprint
 from rankless.engine.freezing import Backbone
 from rankless.engine.schedule import StepSchedule
-from rankless.engine.settings import computes_like
 from rankless.engine.state import TrainingState
 from rankless.errors import UserError
 from rankless.models.zoo import build
@@ -30,7 +29,7 @@ from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from rankless.structures import LossSum, Scores
 from rankless.world.process_group import World
-from small_task import Regression
+from small_task import Regression, train
 
 IMAGES = 10
 # 10 images, 6 a step: 2 epochs are 20 images, which are seen whole when step 4 begins (after 24).
@@ -99,10 +98,8 @@ def work(world: World, text: str, folder: str, resume: bool, stop_after: int) ->
             stop.signal = 15
 
     settings = from_json(text)
-    with computes_like(settings):
-        run, task = RunDirectory(Path(folder)), Regress(settings)
-        loop.train(settings, run, world, resume=resume, task=task, stop=stop, observe=observe)
-        world.barrier()
+    train(world, Regress(settings), settings, folder, resume=resume, stop=stop, observe=observe)
+    world.barrier()
     return found
 
 

@@ -47,15 +47,8 @@ RECIPE = Recipe(
 class Line(Regression):
     """The score falls from step to step, so the first is the best."""
 
-    def __init__(self, classes: int) -> None:
-        self.classes = classes
-
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
-
-    def score(self, predictions: Any) -> dict[str, Any]:
-        score = super().score(predictions)
-        return {**score, "per_class": {f"class {n}": score for n in range(self.classes)}}
 
 
 class Crashed(Exception):  # noqa: N818  # on purpose
@@ -69,8 +62,7 @@ def train(world: World, machines: list[list[Any]], how: dict[str, Any] | None = 
         machines: in the order of their ranks.
         how: ``crash`` after a step; ``stop``: asked to stop in a step; ``full``: (rank, step) after which
             the rank's disk is full; ``refuse``: no rank can save; ``change``: words for the recipe;
-            ``roots``: where the data lies, by machine; ``classes``: how many have
-            scores of their own.
+            ``roots``: where the data lies, by machine.
 
     Returns:
         How it ended, and the steps that this rank has saved.
@@ -102,8 +94,7 @@ def train(world: World, machines: list[list[Any]], how: dict[str, Any] | None = 
     try:
         with computes_like(recipe):
             run = RunDirectory(Path(folder))
-            task = Line(how.get("classes", 0))
-            done = loop.train(recipe, run, here, resume=True, task=task, observe=observe, stop=stop)
+            done = loop.train(recipe, run, here, resume=True, task=Line(), observe=observe, stop=stop)
     except (UserError, Crashed) as error:
         return {"end": str(error), "saved": saved}
     finally:
@@ -257,19 +248,6 @@ def test_the_best_checkpoint_is_copied_with_the_recipe_it_was_trained_with(
     ranks(2, train, both(two, 1, 1), {"change": ["epochs=5"]})
     copy = RunDirectory(two[1]).step_directory(BEST)
     assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
-
-
-def test_a_journal_of_long_lines_is_taken_from_the_machine_that_has_it(ranks: Any, two: list[Path]) -> None:
-    how = {"classes": 3000}
-    ranks(2, train, both(two, 1, 1), {**how, "crash": 8})
-    assert len((two[1] / "journal.jsonl").read_bytes().splitlines()[-1]) > 100_000
-    shutil.rmtree(two[0])
-    ranks(2, train, both(two, 1, 1), how)
-    for folder in two:
-        numbers = journal.numbers(folder / "journal.jsonl")
-        assert [entry["step"] for entry in numbers if "step" in entry] == list(range(1, STEPS + 1))
-        evaluations = [entry["evaluation"] for entry in numbers if "evaluation" in entry]
-        assert evaluations == list(range(2, STEPS + 1, 2))
 
 
 @pytest.mark.parametrize(("where", "what"), [(0, "damaged"), (1, "damaged"), (0, "lost")])

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from rankless.engine import loop
 from rankless.engine.evaluate import fingerprint
 from rankless.engine.soundness import checksums, non_finite
 from rankless.engine.state import TrainingState
@@ -20,7 +19,7 @@ from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.structures import Scores
 from rankless.world.process_group import World
-from small_task import Regression
+from small_task import Regression, train
 
 
 class DrawsFromNumpy(Regression):
@@ -103,12 +102,8 @@ def drifts(world: World, folder: str, at: int) -> list[str]:
             with torch.no_grad():
                 state.model[2].weight[0, 0] += 1e-6  # type: ignore[index]
 
-    try:
-        run = RunDirectory(Path(folder))
-        loop.train(RECIPE, run, world, resume=False, task=Plain(), observe=observe)  # type: ignore[arg-type]
-    except UserError as error:
-        return list(error.problems)
-    return []
+    found = train(world, Plain(), RECIPE, folder, observe=observe)
+    return [] if isinstance(found, bool) else found
 
 
 @pytest.mark.processes

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankless.engine import loop
 from rankless.engine.evaluate import evaluate
 from rankless.engine.settings import computes_like
 from rankless.engine.validation_loss import FirstOutput, mean
@@ -24,7 +23,7 @@ from rankless.runs.directory import RunDirectory
 from rankless.structures import Unreadable
 from rankless.tasks import open_task, resolve_recipe
 from rankless.world.process_group import World
-from small_task import Regression
+from small_task import Regression, train
 from thorough import THOROUGH
 
 DIGITS = ["data.val_images=11", "data.train_images=12", "batch.images=8", "batch.micro=4", "precision=fp32"]
@@ -176,11 +175,8 @@ class Overflows(WithLoss):
 def own(world: World, kind: str, best: str, folder: str) -> dict[str, Any]:
     recipe = load("digits-classify", [f"evaluate.best={best}", "epochs=1", "batch.images=2", "batch.micro=1"])
     task: Any = {"plain": OwnTask, "with loss": WithLoss, "infinite": Overflows}[kind]()
-    try:
-        with computes_like(recipe):
-            loop.train(recipe, RunDirectory(Path(folder)), world, resume=False, task=task)
-    except UserError as error:
-        return {"problems": list(error.problems)}
+    if (done := train(world, task, recipe, folder)) is not True:
+        return {"problems": done}
     entries = list(journal.read(RunDirectory(Path(folder)).journal))
     if kind == "infinite":
         return {"warnings": [entry["text"] for entry in entries if entry.get("event") == "warning"]}
@@ -192,8 +188,7 @@ def swinging(world: World, folder: str) -> list[float]:
     words = ["epochs=4", "batch.images=2", "batch.micro=2", "evaluate.every=1", "evaluate.best=loss"]
     words += ["checkpoint.keep=1", "optim.name=sgd", "optim.lr=0.1", "schedule.warmup=0", "precision=fp32"]
     recipe, run = load("digits-classify", words), RunDirectory(Path(folder))
-    with computes_like(recipe):
-        loop.train(recipe, run, world, resume=False, task=WithLoss())
+    assert train(world, WithLoss(), recipe, folder)
     return [entry["scores"]["loss"] for entry in journal.read(run.journal) if "evaluation" in entry]
 
 

@@ -159,7 +159,7 @@ def test_it_is_the_gradient_of_the_whole_loss(ranks: Any, size: int, leaves: int
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 3])
 def test_fast_agrees_but_for_rounding(ranks: Any, size: int) -> None:
     expected = by_itself(8, 0.3, torch.float32)
     answers = ranks(size, summed, 8, 0.3, torch.float32, False, 0.0002)
