@@ -1,6 +1,6 @@
 """Write the predictions in the journal in several formats.
 
-The writers read the entries once or twice, and keep none of them in memory.
+The writers read the entries once or twice and keep none of them in memory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,7 @@ KINDS = (
 
 
 def kinds_named(save: Sequence[str], option: str = "--save") -> frozenset[str]:
-    """Return the values of ``--save`` as a set. Messages name ``option``.
-
-    Raises:
-        UserError: a value is unknown, or there are none.
-    """
+    """Return the values of ``--save`` as a set. Error messages name ``option``."""
     if unknown := [name for name in save if name not in KINDS]:
         raise UserError(
             f"{option} contains '{printable(name)}'; expected {one_of(KINDS)}{nearest(name, KINDS)}"
@@ -43,7 +39,7 @@ class Entry(NamedTuple):
     """The predictions for one image.
 
     Attributes:
-        stem: name of the files for the image, without extension; it includes the number of a video frame.
+        stem: name of the image's files without extension, including the number of a video frame.
         image: the object for the image in ``predictions.json``.
     """
 
@@ -56,13 +52,13 @@ Entries = Callable[[], Iterator[Entry]]
 
 
 def write_json(entries: Entries, file: Path) -> None:
-    """Write a JSON array, with one image per line."""
+    """Write a JSON array with one image per line."""
     with file.open("w", encoding="utf-8") as out:
         _write_list(out, (entry.image for entry in entries()))
 
 
 def write_jsonl(entries: Entries, file: Path) -> None:
-    """Write JSON Lines, with one object per image."""
+    """Write JSON Lines with one object per image."""
     with file.open("w", encoding="utf-8") as out:
         out.writelines(f"{json.dumps(entry.image)}\n" for entry in entries())
 
@@ -155,7 +151,7 @@ def write_csv(entries: Entries, file: Path) -> None:
 
 
 def write_counts(entries: Entries, file: Path, class_names: Sequence[str]) -> None:
-    """Write a CSV table with one row per image: the number of objects in total and per class."""
+    """Write a CSV table with the number of objects in each image, in total and per class."""
     with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as out:
         rows = csv.writer(out)
         rows.writerow(["source", "frame", "time", "total", *class_names])

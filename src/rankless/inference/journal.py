@@ -1,4 +1,4 @@
-"""The journal of a prediction, a file with one line per image, so that a killed prediction can be resumed.
+"""The journal of a prediction, a file with one line per image, from which a killed prediction can be resumed.
 
 The file is in the output folder while the prediction runs. At the end, all formats are written from it, and
 it is unlinked. An open :class:`Journal` can still read it.
@@ -25,14 +25,11 @@ _AT_ONCE = 1 << 20  # bytes
 class Journal(Sequence[Entry]):
     """A sequence of the entries of all images, each of which is read from disk on demand.
 
-    Args:
-        folder: the output folder, which exists.
-        asked: options of the prediction, which must not change when it is resumed.
-        resume: whether to continue an existing journal.
+    ``asked`` contains the options of the prediction, which must not change when it is resumed.
 
     Attributes:
         failed: source and reason for each image that could not be read.
-        done: sources that were finished when the journal was opened; a video is finished after its last
+        done: sources that were finished when the journal was opened. A video is finished after its last
             frame.
     """
 
@@ -70,7 +67,7 @@ class Journal(Sequence[Entry]):
         self._append({"ended": source, "files": list(files)})
 
     def remove(self) -> None:
-        """Unlink the file; this object can still read the entries."""
+        """Unlink the file. This object can still read the entries."""
         self.path.unlink(missing_ok=True)
 
     def __len__(self) -> int:
@@ -171,7 +168,7 @@ def refuse_unfinished(folder: Path) -> None:
 
 
 def refuse_nothing_to_resume(folder: Path) -> None:
-    """Raise an error if a folder does not contain an unfinished prediction."""
+    """Raise an error if a folder contains no unfinished prediction."""
     if not is_unfinished(folder):
         raise UserError(f"--out {folder}: contains no unfinished prediction to continue; remove --resume")
 

@@ -1,6 +1,6 @@
 """Write predictions as pre-annotations for Label Studio and CVAT.
 
-Label Studio's tasks contain boxes in percent of the image, and fit the labeling interface in
+Label Studio's tasks contain boxes in percent of the image, and match the labeling interface in
 ``label_studio_config.xml``. CVAT imports ``cvat.xml`` as "CVAT 1.1" into a task with the same images. Both
 identify an image by its path relative to the folder that contains all images.
 """
@@ -29,12 +29,9 @@ _NO_FILE = "from a video, a stream or the built-in data, or in shards or Parquet
 
 
 class Labeling:
-    """The pre-annotations of one prediction.
+    """The pre-annotations of one prediction, only for images that are files.
 
-    Args:
-        images: the predictions, which are written only for images that are files.
-        class_names: names of the classes.
-        model: the model version to show in Label Studio.
+    ``model`` is the model version to show in Label Studio.
     """
 
     def __init__(self, images: Images, class_names: Sequence[str], model: str) -> None:
@@ -165,6 +162,6 @@ def _plain(text: str) -> str:
 
 
 def _save(root: ElementTree.Element, file: Path) -> None:
-    """Write XML in ASCII without a declaration, which Label Studio refuses in pasted text."""
+    """Write XML in ASCII without a declaration, which Label Studio rejects in pasted text."""
     ElementTree.indent(root)
     file.write_bytes(ElementTree.tostring(root, "us-ascii", xml_declaration=False) + b"\n")

@@ -32,8 +32,8 @@ class Source(NamedTuple):
     Attributes:
         name: path of the image or video, or name of the scene.
         read: function that returns the image to draw on, uint8 (3, H, W), and a copy for the network.
-        frame: number of the frame in its video, from 0; None for an image.
-        time: time of the frame in seconds from the start of the video; None for an image.
+        frame: number of the frame in its video, from 0, or None for an image.
+        time: time of the frame in seconds from the start of the video, or None for an image.
         position: index of the image or video among all sources.
     """
 
@@ -49,8 +49,8 @@ class Outcome(NamedTuple):
 
     Attributes:
         source: source of the image.
-        image: the image, uint8 (3, H, W); None if it could not be read.
-        answer: result of the predictor; for a custom task, the prediction and the drawing.
+        image: the image, uint8 (3, H, W), or None if it could not be read.
+        answer: result of the predictor. For a custom task, this is the prediction and the drawing.
         reason: why the image could not be read.
     """
 
@@ -87,11 +87,7 @@ def ordered(
 ) -> Iterator[Other]:
     """Call a function on every item in threads, and yield the results in the order of the items.
 
-    Args:
-        pool: the threads.
-        function: function to call; an error is raised in place of its result.
-        items: arguments of the function, which are consumed as results are requested.
-        ahead: maximum number of items to process ahead.
+    At most ``ahead`` items are processed ahead. An error in the function is raised in place of its result.
     """
     waiting: deque[Future[Other]] = deque()
     for item in items:

@@ -1,8 +1,8 @@
 """Predict with a run or a weights file, and write annotated images and videos, and their results.
 
 Images are preprocessed as in evaluation, and the result for an image never depends on other images. Boxes are
-in pixels of the image after its EXIF rotation. In evaluation, a box may have several classes, as usual on
-COCO. In prediction, a box has only its best class.
+in pixels of the image after its EXIF rotation. Unlike in evaluation, where a box may have several classes, as
+usual on COCO, a box has only its best class.
 
 The result for each image is recorded immediately (:mod:`rankless.inference.journal`), so memory does not grow
 with the number of images, and a stopped prediction can be resumed.
@@ -57,7 +57,7 @@ def predict(
             ``predictions-2`` … is created.
         confidence: minimum score, 0..1. The default is 0.25 for detections, and 0 for a classifier, which
             reports its best five classes.
-        classes: names or ids of the classes to detect; empty means all.
+        classes: names or ids of the classes to detect. By default, all classes are detected.
         device: a torch device, or several such as ``cuda:0,cuda:1``. By default, all GPUs are used, or the
             CPU if there are none.
         batch: batch size. The default is 16 on a GPU, where it may change the last bits of a score. On a CPU,
@@ -74,7 +74,7 @@ def predict(
 
     Returns:
         A report, which also lists the images that could not be read. If no image can be read, nothing is
-        written.
+            written.
 
     Raises:
         UserError: there are no weights, a source has no images, the output folder cannot be used, or files in

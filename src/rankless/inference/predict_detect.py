@@ -35,7 +35,7 @@ class Answer(NamedTuple):
         found: the detections, in pixels of the image.
         letterbox: placement of the image on the input.
         best: the highest score, even if it is below the confidence threshold.
-        heat: heat map of the input (see :mod:`rankless.inference.heatmaps`); None unless requested.
+        heat: heat map of the input (see :mod:`rankless.inference.heatmaps`), or None unless requested.
     """
 
     found: Detections
@@ -49,10 +49,10 @@ class BoxFinder:
 
     Args:
         loaded: the weights, with their recipe and class names.
-        confidence: minimum score, 0..1; None means 0.25.
+        confidence: minimum score, 0..1. None means 0.25.
         device: device to compute on.
         source: the weights file, for messages.
-        classes: names or ids of the classes to detect; empty means all.
+        classes: names or ids of the classes to detect. Empty means all.
 
     Attributes:
         fused: whether the model needs neither autocast nor other kernels; see :func:`fold_batch_norms`.
@@ -100,9 +100,7 @@ class BoxFinder:
     def answers(self, items: Sequence[DetectionItem], batch: int) -> list[Answer]:
         """Detect the objects in images, each with its best class.
 
-        Args:
-            items: results of :meth:`item`.
-            batch: minimum batch size; shorter batches are filled with copies of the last item.
+        A batch of fewer than ``batch`` images is filled with copies of the last one.
         """
         padded = self.task.collate([*items, *[items[-1]] * (batch - len(items))]).to(self.device)
         recorder = _DecodingRecorder(self.model)
@@ -172,11 +170,7 @@ class _DecodingRecorder(nn.Module):
 
 
 def chosen_classes(classes: Sequence[str | int], names: Sequence[str]) -> list[int]:
-    """Return the sorted ids of classes that are given by name or id.
-
-    Raises:
-        UserError: the model has no such class.
-    """
+    """Return the sorted ids of classes that are given by name or id."""
     labels, problems = [], []
     for given in classes:
         if given in names:

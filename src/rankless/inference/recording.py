@@ -26,15 +26,7 @@ from rankless.printing import ProgressBar, say
 
 
 class Recording:
-    """A prediction whose results are written to a folder.
-
-    Args:
-        opened: the loaded model.
-        sources: images, videos, cameras and streams.
-        out: the output folder.
-        kinds: kinds of results to write, from :data:`rankless.inference.formats.KINDS`.
-        force, resume: see :func:`rankless.predict`.
-    """
+    """A prediction whose results are written to a folder."""
 
     def __init__(
         self,
@@ -67,15 +59,7 @@ class Recording:
         self._best, self._seen, self._computed = 0.0, set[str](), 0
 
     def run(self, asked: Mapping[str, Any], *, progress: bool) -> PredictionReport:
-        """Predict on all sources.
-
-        Args:
-            asked: options of the prediction, which must not change when it is resumed.
-            progress: show the progress on standard error.
-
-        Raises:
-            UserError: a file cannot be written, or the prediction cannot be resumed.
-        """
+        """Predict on all sources. ``asked`` contains the options that must not change on resumption."""
         try:
             self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:

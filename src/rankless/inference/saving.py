@@ -65,15 +65,7 @@ def refuse_unfit(kinds: frozenset[str], finder: Finder) -> None:
 
 @dataclass
 class Rendering:
-    """The journal entry for an image, and the files to write for it.
-
-    Attributes:
-        outcome: result of the model.
-        entry: entry for the journal; None if the image could not be read.
-        best: the highest score, whether reported or not.
-        drawn: the annotated image, RGB.
-        files: path relative to the output folder and content of each file.
-    """
+    """The journal entry for an image, and the files to write for it."""
 
     outcome: Outcome
     entry: Entry | None = None
@@ -145,7 +137,7 @@ def write_formats(
 ) -> list[str]:
     """Write the results in the journal in each requested format, and return notes.
 
-    ``model`` is the name of the model in pre-annotations.
+    Pre-annotations name ``model`` as their source.
     """
 
     def entries() -> Iterator[Entry]:

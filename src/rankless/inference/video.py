@@ -33,13 +33,7 @@ _MILLISECONDS = Fraction(1, 1000)
 
 
 class Frame(NamedTuple):
-    """A video frame.
-
-    Attributes:
-        pixels: the upright image, uint8 RGB (H, W, 3).
-        number: number of the frame, from 0.
-        time: seconds since the first frame.
-    """
+    """A video frame: the upright image, uint8 RGB (H, W, 3), its number from 0, and its time in seconds."""
 
     pixels: Pixels
     number: int

@@ -1,7 +1,6 @@
 """The contents of a run directory, read once and then updated with new lines of the journal.
 
-The numbers of the steps take a bounded amount of memory, because long runs are stored as sums over ranges of
-steps (bins).
+Memory is bounded: the numbers of the steps of a long run are stored as sums over ranges of steps (bins).
 """
 
 from __future__ import annotations
@@ -103,7 +102,6 @@ class Collected:
     """The data of one run, read from its files.
 
     Attributes:
-        run: the run directory.
         name: the name to display.
         steps: the numbers of the steps: ``loss``, ``lr``, ``gradient_norm``, ``epoch`` and ``part:NAME``, and
             the durations ``seconds``, ``waited`` (for images), ``network`` (for other ranks) and ``elapsed``
@@ -116,10 +114,8 @@ class Collected:
         memory: last recorded peak memory of each rank's device in MiB. Empty if unknown.
         busy: last recorded fraction of the time that each rank's device spent computing. Empty if unknown.
         recipe: values by dotted key. Empty if the recipe cannot be read.
-        recipe_text: the text of ``recipe.yaml``.
         starts: entries of ``environment.json``.
         details: details of the best evaluation from ``evaluation.json``. Empty if there are none.
-        pace: the speed of all steps.
         times: the start of the first step and the end of the last one, in seconds since 1970, or None if
             unknown.
     """
@@ -216,19 +212,19 @@ class Collected:
 
     @property
     def score_name(self) -> str | None:
-        """Name of the score that selects the best weights, or None if there is none."""
+        """The name of the score that selects the best weights, or None if there is none."""
         given = str(self.recipe.get("evaluate.best", "auto"))
         return name_of_best(given, self.evaluations[-1][1]) if self.evaluations else None
 
     @property
     def drawn_score(self) -> str | None:
-        """Name of the score to draw: ``score_name`` or, if that is a loss, the task's score."""
+        """The name of the score to draw: ``score_name`` or, if that is a loss, the task's score."""
         name = self.score_name
         return name_of_best("auto", self.evaluations[-1][1]) if name in LOWER_IS_BETTER else name
 
     @property
     def best(self) -> tuple[int, dict[str, Any]] | None:
-        """Step and scores of the best evaluation (the first one if tied), or None if there is none."""
+        """The step and scores of the best evaluation (the first one if tied), or None if there is none."""
         name, best = self.score_name, None
         for step, scores in self.evaluations:
             value = _number(scores.get(name)) if name else None
@@ -238,12 +234,12 @@ class Collected:
 
     @property
     def images_per_second(self) -> float | None:
-        """Images per second of all ranks together, averaged over the run, or None if unknown."""
+        """The average number of images per second of all ranks together, or None if unknown."""
         images = _number(self.recipe.get("batch.images"))
         return self.pace.images_per_second(images) if images else None
 
     def elapsed(self, step: float, when: float | None = None) -> float:
-        """Return the time in seconds from the first step's start to the end of ``step``, or to ``when``."""
+        """Return the seconds from the start of the first step to the end of ``step``, or to ``when``."""
         if when is not None and self.times:
             return max(when - self.times[0], 0.0)
         points = [(0.0, 0.0), *self.steps.points("elapsed")]
@@ -255,7 +251,7 @@ class Collected:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks at the last start, or 0 if unknown."""
+        """The number of ranks at the last start, or 0 if unknown."""
         sizes = [_whole(entry.get("world_size")) for entry in self.events if "world_size" in entry]
         return sizes[-1] if sizes else 0
 

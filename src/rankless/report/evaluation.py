@@ -18,7 +18,7 @@ _GRID = [step / 100 for step in range(101)]
 
 
 def class_names(details: Mapping[str, Any]) -> list[str]:
-    """Return the class names, with the label appended to a repeated name to make it unique."""
+    """Return the class names, made unique by appending the label to repeated names."""
     names: list[str] = []
     for label, name in enumerate(details.get("classes", [])):
         names.append(f"{name} ({label})" if name in names else str(name))

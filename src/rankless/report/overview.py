@@ -67,7 +67,6 @@ def _what(run: Collected) -> str:
 
 
 def _spent(run: Collected) -> str:
-    """Return the total duration of the steps, as ``rankless runs`` prints it."""
     return duration(run.steps.total("seconds"))
 
 
@@ -107,7 +106,6 @@ def _equal(runs: Sequence[Collected], digests: Sequence[str | None]) -> list[tup
 
 
 def _differences(runs: Sequence[Collected]) -> str:
-    """Return a table of the recipe keys whose values differ."""
     keys = dict.fromkeys(key for run in runs for key in run.recipe)
     rows = []
     for key in keys:

@@ -27,7 +27,7 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-
 def render(runs: Sequence[Collected], digests: overview.Digests | None = None, *, refresh: int = 0) -> str:
     """Return the page of one run, or of several runs side by side.
 
-    ``digests`` maps run directories, as given, to digests of weights. If ``refresh`` is not 0, the browser
+    ``digests`` maps run directories, as passed, to digests of weights. If ``refresh`` is not 0, the browser
     reloads the page after that many seconds.
     """
     known = digests or {}
@@ -118,8 +118,8 @@ def write(runs: Sequence[Collected], path: Path, digests: overview.Digests | Non
 class Report:
     """The report of one run, or of several side by side, which a notebook displays as the value of a cell.
 
-    The report is a frame without access to the notebook around it. It shows the runs as they were when this
-    object was created. They may still be in progress.
+    The report is an iframe without access to the notebook. It shows the runs, which may still be in progress,
+    as they were when this object was created.
 
     Args:
         runs: run directories.

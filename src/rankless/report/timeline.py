@@ -87,7 +87,7 @@ def _parts(run: Collected, clock: _Clock) -> tuple[dict[str, list[Point]], list[
 
 
 def _with_pauses(points: list[Point], pauses: list[tuple[float, float]]) -> list[Point]:
-    """Return the points with zeros inserted at both ends of each pause."""
+    """Insert points with value zero at both ends of each pause."""
     return sorted([*points, *((x, 0.0) for pause in pauses for x in pause)], key=lambda point: point[0])
 
 

@@ -37,7 +37,7 @@ def check_members(task: Any, name: str) -> None:
 
 
 def check_attributes(task: Any) -> None:
-    """Check that a task has class names and the name of its score."""
+    """Check the class names and the score name of a task."""
     problems = []
     names = getattr(task, "class_names", None)
     if (
@@ -56,7 +56,7 @@ def check_attributes(task: Any) -> None:
 
 
 def check_data(task: Any, method: str, data: Any) -> None:
-    """Check that a data set has a length of at least one and returns items."""
+    """Check that a data set is not empty and has a method ``item``."""
     missing = [name for name in ("__len__", "item") if not callable(getattr(data, name, None))]
     if missing:
         raise UserError(

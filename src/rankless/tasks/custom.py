@@ -1,7 +1,7 @@
 """Custom tasks, named ``package.module:Class`` or ``path/to/file.py:Class`` in a recipe.
 
 A file outside a package, such as a script, is imported under a private name that encodes its path, so that
-any process that needs one of its classes, such as a loader process, can import it.
+any process that needs one of its classes can import it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def open_custom(recipe: Recipe) -> Task:
 
 
 def refuse_unasked(task: str, source: Path) -> None:
-    """Refuse to run the code of a custom task that only a weights file names, not the user."""
+    """Raise an error if only a weights file, not the user, asks to run the code of a custom task."""
     if task not in BUILT_IN:
         raise UserError(
             f"{source}: its recipe names the task '{printable(task)}', whose code would be run; if you trust "
@@ -68,15 +68,15 @@ def refuse_unasked(task: str, source: Path) -> None:
 
 
 def absolute(task: str) -> str:
-    """Return the name of a task with its file's path made absolute, valid in any working directory."""
+    """Make the file's path in the name of a task absolute, so that it is valid in any working directory."""
     origin, _, name = task.rpartition(":")
     return f"{Path(origin).resolve()}:{name}" if _is_file(origin) else task
 
 
 def name_of(task: type | str, kind: str = "task") -> str:
-    """Return the name by which other processes can import a class. A given name is returned unchanged.
+    """Return the name by which other processes can import a class. A name is returned unchanged.
 
-    ``kind`` is ``task`` or ``sink``, for messages.
+    Error messages call the class a ``kind``: ``task`` or ``sink``.
     """
     if isinstance(task, str):
         return task
@@ -105,7 +105,7 @@ def name_of(task: type | str, kind: str = "task") -> str:
 
 
 def refuse_while_opening() -> None:
-    """Refuse to start training while a task is being imported."""
+    """Raise an error if training is started while a task is being imported."""
     if _opening:
         raise UserError(
             "importing the task started training, but every rank imports that file; put the call to "
