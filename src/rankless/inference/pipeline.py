@@ -27,11 +27,10 @@ Other = TypeVar("Other")
 
 
 class Source(NamedTuple):
-    """An image to predict on.
+    """An image or a video frame to predict on.
 
     Attributes:
-        name: path of the image or video, or name of the scene.
-        read: function that returns the image to draw on, uint8 (3, H, W), and a copy for the network.
+        read: returns the image to draw on, uint8 (3, H, W), and a copy for the network.
         frame: number of the frame in its video, from 0, or None for an image.
         time: time of the frame in seconds from the start of the video, or None for an image.
         position: index of the image or video among all sources.
@@ -45,13 +44,9 @@ class Source(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a model for one image.
+    """The result of a model for one image, uint8 (3, H, W), or the reason why it could not be read.
 
-    Attributes:
-        source: source of the image.
-        image: the image, uint8 (3, H, W), or None if it could not be read.
-        answer: result of the predictor. For a custom task, this is the prediction and the drawing.
-        reason: why the image could not be read.
+    For a custom task, ``answer`` is the prediction and the drawing.
     """
 
     source: Source

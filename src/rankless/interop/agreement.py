@@ -26,12 +26,12 @@ _BEST = 100
 
 @dataclass(frozen=True)
 class Limits:
-    """The permitted differences between an export and PyTorch.
+    """The maximum differences between an export and PyTorch.
 
     Attributes:
-        scores: maximum difference between scores or probabilities.
-        boxes: maximum difference between box coordinates, in pixels of the input.
-        missing: maximum fraction of the detections after NMS that differ.
+        scores: of scores or probabilities.
+        boxes: of box coordinates, in pixels of the input.
+        missing: fraction of the detections after NMS.
     """
 
     scores: float
@@ -45,15 +45,11 @@ LIMITS = {"fp32": Limits(1e-3, 0.1, 0.0), "fp16": Limits(0.05, 8.0, 0.1)}
 
 @dataclass(frozen=True)
 class Agreement:
-    """The differences between an export and PyTorch in float32.
+    """The maximum differences between an export and PyTorch in float32 on some images of a data set.
 
     Attributes:
-        images: number of images.
-        data: description of the data set.
-        scores: maximum difference between scores or probabilities.
-        boxes: maximum difference between box coordinates, or None for a classifier. The unit is pixels of the
-            input (with NMS, of the image). Differences of boxes larger than 1000 pixels are scaled to that
-            size.
+        boxes: difference of box coordinates, or None for a classifier. The unit is pixels of the input (with
+            NMS, of the image). Differences of boxes larger than 1000 pixels are scaled to that size.
         detections: number of detections by PyTorch after NMS, or None without NMS.
         missing: number of detections that only PyTorch or only the export has.
     """

@@ -29,14 +29,7 @@ from rankless.runs.trained_weights import trained_weights_of
 
 @dataclass(frozen=True)
 class Exported:
-    """The result of :func:`export`.
-
-    Attributes:
-        weights: the weights file.
-        files: the exported files.
-        agreement: result of the comparison with PyTorch, or None for ``darknet``, ``pth`` and ``folder``,
-            which contain only weights.
-    """
+    """The result of :func:`export`. Formats that contain only weights have no ``agreement`` with PyTorch."""
 
     weights: Path
     files: tuple[Path, ...]

@@ -157,17 +157,7 @@ _DARKNET_PLACING = ("data.resample=darknet", "data.pad=128")
 
 @dataclass(frozen=True)
 class ImportReport:
-    """The result of :func:`import_weights`.
-
-    Attributes:
-        source: the checkpoint.
-        weights: the new weights file.
-        model: name of the model, or path of the cfg file.
-        tensors: number of tensors in the model.
-        taken: number of tensors copied from the checkpoint.
-        sha256: digest of the weights.
-        notes: messages about the conversion.
-    """
+    """The result of :func:`import_weights`: ``taken`` of the model's ``tensors`` come from the checkpoint."""
 
     source: Path
     weights: Path

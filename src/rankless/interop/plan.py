@@ -146,17 +146,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """A model to export, with its options.
-
-    Attributes:
-        source: the weights file.
-        task: the recipe's task, which provides images and predictions.
-        model: the trained model in float32.
-        facts: metadata of the file.
-        batch: fixed batch size, or None to accept any.
-        any_size: whether the file accepts any height and width that are multiples of 32.
-        half: whether the network computes in float16.
-    """
+    """A model in float32 to export, with its options. If ``batch`` is None, any batch size is accepted."""
 
     source: Path
     task: Any

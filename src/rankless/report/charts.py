@@ -18,10 +18,9 @@ _LARGEST = 1e100  # a diverged loss may have any value
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart.
+    """A line of a chart. A line without a name is not in the legend.
 
     Attributes:
-        name: the name in the legend. A line with an empty name is not listed.
         points: pairs of x and y, in increasing order of x.
         color: index of the line's color, or None for gray.
         style: ``faint``, ``dashed``, ``dots``, ``points`` (without a line) or empty.

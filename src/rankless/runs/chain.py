@@ -47,11 +47,11 @@ class Line(msgspec.Struct):
 class Chain:
     """The chain of a run and the results of comparing it with the run's files."""
 
-    lines: list[Line] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    sound: list[int] = field(default_factory=list)
-    wrong: dict[int, str] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)  # including those restored from a checkpoint
+    problems: list[str] = field(default_factory=list)  # a sentence for each mismatch
+    notes: list[str] = field(default_factory=list)  # sentences about checkpoints without a chain
+    sound: list[int] = field(default_factory=list)  # steps of complete, matching checkpoints, in order
+    wrong: dict[int, str] = field(default_factory=dict)  # "damaged" or "exchanged", by step
 
     def between(self, first: int, last: int) -> list[Line]:
         """Return the lines of the checkpoints after step ``first`` and up to step ``last``."""
