@@ -24,7 +24,8 @@ DETACHED = "detached.json"
 """File in a local run directory with the name of the machine that coordinates a detached run."""
 _SECONDS = re.compile(rb'"seconds":([0-9.e+-]{1,30})')
 _DEPTH = 3
-_STATES = {"end": "finished", "stop": "stopped", "error": "failed", "death": "died"}
+STATES = {"end": "finished", "stop": "stopped", "error": "failed", "death": "died"}
+"""The state of a run whose last decisive event has the given name."""
 
 
 @dataclass(frozen=True)
@@ -112,16 +113,20 @@ def steps_of(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) ->
     return None
 
 
+def last_decisive(entries: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the last event that determines the state of a run, or None if there is none."""
+    events = (*STATES, "start", "resume")
+    return next((entry["event"] for entry in reversed(entries) if entry.get("event") in events), None)
+
+
 def _state(run: RunDirectory, entries: Sequence[dict[str, Any]]) -> str:
-    events = [entry["event"] for entry in entries if "event" in entry]
-    decisive = [event for event in events if event in (*_STATES, "start", "resume")]
-    last = decisive[-1] if decisive else None
+    last = last_decisive(entries)
     if is_alive(run.path, last):
         return "running"
     if not run.journal.exists():
         return _elsewhere(run) or "new"
-    if last in _STATES:
-        return _STATES[last]
+    if last in STATES:
+        return STATES[last]
     return "interrupted" if any(map(journal.step_of, entries)) else "new"
 
 
