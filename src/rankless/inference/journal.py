@@ -153,14 +153,9 @@ def _entry(row: Mapping[str, Any]) -> Entry:
     return Entry(row["stem"], row["image"])
 
 
-def is_unfinished(folder: Path) -> bool:
-    """Check whether a folder contains an unfinished prediction."""
-    return (folder / NAME).is_file()
-
-
 def refuse_unfinished(folder: Path) -> None:
     """Raise an error if a folder contains an unfinished prediction."""
-    if is_unfinished(folder):
+    if (folder / NAME).is_file():
         raise UserError(
             f"--out {folder}: contains an unfinished prediction; add --resume to continue it, or --force to "
             "start again"
@@ -169,7 +164,7 @@ def refuse_unfinished(folder: Path) -> None:
 
 def refuse_nothing_to_resume(folder: Path) -> None:
     """Raise an error if a folder contains no unfinished prediction."""
-    if not is_unfinished(folder):
+    if not (folder / NAME).is_file():
         raise UserError(f"--out {folder}: contains no unfinished prediction to continue; remove --resume")
 
 

@@ -23,10 +23,8 @@ from rankless.inference.formats import kinds_named
 from rankless.inference.model_loading import PredictOptions, open_finders
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.recording import Recording
-from rankless.inference.report import ImageReport, PredictionReport
+from rankless.inference.report import PredictionReport
 from rankless.inference.sources import find, is_video
-
-__all__ = ["ImageReport", "PredictionReport", "find", "predict"]
 
 _FOLDER = Path("predictions")
 

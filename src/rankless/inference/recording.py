@@ -15,6 +15,7 @@ from rankless.data.images.fonts import unwritable
 from rankless.errors import UserError, counted, listed, shell_word
 from rankless.files.outputs import Outputs, refuse_filled, unusable
 from rankless.inference import saving, video
+from rankless.inference.formats import best_of
 from rankless.inference.inputs import file_source
 from rankless.inference.journal import Journal, refuse_nothing_to_resume, refuse_unfinished
 from rankless.inference.model_loading import Opened
@@ -145,7 +146,7 @@ class Recording:
             )
             return nullcontext()
         videos = [self.sources[position] for position in left if is_video(self.sources[position])]
-        total = len(left) - len(videos) + sum(map(video.frame_count, videos))
+        total = len(left) - len(videos) + sum(video.length_and_rate(name)[0] for name in videos)
         return ProgressBar(len(journal) + total, "predicting", done=len(journal))
 
     def _sources(self, positions: Sequence[int]) -> Iterator[Source]:
@@ -169,8 +170,7 @@ class Recording:
         journal.add(one.entry, [name for name, _ in one.files])
         self._best, self._computed = max(self._best, one.best), self._computed + 1
         if one.drawn is not None:
-            found = one.entry.image.get("detections", []) or one.entry.image.get("classes", [])[:1]
-            self._seen.update(each["name"] for each in found)
+            self._seen.update(each["name"] for each in best_of(one.entry.image))
 
     def _add_frame(self, source: Source, drawn: Image.Image | None) -> None:
         if self._video is None:
@@ -179,7 +179,7 @@ class Recording:
                 path = self.out / self._names[source.position]
                 self.outputs.include([path])
                 part = stack.enter_context(self.outputs.writing(path))
-                writer = video.Writer(part, video.rate_of(self.sources[source.position]))
+                writer = video.Writer(part, video.length_and_rate(self.sources[source.position])[1])
             self._video = source, stack, writer
         if (writer := self._video[2]) is not None and drawn is not None:
             writer.add(drawn, source.time or 0.0)
