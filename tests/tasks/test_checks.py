@@ -65,7 +65,7 @@ def unsendable() -> Any:
 @pytest.mark.parametrize(
     ("predictions", "said"),
     [
-        ([1], r"predict\(\) of the task Mine returned 1 for a batch of 2; expected a list with one"),
+        ([1], r"predict\(\) of the task Mine returned 1 prediction for a batch of 2 images; expected a list with one"),
         (torch.ones(2), "returned Tensor for a batch of 2"),
         (None, "returned NoneType for a batch of 2"),
     ],

@@ -12,7 +12,7 @@ import weakref
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from rankless.errors import UserError
 from rankless.inference.formats import Entry
@@ -22,8 +22,8 @@ _FORMAT = "rankless predictions 1"
 _AT_ONCE = 1 << 20  # bytes
 
 
-class Journal(Sequence[Entry]):
-    """A sequence of the entries of all images, each of which is read from disk on demand.
+class Journal:
+    """The entries of all images, each of which is read from disk on demand.
 
     ``asked`` contains the options of the prediction, which must not change when it is resumed.
 
@@ -73,15 +73,7 @@ class Journal(Sequence[Entry]):
     def __len__(self) -> int:
         return len(self._starts)
 
-    @overload
-    def __getitem__(self, index: int) -> Entry: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Entry]: ...
-
-    def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Entry:
         start = self._starts[index]
         line = b""
         while not line.endswith(b"\n") and (part := os.pread(self._file, 4096, start + len(line))):

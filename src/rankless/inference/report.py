@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from rankless.inference.formats import Entry
+from rankless.inference.journal import Journal
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class ImageReport:
 class ImageReports(Sequence[ImageReport]):
     """A sequence of the reports of all images, each of which is read from disk on demand."""
 
-    def __init__(self, entries: Sequence[Entry], out: Path) -> None:
+    def __init__(self, entries: Journal, out: Path) -> None:
         self._entries, self._out = entries, out
 
     def __len__(self) -> int:
@@ -64,7 +65,7 @@ class ImageReports(Sequence[ImageReport]):
 
     def __getitem__(self, index: int | slice) -> ImageReport | list[ImageReport]:
         if isinstance(index, slice):
-            return [self._report(entry) for entry in self._entries[index]]
+            return [self[number] for number in range(*index.indices(len(self)))]
         return self._report(self._entries[index])
 
     def __iter__(self) -> Iterator[ImageReport]:

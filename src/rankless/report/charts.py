@@ -120,7 +120,10 @@ def shown(value: float) -> str:
 
 def line_chart(title: str, lines: Iterable[Line], axes: Axes | None = None, note: str = "") -> str:
     """Return a panel with a line chart, or an empty string if every line has fewer than two points."""
-    axes, drawn = axes or Axes(), [line for each in lines if (line := _drawable(each)).points]
+    axes, drawn = axes or Axes(), []
+    for line in lines:
+        if points := [(x, y) for x, y in line.points if abs(x) + abs(y) < _LARGEST]:
+            drawn.append(replace(line, points=points))
     points = [point for line in drawn for point in line.points]
     if max((len(line.points) for line in drawn), default=0) < 2:
         return ""
@@ -128,10 +131,6 @@ def line_chart(title: str, lines: Iterable[Line], axes: Axes | None = None, note
     marks = "".join(_mark(mark, scale) for mark in axes.marks if scale.x0 <= mark.x <= scale.x1)
     body = f"{_frame(axes, scale)}{marks}{''.join(_path(line, scale) for line in drawn)}"
     return card(title, _legend(drawn) + _svg(title, body, drawn, scale), note)
-
-
-def _drawable(line: Line) -> Line:
-    return replace(line, points=[(x, y) for x, y in line.points if abs(x) + abs(y) < _LARGEST])
 
 
 def stacked_chart(title: str, lines: Sequence[Line], axes: Axes, note: str = "") -> str:

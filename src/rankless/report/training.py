@@ -167,8 +167,9 @@ def time_charts(run: Collected) -> str:
     whole = run.times[1] - run.times[0] if run.times else 0.0
     clock = _Clock(run, whole if whole < _LONGEST else 0.0)
     rows, pauses = _parts(run, clock)
+    gaps = [(x, 0.0) for pause in pauses for x in pause]
     smooth = [
-        Line(name, _with_pauses(smoothed(line), pauses), color)
+        Line(name, sorted([*smoothed(line), *gaps], key=lambda point: point[0]), color)
         for color, (name, line) in enumerate(rows.items())
     ]
     note = "Rank 0, smoothed. On GPUs, the host does not see what the device waits for."
@@ -202,11 +203,6 @@ def _parts(run: Collected, clock: _Clock) -> tuple[dict[str, list[Point]], list[
         for line, value in zip(rows.values(), (seconds - waited - network, waited, network), strict=True):
             line.append((x, 1e3 * min(max(value, 0.0), 1e9)))
     return rows, pauses
-
-
-def _with_pauses(points: list[Point], pauses: list[tuple[float, float]]) -> list[Point]:
-    """Insert points with value zero at both ends of each pause."""
-    return sorted([*points, *((x, 0.0) for pause in pauses for x in pause)], key=lambda point: point[0])
 
 
 def _spread(run: Collected, clock: _Clock) -> str:

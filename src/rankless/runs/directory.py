@@ -230,11 +230,11 @@ def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
         if target.is_symlink():
             what = f"a link to {target.readlink()}, which does not exist"
         raise UserError(f"{target}: {what}; expected a run directory or a weights file")
-    if target.is_file() and target.name in ("best", "last"):
+    if target.is_file() and target.name in ("best", "last") and target.parent.name == "checkpoints":
         run = RunDirectory(target.parent.parent)
         folder = _named(run, target.name)
         if folder is None:
-            raise UserError(f"{_dangling(run, target.name)}; the run's checkpoints: {_names(run)}")
+            raise UserError(f"{dangling(run, target.name)}; the run's checkpoints: {_names(run)}")
         return _preferred(folder)
     if target.is_file():
         if _is_darknets(target):
@@ -282,8 +282,8 @@ def _of_run(run: RunDirectory, warn: Callable[[str], None]) -> Path | None:
             if missed:
                 warn(f"{'; '.join(missed)}; using {run.checkpoints / name} ({folder.name}) instead")
             return folder
-        if (run.checkpoints / name).exists():
-            missed.append(_dangling(run, name))
+        if problem := dangling(run, name):
+            missed.append(problem)
     there = [folder for folder in map(run.step_directory, run.steps()) if holds_weights(folder)]
     if not there:
         if missed:
@@ -303,11 +303,8 @@ def _named(run: RunDirectory, name: str) -> Path | None:
 
 def dangling(run: RunDirectory, name: str) -> str:
     """Return the problem if ``last`` or ``best`` points to a missing checkpoint, otherwise ""."""
-    is_wrong = (run.checkpoints / name).exists() and _named(run, name) is None
-    return _dangling(run, name) if is_wrong else ""
-
-
-def _dangling(run: RunDirectory, name: str) -> str:
+    if not (run.checkpoints / name).exists() or _named(run, name) is not None:
+        return ""
     step = run.pointed(name)
     if step is None:
         return f"{run.checkpoints / name}: is damaged (it does not contain the name of a checkpoint)"

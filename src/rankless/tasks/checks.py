@@ -46,11 +46,13 @@ def check_attributes(task: Any) -> None:
         or not all(isinstance(n, str) for n in names)
     ):
         problems.append(
-            f"{_named(task)} has class_names {names!r}; expected a tuple of names, or () without classes"
+            f"{_named(task)} has class_names {names!r}; expected a tuple of names, which may be empty"
         )
     score = getattr(task, "score_name", None)
     if not isinstance(score, str):
-        problems.append(f"{_named(task)} has score_name {score!r}; expected the name of a score of score()")
+        problems.append(
+            f"{_named(task)} has score_name {score!r}; expected the name of a score that score() returns"
+        )
     if problems:
         raise UserError(problems)
 
@@ -135,10 +137,11 @@ def check_loss(task: Any, loss: Any) -> None:
 def check_predictions(task: Any, predictions: Any, images: int) -> None:
     """Check that predictions are a list with one entry per image."""
     if not isinstance(predictions, list) or len(predictions) != images:
-        count = f"{len(predictions)}" if isinstance(predictions, list) else type(predictions).__name__
+        is_list = isinstance(predictions, list)
+        found = counted(len(predictions), "prediction") if is_list else type(predictions).__name__
         raise UserError(
-            f"predict() of {_named(task)} returned {count} for a batch of {images}; expected a list with one "
-            "prediction for each image"
+            f"predict() of {_named(task)} returned {found} for a batch of {counted(images, 'image')}; "
+            "expected a list with one prediction for each image"
         )
 
 

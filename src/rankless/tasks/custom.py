@@ -26,6 +26,7 @@ from rankless.tasks.protocol import Task
 from rankless.user_code import is_users
 
 BUILT_IN = ("detect", "classify")
+_ELSEWHERE = "; run the command in the folder that contains it, or install it"
 _opening = False
 
 # This makes the import system treat this module as a package, whose modules are files named by their paths.
@@ -34,8 +35,6 @@ _PREFIX = f"{__name__}.file_"
 
 
 class _ByPath:
-    """An import finder for modules named by their paths."""
-
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
         if not name.startswith(_PREFIX):
@@ -130,7 +129,16 @@ def load_class(task: str, kind: str) -> Any:
         known = f"{', '.join(map(repr, BUILT_IN))}, " if kind == "task" else ""
         raise UserError(f"{kind} is '{task}': expected {known}'package.module:Class' or 'file.py:Class'")
     task = f"{kind} is '{task}'"
-    module = _file(Path(origin), task) if _is_file(origin) else _module(origin, task)
+    path = Path(origin).resolve()
+    if not _is_file(origin):
+        # As with `python -m`, a user's module may be in the working directory.
+        module = _imported(origin, Path.cwd(), task, f"the module '{origin}'", _ELSEWHERE)
+    elif path.is_file():
+        module = _imported(_PREFIX + os.fsencode(path).hex(), path.parent, task, str(path))
+    else:
+        raise UserError(
+            f"{task}: no such file {path}; expected the file that defines the class, as in my_task.py:MyTask"
+        )
     made = getattr(module, name, None)
     if made is None:
         classes = [
@@ -147,43 +155,18 @@ def _is_file(origin: str) -> bool:
     return origin.endswith(".py")
 
 
-def _module(name: str, task: str) -> ModuleType:
-    # As with `python -m`, a user's module may be in the working directory.
-    _look_in(Path.cwd())
+def _imported(name: str, folder: Path, task: str, what: str, advice: str = "") -> ModuleType:
+    """Import a module that may import others from ``folder``, as Python does for a script."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(
-            f"{task}: the module '{name}' cannot be imported ({error}); "
-            "run the command in the folder that contains it, or install it"
-        ) from error
+        raise UserError(f"{task}: {what} cannot be imported ({error}){advice}") from error
     except SyntaxError as error:
-        raise UserError(_syntax(task, error)) from error
-
-
-def _file(path: Path, task: str) -> ModuleType:
-    path = path.resolve()
-    if not path.is_file():
-        raise UserError(
-            f"{task}: no such file {path}; expected the file that defines the class, as in my_task.py:MyTask"
-        )
-    _look_in(path.parent)  # as Python does for a script
-    try:
-        return importlib.import_module(_PREFIX + os.fsencode(path).hex())
-    except ImportError as error:
-        raise UserError(f"{task}: {path} cannot be imported ({error})") from error
-    except SyntaxError as error:
-        raise UserError(_syntax(task, error)) from error
-
-
-def _syntax(task: str, error: SyntaxError) -> str:
-    line = f"\n    {error.text.strip()}" if error.text else ""
-    return f"{task}: {error.filename}:{error.lineno} is not valid Python ({error.msg}){line}"
-
-
-def _look_in(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+        line = f"\n    {error.text.strip()}" if error.text else ""
+        problem = f"{error.filename}:{error.lineno} is not valid Python ({error.msg}){line}"
+        raise UserError(f"{task}: {problem}") from error
 
 
 def _importable(name: str, file: Path) -> str:
