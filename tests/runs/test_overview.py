@@ -82,16 +82,12 @@ START = {"event": "start", "at": 0}
         ([START, step(1), {"event": "end", "at": 1}, {"event": "resume", "at": 1}, step(2)], "interrupted"),
     ],
 )
-def test_the_state_follows_from_the_last_event(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: list[dict[str, Any]], state: str
-) -> None:
+def test_the_state_follows_from_the_last_event(tmp_path, monkeypatch, entries, state):
     monkeypatch.setattr(following, "SILENCE", -1.0)
     assert overview(a_run(tmp_path / "run", *entries), {}).state == state
 
 
-def test_a_run_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(following, "SILENCE", -1.0)
     scores = {"evaluation": 2, "scores": {"loss": 3.0, "AP": 0.5}}
     run = a_run(tmp_path / "runs" / "one", START, step(1), step(2), scores, best=0.5)
@@ -120,9 +116,7 @@ def test_a_run_in_one_line(
     assert plain["digest"] == seen.digest and plain["saved"] == 2 and plain["run"] == str(run.path)
 
 
-def test_the_scores_of_many_classes_hide_neither_the_step_nor_the_score(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_scores_of_many_classes_hide_neither_the_step_nor_the_score(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(following, "SILENCE", -1.0)
     scores = {"AP": 0.5, "per_class": {f"class {number}": 0.5 for number in range(20_000)}}
     run = a_run(tmp_path / "run", START, step(1), step(2), {"evaluation": 2, "scores": scores}, best=0.5)

@@ -101,9 +101,7 @@ def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], obje
     The errors of the checks in ``others`` are reported together with those in the weights and devices.
     """
     *_, devices, (path, found) = check_all(
-        *others,
-        lambda: devices_named(asked.device),
-        lambda: _loaded(target, asked.task, asked.overrides),
+        *others, lambda: devices_named(asked.device), lambda: _loaded(target, asked.task, asked.overrides)
     )
     recipe = found.recipe
     recipe = replace(recipe, precision=resolve(recipe.precision, devices[0], recipe.cpu_isa))

@@ -57,7 +57,7 @@ def _last_map(model: nn.Module, images: Tensor) -> Iterator[list[Tensor]]:
         if output.dim() == 3:
             found.clear()
         if output.dim() == 4 and min(output.shape[-2:]) > 1:
-            # Only feature maps have the aspect ratio of the input, channels-last outputs do not.
+            # Feature maps have the aspect ratio of the input, but channels-last outputs do not.
             rows, columns = output.shape[-2:]
             if abs(rows * width - columns * height) <= width + height:
                 found[:] = [output]

@@ -21,7 +21,7 @@ from rankless.tasks import open_task
 IMAGES = 4
 """Number of images to compare."""
 _BEST = 100
-"""Number of candidates per image whose boxes are compared; others hardly survive NMS."""
+"""Number of candidates per image whose boxes are compared. Others hardly survive NMS."""
 
 
 @dataclass(frozen=True)

@@ -220,9 +220,7 @@ def plan_export(target: Path, asked: ExportOptions, overrides: Sequence[str]) ->
     task: Any = open_task(recipe, loaded.class_names)
     model = trained.model(task, loaded, str(path)).eval()
     recipe = replace(
-        recipe,
-        precision="fp16" if asked.half else "fp32",
-        model=replace(recipe.model, image_size=task.size),
+        recipe, precision="fp16" if asked.half else "fp32", model=replace(recipe.model, image_size=task.size)
     )
     confidence = CONFIDENCE if asked.confidence is None else asked.confidence
     facts = Facts(

@@ -13,7 +13,7 @@ from rankless.report.markup import card, duration, number, pairs, table, text, t
 from rankless.runs.pace import speed_text
 
 Digests = Mapping[str, str]
-"""SHA-256 of each run's weights by the run's path. Runs in progress have no entry."""
+"""SHA-256 of each run's weights, by run directory. Runs in progress have no entry."""
 _HEADLINE = ("AP", "AP50", "AP75", "top1", "top5", "f1")
 
 

@@ -67,10 +67,7 @@ def loss_charts(run: Collected) -> str:
     gray = "Gray: each step." if steps.width == 1 else f"Gray: means of {steps.width:,} steps."
     gray = "Each step, not smoothed." if few else gray
     lines = [] if few else [Line("each step", loss, None, "faint")]
-    lines += [
-        Line(f"training{smooth}", smoothed(loss), 0),
-        Line("validation", validation, 1, "dots"),
-    ]
+    lines += [Line(f"training{smooth}", smoothed(loss), 0), Line("validation", validation, 1, "dots")]
     axes = steps_axes(run, log=spans_decades([*loss, *validation]))
     charts = [line_chart("Loss", lines, axes, gray)]
     if len(parts) > 1:

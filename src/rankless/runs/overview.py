@@ -25,7 +25,7 @@ DETACHED = "detached.json"
 _SECONDS = re.compile(rb'"seconds":([0-9.e+-]{1,30})')
 _DEPTH = 3
 STATES = {"end": "finished", "stop": "stopped", "error": "failed", "death": "died"}
-"""The state of a run whose last decisive event has the given name."""
+"""The state of a run by the last event that determines it."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ import os
 import shlex
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -50,10 +49,14 @@ if not any(getattr(finder, "__qualname__", "") == _ByPath.__qualname__ for finde
 
 def open_custom(recipe: Recipe) -> Task:
     """Open the custom task that ``recipe.task`` names."""
-    with _no_training():
+    global _opening
+    before, _opening = _opening, True
+    try:
         made = load_class(recipe.task, "task")
         check_members(made, recipe.task)
         task: Task = made(recipe)
+    finally:
+        _opening = before
     return task
 
 
@@ -110,16 +113,6 @@ def refuse_while_opening() -> None:
             "importing the task started training, but every rank imports that file; put the call to "
             'rankless.train under `if __name__ == "__main__":`'
         )
-
-
-@contextmanager
-def _no_training() -> Iterator[None]:
-    global _opening
-    before, _opening = _opening, True
-    try:
-        yield
-    finally:
-        _opening = before
 
 
 def load_class(task: str, kind: str) -> Any:

@@ -37,9 +37,7 @@ _LIKELIEST = 3  # classes per stored image
 
 
 def of_detections(
-    data: DetectionExamples,
-    predictions: Sequence[Detections],
-    class_names: Sequence[str],
+    data: DetectionExamples, predictions: Sequence[Detections], class_names: Sequence[str]
 ) -> dict[str, Any]:
     """Return JSON-ready details of the detections in all evaluation images."""
     readable = [one for one in predictions if not one.unreadable]
@@ -154,9 +152,7 @@ def images_of_training(training: ClassificationExamples, classes: int) -> dict[s
 
 
 def of_classifications(
-    data: ClassificationExamples,
-    predictions: Sequence[Classification],
-    class_names: Sequence[str],
+    data: ClassificationExamples, predictions: Sequence[Classification], class_names: Sequence[str]
 ) -> dict[str, Any]:
     """Return JSON-ready details of the predictions for all evaluation images."""
     readable = [one for one in predictions if not one.unreadable]

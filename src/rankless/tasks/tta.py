@@ -29,7 +29,7 @@ TTA: dict[str, tuple[Transform, ...]] = {
     # The scales are those of YOLOv5's `--augment`.
     "full": tuple(Transform(scale, mirrored) for scale in (1.0, 0.83, 0.67) for mirrored in (False, True)),
 }
-"""The transforms of each value of ``evaluate.tta``; the first is the identity."""
+"""The transforms for each value of ``evaluate.tta``. The first one is the identity."""
 
 
 def apply_transform(images: Tensor, transform: Transform, placing: Placing = USUAL) -> Tensor:
