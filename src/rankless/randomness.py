@@ -22,8 +22,8 @@ GENERATORS = threading.RLock()
 def key(seed: int, *path: int | str) -> int:
     """Return the 128-bit key of the random numbers for one purpose, an integer in [0, 2**128).
 
-    It is the BLAKE2b hash of the type, length and text of each element, so different paths are never encoded
-    alike.
+    It is the BLAKE2b hash of the type, length and text of each element, so that different paths have
+    different encodings.
 
     Args:
         seed: the recipe's seed.

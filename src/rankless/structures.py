@@ -102,7 +102,11 @@ class DetectionItem:
 
 
 class _Batch:
-    """Base class of batches. Every tensor and list except ``unreadable`` has one entry per image."""
+    """Base class of batches. Every tensor and list except ``unreadable`` has one entry per image.
+
+    ``indices`` are the images' indices in their data set. ``unreadable`` are the images that could not be
+    read for the items, in their order.
+    """
 
     indices: list[int]
     unreadable: list[Unreadable]
@@ -146,9 +150,7 @@ class DetectionBatch(_Batch):
         boxes: float32 xyxy in pixels of the input, (B, N, 4).
         labels: int64 class ids, (B, N).
         valid: bool, (B, N), False for padding.
-        indices: indices of the images in their data set, length B.
-        letterboxes: placements of the images on the input, length B.
-        unreadable: images that could not be read for the items.
+        letterboxes: placements of the images on the input.
     """
 
     images: Tensor
@@ -172,8 +174,7 @@ class ClassificationItem:
     Attributes:
         image: uint8 RGB, (3, H, W), in the network's input size.
         target: float32 fraction of each class, (C,), with sum 1; one-hot unless images are mixed.
-        index: index of the image in its data set.
-        unreadable: images that could not be read for this item; see :class:`DetectionItem`.
+        index, unreadable: as in :class:`DetectionItem`.
     """
 
     image: Tensor
@@ -189,8 +190,6 @@ class ClassificationBatch(_Batch):
     Attributes:
         images: uint8, (B, 3, H, W).
         targets: float32 fraction of each class, (B, C).
-        indices: indices of the images in their data set, length B.
-        unreadable: images that could not be read, in the order of the items.
     """
 
     images: Tensor
@@ -243,12 +242,9 @@ class Detections:
 
 @dataclass(frozen=True)
 class Classification:
-    """A classifier's prediction for one image.
+    """A classifier's prediction for one image: natural logarithms, float32 (C,), on the CPU.
 
-    Attributes:
-        index: index of the image in its data set or in the list of sources.
-        log_probabilities: float32 natural logarithms, (C,), on the CPU.
-        unreadable: whether the image could not be read. Such an image is not scored.
+    ``index`` and ``unreadable`` are as in :class:`Detections`.
     """
 
     index: int

@@ -24,10 +24,8 @@ CELL = 8
 def heat(boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Tensor:
     """Return the highest score in each cell, float32 (H / 8, W / 8), on the CPU.
 
-    Args:
-        boxes: candidates, xyxy in input pixels, (P, 4).
-        scores: highest score of each candidate among the selected classes, in 0..1, (P,).
-        size: (H, W) of the input in pixels.
+    ``boxes`` are candidates, xyxy in input pixels, (P, 4). ``scores`` are their highest scores among the
+    selected classes, in 0..1, (P,). ``size`` is the (H, W) of the input in pixels.
     """
     rows, columns = size[0] // CELL, size[1] // CELL
     centers = (boxes[:, :2] + boxes[:, 2:]) / 2 / CELL

@@ -57,7 +57,7 @@ def source_of(image: ImageLike, number: int) -> Source:
 
 
 def whole(image: Tensor) -> Decoded:
-    """Wrap an image (3, H, W) of full size."""
+    """Return a full-size image (3, H, W) as a decoded image."""
     return Decoded(image, 1, (image.shape[-2], image.shape[-1]))
 
 

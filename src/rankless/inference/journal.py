@@ -25,12 +25,9 @@ _AT_ONCE = 1 << 20  # bytes
 class Journal:
     """The entries of all images, each of which is read from disk on demand.
 
-    ``asked`` contains the options of the prediction, which must not change when it is resumed.
-
-    Attributes:
-        failed: source and reason for each image that could not be read.
-        done: sources that were finished when the journal was opened. A video is finished after its last
-            frame.
+    ``asked`` contains the options of the prediction, which must not change when it is resumed. ``failed``
+    lists the source and the reason for each unreadable image. ``done`` contains the sources that were
+    finished when the journal was opened. A video is finished after its last frame.
     """
 
     def __init__(self, folder: Path, asked: Mapping[str, Any], *, resume: bool) -> None:

@@ -61,10 +61,8 @@ class PredictOptions:
 class Opened:
     """A loaded model with one predictor per device.
 
-    Attributes:
-        recipe: the recipe of the weights, with the overrides and the resolved precision.
-        batch: batch size for live sources, whose results should not be delayed.
-        patient_batch: batch size for all other sources.
+    The recipe contains the overrides and the resolved precision. ``batch`` is the batch size for live
+    sources, whose results should not be delayed, and ``patient_batch`` that for all other sources.
     """
 
     path: Path

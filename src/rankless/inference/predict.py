@@ -72,7 +72,7 @@ def predict(
 
     Returns:
         A report, which also lists the images that could not be read. If no image can be read, nothing is
-            written.
+        written.
 
     Raises:
         UserError: there are no weights, a source has no images, the output folder cannot be used, or files in

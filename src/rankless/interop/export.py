@@ -51,10 +51,8 @@ class DisagreementError(UserError):
 class Program:
     """An export format that contains the computation in addition to the weights.
 
-    Attributes:
-        endings: suffixes of the files. The first one belongs to the main file, which other programs open.
-        write: function that writes the files, given the path of the main file.
-        session: function that opens the main file.
+    ``endings`` are the suffixes of its files. The first one belongs to the main file, which other programs
+    open. ``write`` and ``session`` write the files and open the main file, given its path.
     """
 
     endings: tuple[str, ...]

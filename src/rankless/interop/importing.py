@@ -195,18 +195,15 @@ def import_weights(
         source: a Darknet weights file, a transformers model folder, or a checkpoint for
             :func:`~rankless.models.checkpoints.foreign.read_checkpoint`.
         out: the weights file to write.
-        model: the model, as ``model.name`` in a recipe.
-        cfg: a Darknet cfg file, instead of ``model``.
+        model, cfg: the model, as ``model.name`` in a recipe, or a Darknet cfg file.
         names: a file with class names, one per line or as a JSON list. By default, classes are numbered.
         classes: number of classes if ``names`` is not given. By default, it is inferred from the head.
         key: entry in the checkpoint with the weights. By default, it is found automatically.
         partial: load all matching tensors, and initialize the others with the recipe's seed.
         by_order: match tensors by order instead of name. With ``partial``, matching ends at the first tensor
             with another shape.
-        port: the port of YOLO that the checkpoint comes from, a key of
-            :data:`~rankless.models.checkpoints.ports.PORTS`.
-        overrides: changes to the recipe that is stored with the weights, ``key=value``.
-        force: replace an existing file.
+        port: a key of :data:`~rankless.models.checkpoints.ports.PORTS`, if the checkpoint is from a port of
+            YOLO.
     """
     outputs = _outputs(source, out, force, (cfg, names))
     class_names = read_class_names(names, classes)

@@ -159,12 +159,8 @@ def column_chart(
 ) -> str:
     """Return a panel with a column chart, which shows the columns of all series side by side in each range.
 
-    Args:
-        title: title of the panel.
-        edges: lower ends of the ranges. The last range has no upper end.
-        series: pairs of a name and one value per range, or None for no column.
-        y: title of the vertical axis. An axis named ``recall`` ranges from 0 to 1.
-        note: HTML below the columns.
+    ``edges`` are the lower ends of the ranges, the last of which is open. ``series`` are pairs of a name and
+    one value per range, or None for no column. A vertical axis called ``recall`` ranges from 0 to 1.
     """
     values = [value for _, row in series for value in row if value is not None]
     if not values:

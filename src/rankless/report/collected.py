@@ -98,10 +98,9 @@ _PLAIN = ("loss", "lr", "gradient_norm", "epoch")
 
 
 class Collected:
-    """The data of one run, read from its files.
+    """The data of one run, read from its files. Attributes are empty if their source cannot be read.
 
     Attributes:
-        name: the name to display.
         steps: the numbers of the steps: ``loss``, ``lr``, ``gradient_norm``, ``epoch`` and ``part:NAME``, and
             the durations ``seconds``, ``waited`` (for images), ``network`` (for other ranks) and ``elapsed``
             (since the start of the first step), in seconds.
@@ -110,13 +109,11 @@ class Collected:
         events: the journal's events, each with the ``step`` after which it happened, and the time ``when`` in
             seconds since 1970, or None if unknown.
         spread: pairs of a step and every rank's milliseconds per micro-batch.
-        memory: last recorded peak memory of each rank's device in MiB. Empty if unknown.
-        busy: last recorded fraction of the time that each rank's device spent computing. Empty if unknown.
-        recipe: values by dotted key. Empty if the recipe cannot be read.
-        starts: entries of ``environment.json``.
-        details: details of the best evaluation from ``evaluation.json``. Empty if there are none.
-        times: the start of the first step and the end of the last one, in seconds since 1970, or None if
-            unknown.
+        memory: last recorded peak memory of each rank's device in MiB.
+        busy: last recorded fraction of the time that each rank's device spent computing.
+        recipe: values by dotted key.
+        details: details of the best evaluation from ``evaluation.json``.
+        times: the start of the first step and the end of the last one, in seconds since 1970, or None.
     """
 
     def __init__(self, path: Path) -> None:

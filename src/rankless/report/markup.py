@@ -25,11 +25,8 @@ def text(value: object) -> str:
 def number(value: Any, *where: str | int, digits: int = 4, step: int | None = None) -> str:
     """Format a number as HTML, with its exact value and origin as attributes, or as – if it is not finite.
 
-    Args:
-        value: the number.
-        where: the file's name and the keys of the number, as in ``("scores", "per_class", "cat", "AP")``.
-        digits: digits after the decimal point. Integers have none.
-        step: step of the evaluation that the number is from.
+    ``where`` contains the file's name and the keys of the number, as in ``("scores", "per_class", "cat",
+    "AP")``. ``step`` is the step of the evaluation that the number is from.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return '<span class="none">–</span>'

@@ -181,7 +181,7 @@ def time_charts(run: Collected) -> str:
 
 
 def _parts(run: Collected, clock: _Clock) -> tuple[dict[str, list[Point]], list[tuple[float, float]]]:
-    """Return the milliseconds of each step by part, and the start and end of each pause."""
+    """Return how many milliseconds the parts of each step took, and the start and end of each pause."""
     rows: dict[str, list[Point]] = {"computing": [], "waiting for images": [], "network and other ranks": []}
     pauses: list[tuple[float, float]] = []
     before = 0.0

@@ -28,12 +28,8 @@ class Journal:
     """A journal opened for appending at the start of a run or after ``step`` steps.
 
     Lines of later steps are removed, because they will be written again; with ``unscored``, so is the
-    evaluation after ``step``.
-
-    Attributes:
-        left_out: number of damaged lines that were removed.
-        original: the copy of the original journal if damaged lines were removed.
-        waiting: bytes that could not be written yet.
+    evaluation after ``step``. ``left_out`` damaged lines are removed too, and ``original`` is then a copy of
+    the original journal. ``waiting`` contains the bytes that could not be written yet.
     """
 
     def __init__(self, path: Path, step: int, *, unscored: bool = False) -> None:

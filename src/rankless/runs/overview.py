@@ -36,8 +36,7 @@ class Overview:
         state: ``running``, ``finished``, ``stopped`` (on request), ``failed`` (with an error), ``died`` (a
             process died), ``interrupted`` (the end was not recorded), ``new`` (before the first step), or
             ``on HOST`` for a run that another machine coordinates.
-        step: number of completed steps.
-        steps: total number of steps, or None if unknown.
+        step, steps: number of completed steps, and of all steps, or None if unknown.
         saved: step of the newest checkpoint, from which the run resumes, or None if there is none.
         score_name, score, best_step: the best score so far, or None before the first evaluation.
         seconds: total duration of the steps in the journal.

@@ -35,7 +35,7 @@ class Pace:
         self.waiting += seconds * waited
 
     def images_per_second(self, images: float) -> float | None:
-        """Return the speed for ``images`` per step, or None if no step was counted."""
+        """Return the images per second, given ``images`` per step, or None if no step was counted."""
         return self.steps * images / self.seconds if self.seconds else None
 
     @property
