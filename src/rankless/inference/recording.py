@@ -36,15 +36,14 @@ class Recording:
         out: Path,
         kinds: frozenset[str],
         *,
-        force: bool = False,
-        resume: bool = False,
+        force: bool,
+        resume: bool,
     ) -> None:
         self.opened, self.sources, self.out, self.kinds = opened, sources, out, kinds
         self.resume, self._is_new = resume, not out.exists()
-        names = output_names(sources, out)
-        self._names = names
-        self._stems = stems(names)  # only for repeated names
-        drawn = names if "annotated" in kinds else []
+        self._names = output_names(sources, out)
+        self._stems = stems(self._names)  # only for repeated names
+        drawn = self._names if "annotated" in kinds else []
         files = [out / name for name in [*drawn, *saving.single_files(kinds)] or ["predictions.json"]]
         if reason := unusable(out):
             raise UserError(f"--out {out}: cannot be the output folder: {reason}; use another folder")
