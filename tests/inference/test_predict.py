@@ -30,7 +30,6 @@ def target(colors: Path) -> Path:
 
 
 def image(path: Path, size=(400, 300), box=(40, 60, 140, 220), **options) -> Path:
-    """A gray image with a red box (xyxy)."""
     pixels = np.full((size[1], size[0], 3), 120, np.uint8)
     pixels[box[1] : box[3], box[0] : box[2]] = (255, 0, 0)
     path.parent.mkdir(parents=True, exist_ok=True)
