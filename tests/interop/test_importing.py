@@ -85,7 +85,7 @@ def test_the_number_of_classes_is_read_off_the_head(place, capsys, classes):
 @pytest.mark.slow
 def test_a_partial_import_leaves_the_head_as_the_seed_gives_it(place):
     (place / "names").write_text('["a", "b"]')
-    source = Path("their.pt").rename("their-20261122.pt")
+    source = Path("their.pt").rename("their-20261122.pth")
     options = {"model": "yolov4-tiny", "names": Path("names"), "overrides": [NARROW, "seed=4"]}
     reports = [import_weights(source, Path(f"{n}"), partial=True, **options) for n in range(2)]
     assert reports[0].sha256 == reports[1].sha256 and "with 20261122 as in its name" in reports[0].notes[0]
