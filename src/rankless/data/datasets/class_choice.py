@@ -85,8 +85,7 @@ def with_classes(
             f"{where}: the split has no images of the classes {listed(names)}; correct data.classes"
         )
     about = (*whole.about, *([_note(whole.has_boxes, len(names), left_out)] if left_out else ()))
-    labels = labels[selected].astype(np.int32)
-    return replace(made, class_names=tuple(names), labels=labels, about=about)
+    return replace(made, class_names=tuple(names), labels=labels[selected].astype(np.int32), about=about)
 
 
 def _note(boxed: bool, names: int, left_out: dict[str, int]) -> str:

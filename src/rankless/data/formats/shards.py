@@ -166,11 +166,11 @@ def shards_of(root: Location) -> dict[str, list[Location]]:
     shards: dict[str, list[Location]] = {}
     if not root.is_dir():
         return shards
-    for entry in sorted(root.iterdir(), key=str):
+    for entry in _sorted(root):
         if entry.name.startswith("."):
             continue
         if entry.is_dir() if isinstance(entry, RemotePath) else reading.is_folder(entry):
-            if inside := [each for each in sorted(entry.iterdir(), key=str) if _is_shard(each)]:
+            if inside := [each for each in _sorted(entry) if _is_shard(each)]:
                 shards.setdefault(entry.name, []).extend(inside)
         elif _is_shard(entry):
             # The split of train-000012 is train. A name that is only a number also means train.
@@ -225,6 +225,10 @@ def class_names(root: Location, shards: list[Location]) -> tuple[list[str] | Non
 
 def _is_shard(path: Location) -> bool:
     return path.name.lower().endswith((".tar", *_COMPRESSED)) and path.is_file()
+
+
+def _sorted(folder: Location) -> list[Location]:
+    return sorted(folder.iterdir(), key=str)
 
 
 def fingerprint(root: RemotePath) -> str:
