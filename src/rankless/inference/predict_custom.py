@@ -84,7 +84,6 @@ class CustomFinder:
 
 @contextmanager
 def _user_errors() -> Iterator[None]:
-    """Convert errors in user code within the block to a ``UserError`` that shows the failing lines."""
     try:
         yield
     except UserError:

@@ -133,7 +133,6 @@ def _decoded(name: str) -> Iterator[Frame]:
 
 
 def _failure(name: str, number: int, reason: str) -> str:
-    """Return the message for a video that cannot be read after ``number`` frames."""
     if number:
         return f"it cannot be read after {counted(number, 'frame')}: {reason}"
     if CAMERAS.fullmatch(name):

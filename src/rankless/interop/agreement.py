@@ -142,7 +142,6 @@ def _candidates(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], data
 
 
 def _detections(plan: Plan, theirs: nn.Module, batch: Any, data: str) -> Agreement:
-    """Compare the detections after NMS with those of ``rankless predict``."""
     recipe, confidence = plan.facts.recipe, plan.facts.nms or 0.0
     settings = replace(recipe.evaluate, confidence=confidence, multi_label=False, tta="none")
     task: Any = open_task(replace(recipe, evaluate=settings), plan.facts.class_names)

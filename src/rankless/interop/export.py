@@ -177,7 +177,6 @@ def write_checked(plan: Plan, format: str, folder: Path, name: str = "") -> Chec
 
 
 def _program(plan: Plan, format: str, stem: Path, force: bool) -> Exported:
-    """Write an export to a temporary folder, compare it with PyTorch, and copy its files to their paths."""
     files = _files(stem, _RUNNABLE[format].endings)
     outputs = Outputs(files, verb=None, force=force)
     outputs.refuse_inputs([plan.source])

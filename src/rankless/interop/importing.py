@@ -243,7 +243,6 @@ def import_weights(
 def _from_transformers(
     folder: Path, given: Mapping[str, object], overrides: Sequence[str]
 ) -> tuple[Checkpoint, Recipe, tuple[str, ...]]:
-    """Read a transformers model folder, which defines the network, classes and preprocessing."""
     if wrong := [option for option, value in given.items() if value is not None]:
         raise UserError(
             f"{folder}: is a transformers model folder, whose {CONFIG} describes the model; remove "
@@ -337,7 +336,6 @@ def _from_darknet(
 
 
 def _of_other_classes(source: Path, cfg: Path | None, network: Network) -> UserError | None:
-    """Return an error if the cfg file and the weights have different numbers of classes, otherwise None."""
     known = classes_of(source, network) if cfg else None
     if known in (None, network.classes):
         return None
@@ -381,7 +379,6 @@ def _from_port(
 
 
 def _likely_port(checkpoint: Checkpoint, recipe: Recipe, model: str | None) -> str:
-    """Infer the name of the port that a checkpoint comes from, or return "" if it is unknown."""
     known = darknet.MODELS.get(model or "")
     if known is None or known.anchor_free:
         return ""

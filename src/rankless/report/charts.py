@@ -63,8 +63,6 @@ class Axes:
 
 
 class _Scale:
-    """A conversion from values to pixels, with a linear or logarithmic vertical axis."""
-
     def __init__(self, axes: Axes, points: Sequence[Point]) -> None:
         xs, ys = [x for x, _ in points], [y for _, y in points]
         self.log = axes.log and min(ys) > 0
@@ -91,14 +89,14 @@ class _Scale:
         return HEIGHT - BOTTOM - (place - self.y0) / (self.y1 - self.y0) * (HEIGHT - TOP - BOTTOM)
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return about ``count`` + 1 round numbers for the ticks of an axis from ``low`` to ``high``.
+def ticks(low: float, high: float) -> list[float]:
+    """Return about six round numbers for the ticks of an axis from ``low`` to ``high``.
 
     They are multiples of 1, 2 or 5 times a power of ten, and include the limits.
     """
     if low == high:
         low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
-    rough = (high - low) / count
+    rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -215,7 +213,6 @@ def smoothed(points: Sequence[Point], reach: int | None = None) -> list[Point]:
 
 
 def _frame(axes: Axes, scale: _Scale, *, x_ticks: bool = True) -> str:
-    """Draw the grid, ticks and titles of the axes."""
     parts = []
     right, low = WIDTH - RIGHT, HEIGHT - BOTTOM
     for value in scale.y_ticks:

@@ -66,7 +66,6 @@ def save(made: Figure, file: Path | BinaryIO, format: str) -> None:
 
 
 def _draw(run: Collected, color: str, panels: tuple[Any, ...], *, alone: bool) -> None:
-    """Draw a run's losses, scores, learning rate and step times, with more lines if it is the only run."""
     (loss, scores, *beside), name = panels, run.name.replace("$", r"\$")
     points = list(run.steps.points("loss"))
     if alone:

@@ -124,7 +124,6 @@ def read(run: RunDirectory) -> Chain:
 
 
 def _follow(chain: Chain, entry: dict[str, Any], source: str) -> None:
-    """Append the line in ``entry`` to the chain, and record its problems."""
     step, last = entry["checkpoint"], chain.lines[-1] if chain.lines else None
     try:
         line = msgspec.convert(entry, Line)
@@ -239,7 +238,6 @@ def _pointers(chain: Chain, run: RunDirectory, recorded: Container[int]) -> Iter
 
 
 def _is_weights_of(path: Path, folder: Path, sums: Mapping[str, str]) -> bool:
-    """Check whether ``path`` is a link to the preferred weights in ``folder``, or a copy of them."""
     name = "ema.safetensors" if "ema.safetensors" in sums else "model.safetensors"
     if path.is_symlink():
         return path.resolve() == (folder / name).resolve()

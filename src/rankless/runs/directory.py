@@ -167,8 +167,6 @@ class _Best(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """The required fields of ``state.json``, which may contain others."""
-
     step: int
     images: int
     best: _Best | None
@@ -295,7 +293,6 @@ def _of_run(run: RunDirectory, warn: Callable[[str], None]) -> Path | None:
 
 
 def _named(run: RunDirectory, name: str) -> Path | None:
-    """Return the checkpoint to which ``last`` or ``best`` points, if it exists."""
     step = run.pointed(name)
     folder = None if step is None else run.step_directory(step)
     return folder if folder is not None and holds_weights(folder) else None

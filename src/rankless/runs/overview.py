@@ -138,7 +138,6 @@ def _elsewhere(run: RunDirectory) -> str | None:
 
 
 def _best(run: RunDirectory, recipe: Mapping[str, Any]) -> tuple[int, float] | None:
-    """Return the step and the score of the best evaluation, as recorded in the newest checkpoint."""
     for step in reversed(run.steps()):
         with suppress(UserError):
             best = read_state(run.step_directory(step))["best"]

@@ -183,7 +183,6 @@ class Detect:
         )
 
     def _with_classes_of_model(self, images: DetectionImages) -> DetectionImages:
-        """Match the images' classes to the model's by name or ``evaluate.classes_map``."""
         given = self.recipe.evaluate.classes_map
         if images.class_names == self.class_names and not given:
             return images
@@ -233,7 +232,6 @@ class Detect:
 
 
 def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
-    """Yield error messages about options that have no effect because of the input size or another option."""
     spread = recipe.data.multi_scale
     if spread and len(StepSizes(size, spread, 1, 0).choices()) == 1:
         height, width = size
@@ -246,7 +244,6 @@ def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
 
 
 def _anchors_that_descend(model: model_kinds.ModelKeys) -> Iterator[str]:
-    """Yield a warning if the order of the anchors gives the finest head the largest boxes."""
     anchors = model.anchors if isinstance(model, model_kinds.YoloModel) else ()
     if not isinstance(anchors, str) and anchors and math.prod(anchors[0]) > math.prod(anchors[-1]):
         ascending = ", ".join(f"[{width:g}, {height:g}]" for width, height in sorted(anchors, key=math.prod))
