@@ -457,8 +457,8 @@ def _problems_of_data(root: str) -> list[str]:
     return [f"data.root is '{root}': {one.removeprefix(f'{root}: ')}" for one in missing_data(root)]
 
 
-def _problems_of_weights(target: Path, find: Callable[..., Path]) -> Iterator[str]:
+def _problems_of_weights(target: Path, find: Callable[[Path, Callable[[str], None]], Path]) -> Iterator[str]:
     try:
-        find(target, warn=lambda _: None)
+        find(target, lambda _: None)
     except UserError as error:
         yield from error.problems
