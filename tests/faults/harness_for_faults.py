@@ -186,7 +186,7 @@ class Run(Watched):
 def entries(run: RunDirectory) -> list[dict[str, Any]]:
     """The lines of the journal, if there is one."""
     with contextlib.suppress(OSError):
-        return journal.read(run.journal)
+        return [*journal.read(run.journal)]
     return []
 
 
