@@ -64,9 +64,9 @@ def parse(text: str) -> HubAddress:
 def fetch(address: HubAddress, *, newest: bool = False) -> Path:
     """Return the local folder with a repository's JSON and safetensors files, downloading missing files.
 
-    The folder is named after the commit. Only if ``newest``, the Hub is asked for the newest commit of a
-    branch whose files are in the cache. The Hub names large files by their SHA-256 digests, which are
-    verified. If the address has a ``file``, only that file is downloaded.
+    The folder is named after the commit. If the files of a branch are in the cache, the Hub is asked for a
+    newer commit only with ``newest``. The Hub names large files by their SHA-256 digests, which are verified.
+    If the address has a ``file``, only that file is downloaded.
     """
     # Weights come last: if they exist, all other files have been fetched, too.
     patterns = [glob.escape(address.file)] if address.file else ["*.json", "*.safetensors"]
