@@ -97,10 +97,7 @@ def _is_address(text: str) -> bool:
 def obtain(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda _: None) -> tuple[Path, str]:
     """Download a published file into ``folder`` unless it exists there; return its path and SHA-256 digest.
 
-    Args:
-        offer: the file to download.
-        folder: the cache folder, which is created if needed.
-        check: called with the path of the downloaded file; raises a UserError if the content is wrong.
+    ``check`` is called with the path of the downloaded file and raises a UserError if the content is wrong.
     """
     path = folder / offer.name
     if not path.exists():

@@ -64,15 +64,9 @@ def parse(text: str) -> HubAddress:
 def fetch(address: HubAddress, *, newest: bool = False) -> Path:
     """Return the local folder with a repository's JSON and safetensors files, downloading missing files.
 
-    A branch refers to the same commit until it is fetched again. The Hub names every large file by its
-    SHA-256 digest, which is verified.
-
-    Args:
-        address: the repository; if the address has a ``file``, only that file is fetched.
-        newest: whether to ask the Hub for the newest commit even if the files are already in the cache.
-
-    Returns:
-        The folder of the snapshot, named after the commit that ``revision`` refers to.
+    The folder is named after the commit. If the files of a branch are in the cache, the Hub is asked for a
+    newer commit only with ``newest``. The Hub names large files by their SHA-256 digests, which are verified.
+    If the address has a ``file``, only that file is downloaded.
     """
     # Weights come last: if they exist, all other files have been fetched, too.
     patterns = [glob.escape(address.file)] if address.file else ["*.json", "*.safetensors"]

@@ -38,8 +38,7 @@ class Outputs:
 
     Args:
         files: all output files, folder by folder.
-        verb: the command (such as ``data show``) whose earlier outputs may be replaced; None replaces
-            nothing.
+        verb: the command (such as ``data show``) whose earlier outputs may be replaced, if any.
         force: whether to replace other files and links as well, but never a folder, a device, or an input.
         option: the option that names the files, for messages.
     """

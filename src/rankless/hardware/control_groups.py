@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool]]:
-    """Yield the folders of this process's groups and their ancestors, and whether each is of version 2.
+    """Yield pairs of a control group's folder and whether the group uses version 2.
 
-    In a container, the folder of the process's own group may be missing. ``root`` is the folder that contains
-    ``proc`` and ``sys``.
+    The pairs include ancestors, whose limits apply as well. In a container, the folder of the process's own
+    group may be missing. ``root`` is the folder that contains ``proc`` and ``sys``.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()

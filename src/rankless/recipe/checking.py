@@ -68,13 +68,9 @@ class Source:
 
 
 def checked(recipe: type, given: Any, validate: Handler, source: Source | None) -> Any:
-    """Return a validated recipe, with defaults for omitted keys.
+    """Return a validated instance of the class ``recipe``, with defaults for omitted keys.
 
-    Args:
-        recipe: the class ``Recipe``.
-        given: a recipe, nested mappings of keys and values, or the arguments of the class.
-        validate: pydantic's validation.
-        source: the origin of the values; by default a call of ``Recipe`` in Python.
+    ``given`` is an instance, nested mappings of keys and values, or the arguments of the class.
     """
     if isinstance(given, recipe):
         return validate(given)

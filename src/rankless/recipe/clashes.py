@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def clashes(recipe: Recipe) -> Iterator[tuple[str, ...]]:
-    """Yield each contradiction as a sentence and the dotted keys of the values, the wrong one first."""
+    """Yield each contradiction as a sentence, followed by the dotted keys involved (the wrong one first)."""
     yield from _of_model(recipe)
     yield from _of_data(recipe)
     yield from _of_training(recipe)

@@ -164,7 +164,7 @@ def get(value: Any, key: str, default: Any) -> Any:
 
 
 def given(section: Any) -> Mapping[str, Any]:
-    """Return a section's given values; for an instance, its name and all values that are not the defaults."""
+    """Return the keys and values of a mapping, or the name and the non-default values of an instance."""
     if isinstance(section, Mapping):
         return section
     known = getattr(section, "__pydantic_fields__", {}).items()

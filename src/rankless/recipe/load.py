@@ -121,7 +121,7 @@ def to_json(recipe: Recipe) -> str:
 
 
 def from_json(text: str, name: str = "recipe in JSON") -> Recipe:
-    """Read a recipe written by :func:`to_json`. Messages call its source ``name``."""
+    """Read a recipe written by :func:`to_json`. Messages refer to the text as ``name``."""
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -154,7 +154,7 @@ def parsed(
     check_name: NameCheck | None = None,
     is_shipped: bool = True,
 ) -> Recipe:
-    """Return the recipe in a YAML text, which messages call ``name``; see :func:`load`.
+    """Parse a recipe from YAML text, which messages refer to as ``name``; see :func:`load`.
 
     With ``is_shipped``, keys that the network does not have are dropped with a warning.
     """

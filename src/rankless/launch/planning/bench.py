@@ -340,12 +340,8 @@ def bench(
 ) -> Bench:
     """Train a recipe with Rankless and with a plain loop in turns, and compare the speeds.
 
-    Args:
-        recipe: the recipe to measure.
-        devices: number of devices that share a step; None uses as many as training would.
-        seconds: approximate measuring time without startup.
-        say: called with a progress line before each slow part.
-        pure: whether to also measure the plain loop in half precision without float32 weights.
+    By default, as many ``devices`` share a step as in training. The measurement takes about ``seconds`` and
+    the startup. With ``pure``, the plain loop is also measured in half precision without float32 weights.
     """
     recipe, _ = checked(recipe, None, [])
     busy = os.getloadavg()[0] > usable_cores() / 2  # before this function starts processes

@@ -58,11 +58,10 @@ class Timing(Sink):
 class Turns:
     """An observer that measures every step and pauses the training between turns.
 
-    Args:
-        question: function that returns the number of steps in the next turn.
-        answer: called with the measurements of each step: its duration (``seconds``), the time spent waiting
-            for images (``waited``) and for other ranks (``network``), and the time from the first image to
-            the summed gradients (``accumulated``), which includes both waits.
+    ``question`` returns the number of steps in the next turn. ``answer`` gets the measurements of each step:
+    its duration (``seconds``), the time spent waiting for images (``waited``) and for other ranks
+    (``network``), and the time from the first image to the summed gradients (``accumulated``), which includes
+    both waits.
     """
 
     def __init__(self, question: Callable[[], Any], answer: Callable[[Any], None]) -> None:

@@ -116,10 +116,7 @@ class Fitted:
 def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitted:
     """Find the largest micro-batch by training steps of increasing size in separate processes.
 
-    Args:
-        recipe: the recipe to train.
-        devices: number of devices that share a step; None uses as many as training would.
-        say: called with a progress line before each slow part.
+    By default, as many ``devices`` share a step as in training. ``say`` is called with progress lines.
     """
     recipe, _ = checked(recipe, None, [])
     recipe = with_precision(resolve_recipe(recipe))

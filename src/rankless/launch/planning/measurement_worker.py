@@ -34,7 +34,7 @@ class MeasurementProcess:
     Args:
         module: the module of this package to run, which calls :func:`serve_requests`.
         what: the name of the measurement in error messages.
-        log: the file for the process's standard error.
+        log: the file for standard error.
         instead: advice on an alternative to the measurement, for error messages.
         variables: additional environment variables.
         arguments: command-line arguments of the module.
@@ -163,10 +163,8 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
 def serve_requests(name: str, body: Callable[[Callable[[], Any], Callable[[Any], None]], None]) -> int:
     """Run ``body`` in a process started by :class:`MeasurementProcess`, and return the exit code.
 
-    Args:
-        name: the name of the process.
-        body: called with a function that returns the next request (or raises EOFError if there is none) and
-            a function that sends an answer.
+    ``body`` is called with a function that returns the next request (or raises EOFError if there is none) and
+    a function that sends an answer.
     """
     die_with_parent(os.getppid())
     name_process(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -105,10 +105,7 @@ class Plan:
 
 
 def plan(recipe: Recipe, options: PlanOptions, say: Callable[[str], None]) -> Plan:
-    """Predict the speed on more devices, and measure the inputs that the options do not give.
-
-    ``say`` is called with a progress line before each slow part.
-    """
+    """Predict the speed on more devices, and measure the inputs that the options do not give."""
     recipe, _ = checked(recipe, None, [])
     recipe = with_precision(resolve_recipe(recipe))
     refuse_idle("--check has {}", options.check, recipe)
@@ -117,23 +114,23 @@ def plan(recipe: Recipe, options: PlanOptions, say: Callable[[str], None]) -> Pl
     machines, each = options.devices or (1, devices_here(recipe.threads))
     several = options.step is None and on_cpu and max(each, *options.check, 0) > 1
     busy = slots if several else 1
-    taken = _Taken([], {count: [] for count in options.check})
+    seconds: dict[int, list[float]] = {count: [] for count in options.check}
     with opened_steps(recipe, busy) as steps:
         if options.step is None:
-            _measure(recipe, steps, busy, taken, say, network=several or options.bandwidth is None)
+            network = several or options.bandwidth is None
+            exchanges = _measure(recipe, steps, busy, seconds, say, network=network)
             work, contention = steps.measured()
-            inside = fitted(taken.exchanges, work.add) if several else None
+            inside = fitted(exchanges, work.add) if several else None
             machine = Machine(each, slots, contention, inside) if on_cpu else Machine(each)
             assumptions = list(_measured_assumptions(work, machine))
         else:
             work, machine = steps.given(options.step), Machine(each)
-            if options.bandwidth is None:
-                taken.exchanges.append(loopback())
+            exchanges = [loopback()] if options.bandwidth is None else []
             assumptions = [
                 f"one device takes {shown_time(options.step)} for a step of the recipe (given), of which a "
                 "third is for forward passes; loading was not measured"
             ]
-    link, about = _link(options, taken.exchanges, work.add, in_parts=on_cpu and options.step is None)
+    link, about = _link(options, exchanges, work.add, in_parts=on_cpu and options.step is None)
     found = row(work, machine, link, machines * each)
     return Plan(
         work,
@@ -144,34 +141,34 @@ def plan(recipe: Recipe, options: PlanOptions, say: Callable[[str], None]) -> Pl
         [*assumptions, about],
         list(advice(found.devices, work.micro_batches, work.micro)),
         [
-            Checked(count, row(work, replace(machine, devices=count), link, count).step, quick(seconds))
-            for count, seconds in taken.steps.items()
+            Checked(count, row(work, replace(machine, devices=count), link, count).step, quick(taken))
+            for count, taken in seconds.items()
         ],
     )
 
 
-@dataclass(frozen=True)
-class _Taken:
-    """The measurements that involve several processes."""
-
-    exchanges: list[Exchanged]  # exchanges between two processes, one mapping per round
-    steps: dict[int, list[float]]  # seconds of the steps by number of processes
-
-
 def _measure(
-    recipe: Recipe, steps: Steps, busy: int, taken: _Taken, say: Callable[[str], None], *, network: bool
-) -> None:
+    recipe: Recipe,
+    steps: Steps,
+    busy: int,
+    seconds: Mapping[int, list[float]],
+    say: Callable[[str], None],
+    *,
+    network: bool,
+) -> list[Exchanged]:
     """Alternate between the measurements, so that other work on the machine affects all of them equally."""
+    exchanges = []
     alone = "one process" if busy == 1 else f"one process, and of {busy} at the same time"
-    for _ in range(_ROUNDS if taken.steps else 1):
+    for _ in range(_ROUNDS if seconds else 1):
         say(f"measuring steps of {alone} …")
         steps.measure(busy)
         if network:
             say("measuring the exchange between two processes of this machine …")
-            taken.exchanges.append(loopback())
-        for count, seconds in taken.steps.items():
+            exchanges.append(loopback())
+        for count, taken in seconds.items():
             say(f"training with {counted(count, 'process', 'processes')} …")
-            seconds += local.step_seconds(recipe, count, _STEPS, _WARM_UP)
+            taken += local.step_seconds(recipe, count, _STEPS, _WARM_UP)
+    return exchanges
 
 
 def _measured_assumptions(work: Workload, machine: Machine) -> Iterator[str]:
