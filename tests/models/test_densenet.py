@@ -49,11 +49,10 @@ def shapes(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FOR_IMAGENET)
-def test_state_is_that_of_torchvision_and_timm(name):
+def test_state_is_that_of_torchvision(name):
     with torch.device("meta"):
-        mine = shapes(DenseNet(PUBLISHED[name], 1000))
-        assert mine == shapes(torchvision.models.get_model(name, weights=None))
-        assert mine == shapes(timm.create_model(name, pretrained=False))
+        theirs = torchvision.models.get_model(name, weights=None)
+        assert shapes(DenseNet(PUBLISHED[name], 1000)) == shapes(theirs)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -57,10 +58,13 @@ def listed_detector(name: str) -> Listed:
     return Listed(name, "detect", published.classes, spec.size, parameters, gflops, published.source)
 
 
+def listed_classifier(name: str) -> Listed:
+    """Return the list entry of a classifier."""
+    known = CLASSIFIERS[name]
+    size, source = (known.side, known.side), known.source.partition(", arXiv")[0]
+    return Listed(name, "classify", known.classes, size, known.parameters, known.gflops, source)
+
+
 def listed() -> Iterator[Listed]:
-    """Yield the entries of all detectors, then of all classifiers."""
-    yield from map(listed_detector, MODELS)
-    for name, known in CLASSIFIERS.items():
-        size = (known.side, known.side)
-        source = known.source.partition(", arXiv")[0]
-        yield Listed(name, "classify", known.classes, size, known.parameters, known.gflops, source)
+    """Return an iterator over the entries of all detectors, then of all classifiers."""
+    return chain(map(listed_detector, MODELS), map(listed_classifier, CLASSIFIERS))
