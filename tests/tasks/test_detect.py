@@ -62,20 +62,15 @@ def logit(p: float) -> float:
     return math.log(p / (1 - p))
 
 
-def batch_of(count: int = 1, place: Letterbox = PLACE) -> DetectionBatch:
-    return DetectionBatch(
-        torch.full((count, 3, 64, 64), 200, dtype=torch.uint8),
-        torch.zeros(count, 0, 4),
-        torch.zeros(count, 0, dtype=torch.int64),
-        torch.zeros(count, 0, dtype=torch.bool),
-        [10 + number for number in range(count)],
-        [place] * count,
-    )
+def batch_of_one() -> DetectionBatch:
+    labels, valid = torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.bool)
+    images = torch.full((1, 3, 64, 64), 200, dtype=torch.uint8)
+    return DetectionBatch(images, torch.zeros(1, 0, 4), labels, valid, [10], [PLACE])
 
 
 def find(wishes, **evaluate) -> Detections:
     task = Detect(recipe(**evaluate), NAMES)
-    (found,) = task.predict(Says(task.model().heads, wishes), batch_of())
+    (found,) = task.predict(Says(task.model().heads, wishes), batch_of_one())
     return found
 
 
@@ -142,21 +137,6 @@ def test_equal_scores_stay_in_the_order_of_the_cells():
     assert found.labels.tolist() == [0, 2] * 4
 
 
-def test_a_image_does_not_depend_on_its_neighbors():
-    task = Detect(recipe(confidence=0.0), NAMES)
-    model = task.model().eval()
-    batch = batch_of(3)
-    batch.images = torch.randint(0, 256, batch.images.shape, dtype=torch.uint8)
-    together = task.predict(model, batch)
-    assert [found.index for found in together] == [10, 11, 12]
-    for number, found in enumerate(together):
-        alone = batch_of(1)
-        alone.images = batch.images[[number]]
-        (single,) = task.predict(model, alone)
-        assert len(found.labels) == 100
-        torch.testing.assert_close(single.scores, found.scores)
-
-
 class Decoded(nn.Module):
     """A model whose decoded outputs are given."""
 
@@ -181,7 +161,7 @@ def test_fewer_detections_are_the_best_of_all(wanted, options):
     scores = torch.rand(400, len(NAMES), generator=generator).sort(0, descending=True).values
     model = Decoded(boxes, scores)
     some, every = (
-        Detect(recipe(detections=count, **options), NAMES).predict(model, batch_of())[0]
+        Detect(recipe(detections=count, **options), NAMES).predict(model, batch_of_one())[0]
         for count in (wanted, 1000)
     )
     assert len(every.scores) > 20 and len(some.scores) == wanted
