@@ -230,6 +230,7 @@ def test_files_of_an_earlier_prediction_go_from_every_folder(saved, tmp_path):
     report = predict(tmp_path / "colors.safetensors", source, out=out, save="json", device="cpu", force=True)
     assert files(out) == {"predictions.json", "crops/red/mine.png"}
     assert len(report.removed) == 3 + 4 + 3 + 3
+    assert predict(tmp_path / "colors.safetensors", source, out=out, save="json", force=True).removed == []
     assert "crops/blue/a-2.jpg" in report.as_json()["removed"]
 
 

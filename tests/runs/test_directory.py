@@ -117,6 +117,8 @@ def test_a_run_means_its_best_and_then_its_last(tmp_path: Path) -> None:
     file = run.step_directory(10) / "model.safetensors"
     assert weights_of(file) == file
     assert weights_of(tmp_path / "best.safetensors").samefile(run.step_directory(5) / "ema.safetensors")
+    (tmp_path / "last").write_bytes(b"weights")  # only those in ``checkpoints`` are pointers
+    assert weights_of(tmp_path / "last") == tmp_path / "last"
     plain = make(tmp_path / "plain", 5, average=False)
     plain.point("last", 5)
     assert weights_of(plain.path) == plain.step_directory(5) / "model.safetensors"
