@@ -207,11 +207,16 @@ def test_an_overflow_in_one_micro_batch_skips_the_step_everywhere(ranks: Any) ->
     assert all(answer == lines for answers in worlds.values() for answer in answers)
 
 
-def fails(world: World, folder: str, problem: str, changes: dict[str, Any]) -> bool | list[str]:
+def fails(
+    world: World, folder: str, problem: str, changes: dict[str, Any], lr: float | None = None
+) -> bool | list[str]:
     """Ranks call the run's directory differently, and only the first one has the problem."""
     task = FaultyTask(problem if world.is_first else "", LEAVES // world.size)
     settings = {"epochs": 6, "evaluate": Evaluate(every=0), "checkpoint": Checkpoint(every=1000), **changes}
-    return train(world, task, recipe(**settings), folder if world.is_first else os.path.relpath(folder))
+    made = recipe(**settings)
+    if lr:
+        object.__setattr__(made.optim, "lr", lr)  # more than a recipe may say
+    return train(world, task, made, folder if world.is_first else os.path.relpath(folder))
 
 
 @pytest.mark.processes
@@ -232,9 +237,6 @@ def test_the_state_before_is_saved(ranks: Any, tmp_path: Path, problem: str) -> 
 @pytest.mark.processes
 def test_weights_that_are_not_finite_are_never_saved(ranks: Any, tmp_path: Path) -> None:
     """A finite gradient whose update overflows."""
-    optim = Optim()
-    object.__setattr__(optim, "lr", 1e38)  # more than a recipe may say
-    changes = {"optim": optim, "checkpoint": Checkpoint(every=1)}
-    (said,) = ranks(1, fails, str(tmp_path), "large", changes)
+    (said,) = ranks(1, fails, str(tmp_path), "large", {"checkpoint": Checkpoint(every=1)}, 1e38)
     assert "the weights 'trunk.weight'" in said[0] and "not finite after step 1" in said[0] and len(said) == 1
     assert RunDirectory(tmp_path).steps() == []

@@ -130,6 +130,6 @@ def test_without_gpus_the_command_says_so(monkeypatch, capfd, tmp_path):
     )
     assert not run.exists()
     assert cli.main(["train", "digits", "--devices", "0"]) == 2
-    assert "to select GPU 0, give '0,'" in capfd.readouterr().err
+    assert "to select GPU 0, use '0,'" in capfd.readouterr().err
     assert cli.main(["train", "digits", "--devices", "0,1", "--hosts", "a,b"]) == 2
     assert "set CUDA_VISIBLE_DEVICES" in capfd.readouterr().err
