@@ -71,7 +71,7 @@ TITLES = {
     "rfdetr": "RF-DETR, nano",
 }
 WHOLE = ("rankless", "rankless-detector", "accelerate", "ultralytics", "libreyolo")  # see Job.share
-IMAGES = {"same": "the same", "set": "the same, dealt in another order", "different": "different"}
+IMAGES = {"same": "the same", "set": "the same, in another order", "different": "different"}
 START, END = "<!-- results: python benchmarks/invariance.py --page -->\n", "<!-- end of results -->\n"
 
 
@@ -277,7 +277,7 @@ def tables(found: dict[str, Any]) -> str:
     lines = [
         f"{found['machine']}; {found['date']}.",
         "",
-        "| | version | images of a step | their pixels | weights, 2 ranks | weights, 4 ranks "
+        "| | version | images of a step | pixels | weights, 2 ranks | weights, 4 ranks "
         "| weights, 2 ranks, bare | score on 1, 2, 4 |",
         "|---|---|---|---|---|---|---|---|",
     ]

@@ -24,7 +24,7 @@ def table() -> str:
     """What stops training first, each outcome in the order of the code."""
     ordered = sorted(KINDS.items(), key=lambda one: list(THEN).index(one[1].outcome))
     rows = [f"| {name} | {kind.what} | {THEN[kind.outcome]} |" for name, kind in ordered]
-    return "\n".join(["| kind | so many … | then |", "|---|---|---|", *rows]) + "\n"
+    return "\n".join(["| kind | meaning | result |", "|---|---|---|", *rows]) + "\n"
 
 
 def page(text: str) -> str:

@@ -1,6 +1,6 @@
 """Writes the tables of ``docs/recipe.md`` from the recipe itself: ``python docs/make_recipe_table.py``.
 
-What a key means stands below its field in the recipe's classes; what it takes is its type.
+What a key means stands below its field in the recipe's classes; its values follow from its type.
 The tables are never written by hand; a test compares them.
 """
 
@@ -27,7 +27,7 @@ def tables() -> str:
     lines = []
     for path in sections(Recipe):
         kinds = [tag for tag in KINDS.get(path[0], ()) if tag not in _EVERY] if path else []
-        heads = ["key", *(["of"] if kinds else []), "meaning", "takes", "default"]
+        heads = ["key", *(["kinds"] if kinds else []), "meaning", "values", "default"]
         lines += [f"### `{'.'.join(path)}`", "", f"{_cell(_about(path))}.", ""] if path else []
         lines += [_line(heads), _line(["---"] * len(heads)), *_rows(path, kinds), ""]
     return "\n".join(lines) + "\n"
@@ -50,7 +50,7 @@ def _rows(path: KeyPath, kinds: list[str]) -> list[str]:
         for key in leaves(Recipe, Kinds("", model, loss)).values():
             if key.path[:-1] == path:
                 about, default = descriptions(key.section)[key.path[-1]], shown(key.default)
-                takes = expected(key.schema())
+                takes = expected(key.values.json_schema())
                 if key.path == ("loss", "name"):
                     about, default = descriptions(LossKeys)["name"], "'auto'"
                     takes = f"one of auto, {', '.join(kinds)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
 from typing import Any
@@ -43,17 +42,6 @@ byte_damage: st.SearchStrategy[Damage] = st.one_of(
 )
 """A function from the content of a file to damaged content: a bit, the end, a block, or all of it."""
 
-json_values: st.SearchStrategy[Any] = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.floats()
-    | st.text(max_size=10)
-    | st.sampled_from([0, 1, -1, 1e400, "step", {}, []]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-
 hostile_json = st.sampled_from(
     [
         "",
@@ -69,29 +57,6 @@ hostile_json = st.sampled_from(
     ]
 )
 """Texts that are hard on a reader of JSON."""
-
-
-@st.composite
-def confused(draw: st.DrawFn, tree: Any) -> Any:
-    """A JSON value in which something was deleted, added or replaced by a value of any type."""
-    tree = copy.deepcopy(tree)
-    for _ in range(draw(st.integers(1, 3))):
-        here = tree
-        while True:
-            keys = list(here) if isinstance(here, dict) else list(range(len(here)))
-            key = draw(st.sampled_from(keys)) if keys else None
-            if key is None or not isinstance(here[key], dict | list) or draw(st.booleans()):
-                break
-            here = here[key]
-        if key is not None and draw(st.booleans()):
-            here[key] = draw(json_values)
-        elif key is not None:
-            del here[key]
-        elif isinstance(here, list):
-            here.append(draw(json_values))
-        else:
-            here[draw(st.text(max_size=5))] = draw(json_values)
-    return tree
 
 
 def text_of(value: Any) -> str:

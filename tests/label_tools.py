@@ -117,10 +117,8 @@ def cvat_coco(root: Path, truth: Truth) -> None:
 
 
 def cvat_voc(root: Path, truth: Truth) -> None:
-    write(
-        root / "labelmap.txt",
-        "# label:color_rgb:parts:actions\nbackground:0,0,0::\ncat:1,0,0::\ndog:0,1,0::\n",
-    )
+    colors = "background:0,0,0::\ncat:1,0,0::\ndog:0,1,0::\n"
+    write(root / "labelmap.txt", f"# label:color_rgb:parts:actions\n{colors}")
     for subset, images in _subsets(truth, "default").items():
         write(root / "ImageSets/Main" / f"{subset}.txt", "".join(f"{stem}\n" for stem in images))
         for stem, boxes in images.items():
@@ -214,13 +212,8 @@ def roboflow_coco(root: Path, truth: Truth) -> None:
     categories = [{"id": 0, "name": "animals", "supercategory": "none"}]
     categories += [{"id": at, "name": name, "supercategory": "animals"} for at, name in enumerate(_SORTED, 1)]
     for split, images in truth.items():
-        made = coco(
-            images,
-            {name: at for at, name in enumerate(_SORTED, 1)},
-            categories,
-            first=0,
-            name=lambda s: f"{_rf(s)}.jpg",
-        )
+        ids = {name: at for at, name in enumerate(_SORTED, 1)}
+        made = coco(images, ids, categories, first=0, name=lambda stem: f"{_rf(stem)}.jpg")
         write(root / split / "_annotations.coco.json", json.dumps(made))
         for stem in images:
             put(root / split / f"{_rf(stem)}.jpg", stem)
@@ -230,10 +223,8 @@ def roboflow_yolo(root: Path, truth: Truth) -> None:
     _readme(root)
     data: dict[str, Any] = {"train": "../train/images", "val": "../valid/images", "test": "../test/images"}
     data |= {"nc": len(_SORTED), "names": list(_SORTED)}
-    write(
-        root / "data.yaml",
-        yaml.safe_dump(data | {"roboflow": {"workspace": "w", "version": 1}}, sort_keys=False),
-    )
+    data["roboflow"] = {"workspace": "w", "version": 1}
+    write(root / "data.yaml", yaml.safe_dump(data, sort_keys=False))
     for split, images in truth.items():
         for stem, boxes in images.items():
             put(root / split / "images" / f"{_rf(stem)}.jpg", stem)
@@ -290,14 +281,11 @@ def fiftyone(root: Path, truth: Truth) -> None:
         for stem, boxes in images.items():
             put(root / "data" / f"{stem}.jpg", stem)
             found = [
-                {
-                    "_id": {"$oid": f"{at:024x}"},
-                    "_cls": "Detection",
-                    "label": name,
-                    "tags": [],
+                {"_id": {"$oid": f"{at:024x}"}, "_cls": "Detection", "label": name, "tags": []}
+                | {
                     "attributes": {},
+                    "bounding_box": [a / WIDTH, b / HEIGHT, (c - a) / WIDTH, (d - b) / HEIGHT],
                 }
-                | {"bounding_box": [a / WIDTH, b / HEIGHT, (c - a) / WIDTH, (d - b) / HEIGHT]}
                 for at, (name, (a, b, c, d)) in enumerate(boxes)
             ]
             guess = {"_cls": "Detections", "detections": [{"label": "fish", "bounding_box": [0, 0, 1, 1]}]}
@@ -358,48 +346,28 @@ def parquet(root: Path, truth: Truth, *, compression: str = "none", old: bool = 
 
     label = {"names": list(NAMES), "_type": "ClassLabel"}
     box = {"feature": _feature("float32"), "length": 4, "_type": "Sequence" if old else "List"}
+    each = {"bbox": box, "category": label, "area": _feature("int64")}
+    objects: Any = {name: {"feature": kind, "_type": "List"} for name, kind in each.items()}
     if old:
-        objects: Any = {
-            "feature": {"bbox": box, "category": label, "area": _feature("int64")},
-            "_type": "Sequence",
-        }
-    else:
-        each = {"bbox": box, "category": label, "area": _feature("int64")}
-        objects = {name: {"feature": kind, "_type": "List"} for name, kind in each.items()}
+        objects = {"feature": each, "_type": "Sequence"}
     features = {"image_id": _feature("int64"), "image": {"_type": "Image"}, "objects": objects}
     info = json.dumps({"info": {"features": features}})
+    number_, numbers = pa.int64(), pa.list_(pa.int64())
+    boxes_ = pa.list_(pa.list_(pa.float32(), 4))
+    columns = {
+        "image_id": number_,
+        "image": pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
+        "objects": pa.struct([("bbox", boxes_), ("category", numbers), ("area", numbers)]),
+    }
+    schema = pa.schema(list(columns.items()), metadata={"huggingface": info})
     for split, images in truth.items():
+        name = "validation" if split == "valid" else split
         for number, (stem, boxes) in enumerate(images.items()):  # a shard per image
-            table = pa.table(
-                {
-                    "image_id": [number],
-                    "image": [{"bytes": encoded(stem), "path": f"{stem}.jpg"}],
-                    "objects": [_objects(boxes, NAMES)],
-                },
-                schema=pa.schema(
-                    [
-                        ("image_id", pa.int64()),
-                        ("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
-                        (
-                            "objects",
-                            pa.struct(
-                                [
-                                    ("bbox", pa.list_(pa.list_(pa.float32(), 4))),
-                                    ("category", pa.list_(pa.int64())),
-                                    ("area", pa.list_(pa.int64())),
-                                ]
-                            ),
-                        ),
-                    ],
-                    metadata={"huggingface": info},
-                ),
-            )
-            file = (
-                root
-                / "data"
-                / f"{'validation' if split == 'valid' else split}-{number:05}-of-{len(images):05}.parquet"
-            )
+            image = {"bytes": encoded(stem), "path": f"{stem}.jpg"}
+            row = {"image_id": [number], "image": [image], "objects": [_objects(boxes, NAMES)]}
+            file = root / "data" / f"{name}-{number:05}-of-{len(images):05}.parquet"
             file.parent.mkdir(parents=True, exist_ok=True)
+            table = pa.table(row, schema=schema)
             pq.write_table(table, file, compression=compression, use_dictionary=False)
 
 

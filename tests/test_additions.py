@@ -199,7 +199,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy,
         {
             "engine/sinks/toy.py": SINK,
-            "engine/sinks/built_in.py": (r'^    "csv": ', '    "toy": _Known("toy", "ToySink"),\n'),
+            "engine/sinks/sink.py": (r'^    "csv": ', '    "toy": _Known("toy", "ToySink"),\n'),
         },
     )
     add(

@@ -36,7 +36,6 @@ def problems(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 
 
 def found(*detections: object, classes: tuple[dict[str, object], ...] = ()) -> SimpleNamespace:
-    """An image's report."""
     return SimpleNamespace(
         source="a.jpg",
         detections=[{"name": each} for each in detections],
@@ -145,108 +144,79 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"{rankless_version}\n"
 
 
-@pytest.mark.processes
-def test_the_module_runs():
-    command = [sys.executable, "-m", "rankless", "recipes", "digits"]
-    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert printed.startswith(f"{EDITOR_LINE}# {shipped()['digits']}\n")
-
-
 # --- mistakes ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["trian"], "'trian': no such command: expected one of train, new, attach"),
-        (["trian"], "; did you mean 'train'?; see: rankless --help"),
-        (["data", "chek", "x"], "'chek': no such command: expected one of check, stats"),
-        (["train", "digits", "--devces", "2"], "--devces: no such option; did you mean '--devices'?"),
-        (
-            ["train", "digits", "--run"],
-            "--run has no value: expected a value after it; see: rankless train --help",
-        ),
-        (["train", "digits", "--resume=maybe"], "--resume is 'maybe': expected no value"),
-        (
-            ["data", "check"],
-            "ROOT is missing: expected a data folder, or a file such as data.yaml; see: rankless data",
-        ),
-        (["train", "digits", "--devices", "two"], "--devices is 'two': expected a whole number"),
-        (["train", "digits", "--devices", "0"], "--devices is 0: expected at least 1 device"),
-        (["train", "--resume"], "--resume needs a run"),
-        (["train", "digits", "--detach"], "--detach: has no effect without --hosts"),
-        (
-            ["train", "digits", "--hosts", "localhost", "--detach", "--sync"],
-            "--detach: the first host coordinates",
-        ),
-        (["attach", "nothing"], "nothing: no detached training was started from here"),
-        (["train", "--resume", "."], "as in --resume --run ."),
-        (["predict", "x", "y", "--save", "coco", "--save", "yolo"], "--save is given more than once"),
-        (["train", "digits", "model.pretrained=hf://a/x.bin"], "'hf://a/x.bin': expected hf://OWNER/NAME"),
-        (["train", "my.cfg"], "my.cfg: expected a recipe as the first argument; give it as model.cfg=my.cfg"),
-        (
-            ["train", "my.pth"],
-            "my.pth: expected a recipe as the first argument; give it as model.pretrained=my.pth",
-        ),
-        (["train", "my.pt", "data=x"], "rankless train model.pretrained=my.safetensors data.root=x"),
-        (
-            ["train", "resnet50"],
-            "mean 'resnet18'? the model of this name is given as task=classify model.name=resnet50",
-        ),
-        (
-            ["train", "--resume", "--run", "gone"],
-            "gone: nothing to resume: there is no recipe.yaml",
-        ),
-        (
-            ["train", "digts"],
-            "'digts': no such file, folder or shipped recipe; expected a recipe file or one of",
-        ),
-        (
-            ["train", "fine-tune", "model.pretrained=hf://a/b/x.bin", "data.root=digits"],
-            "model.pretrained: hf://a/b/x.bin: expected a .safetensors file",
-        ),
-        (["train", "ssdlite320"], "see: rankless recipes, and for model.name: rankless models"),
-        (["train", "digits", "other"], "command line: 'other': expected key=value"),
-        (
-            ["evaluate"],
-            "TARGET is missing: expected a run directory, weights file or export; see: rankless evaluate",
-        ),
-        (["evaluate", "x.onnx", "other"], "'other': expected key=value"),
-        (["predict", "x.onnx"], "no images given"),
-        (
-            ["predict", "x.onnx", "digits:val:0", "--confidence", "25"],
-            "--confidence is '25': expected a number from 0 to 1",
-        ),
-        (["predict", "x.onnx", "digits:val:0", "--confidence", "nan"], "--confidence is 'nan'"),
-        (["predict", "x.onnx", "digits:val:0", "--format", "cvatt"], "--format contains 'cvatt'"),
-        (["predict", "x.onnx", "digits:val:0", "--save", "jsn"], "--save contains 'jsn'"),
-        (
-            ["predict", "x.onnx", "x", "--save", "json", "--format", "csv"],
-            "are the same option; remove one",
-        ),
-        (["digest", "gone"], "gone: no such file"),
-        (
-            ["verify", "--worlds", "1,x"],
-            "--worlds is '1,x': expected whole numbers of at least 1, as in 1,2,4",
-        ),
-        (["verify", "--steps", "1.5"], "--steps is '1.5'"),
-        (
-            ["import", "x.pt"],
-            "--out is missing: expected the weights file to write; see: rankless import --help",
-        ),
-        (["import", "x.pt", "--out", "o", "--classes", "many"], "--classes is 'many'"),
-        (["import", "x.pt", "--out", "o", "y.pt"], "'y.pt': expected key=value"),
-        (["recipes", "digts"], "no shipped recipe 'digts'"),
-        (["train", "digits", "precision=O2"], "bf16 and fp16 compute in half precision (Apex's O1)"),
-        (["train", "digits", "precision=bf16-pure"], "--pure times O3, as a baseline of speed"),
-        (["verify", "--version=0.5"], "--version takes no value; see: rankless verify --help"),
-        (["data", "show", "--help=-1", "-1"], "--help takes no value; see: rankless data show --help"),
-        (["recipes", "digits", "more"], "'more': unexpected argument; see: rankless recipes --help"),
-    ],
-)
+MISTAKES = [
+    ("trian", "'trian': no such command: expected one of train, new, attach"),
+    ("trian", "; did you mean 'train'?; see: rankless --help"),
+    ("--hlep", "--hlep: no such option; did you mean '--help'?; see: rankless --help"),
+    ("data --hlep", "--hlep: no such option; did you mean '--help'?; see: rankless data --help"),
+    ("data chek x", "'chek': no such command: expected one of check, stats"),
+    ("train digits --devces 2", "--devces: no such option; did you mean '--devices'?"),
+    ("train digits --run", "--run has no value: expected a value after it; see: rankless train --help"),
+    ("train digits --resume=maybe", "--resume is 'maybe': expected no value"),
+    (
+        "data check",
+        "ROOT is missing: expected a data folder, or a file such as data.yaml; see: rankless data",
+    ),
+    ("train digits --devices two", "--devices is 'two': expected a whole number"),
+    ("train digits --devices 0", "--devices is 0: expected at least 1 device"),
+    ("train --resume", "--resume needs a run"),
+    ("train digits --detach", "--detach: has no effect without --hosts"),
+    ("train digits --hosts localhost --detach --sync", "--detach: the first host coordinates"),
+    ("attach nothing", "nothing: no detached training was started from here"),
+    ("train --resume .", "as in --resume --run ."),
+    ("predict x y --save coco --save yolo", "--save is given more than once"),
+    ("train digits model.pretrained=hf://a/x.bin", "'hf://a/x.bin': expected hf://OWNER/NAME"),
+    ("train my.cfg", "my.cfg: expected a recipe as the first argument; give it as model.cfg=my.cfg"),
+    ("train my.pth", "my.pth: expected a recipe as the first argument; give it as model.pretrained=my.pth"),
+    ("train my.pt data=x", "rankless train model.pretrained=my.safetensors data.root=x"),
+    ("train resnet50", "'resnet18'? the model of this name is given as task=classify model.name=resnet50"),
+    ("train --resume --run gone", "gone: nothing to resume: there is no recipe.yaml"),
+    ("train digts", "'digts': no such file, folder or shipped recipe; expected a recipe file or one of"),
+    (
+        "train fine-tune model.pretrained=hf://a/b/x.bin data.root=digits",
+        "model.pretrained: hf://a/b/x.bin: expected a .safetensors file",
+    ),
+    ("train ssdlite320", "see: rankless recipes, and for model.name: rankless models"),
+    ("train digits other", "command line: 'other': expected key=value"),
+    ("evaluate", "TARGET is missing: expected a run directory, weights file or export; see: rankless eval"),
+    ("evaluate x.onnx other", "'other': expected key=value"),
+    ("predict x.onnx", "no images given"),
+    ("predict x.onnx digits:val:0 --confidence 25", "--confidence is '25': expected a number from 0 to 1"),
+    ("predict x.onnx digits:val:0 --confidence nan", "--confidence is 'nan'"),
+    ("predict x.onnx digits:val:0 --format cvatt", "--format contains 'cvatt'"),
+    ("predict x.onnx digits:val:0 --save jsn", "--save contains 'jsn'"),
+    ("predict x.onnx x --save json --format csv", "are the same option; remove one"),
+    ("digest gone", "gone: no such file"),
+    ("verify --worlds 1,x", "--worlds is '1,x': expected whole numbers of at least 1, as in 1,2,4"),
+    ("verify --steps 1.5", "--steps is '1.5'"),
+    ("import x.pt", "--out is missing: expected the weights file to write; see: rankless import --help"),
+    ("import x.pt --out o --classes many", "--classes is 'many'"),
+    ("import x.pt --out o y.pt", "'y.pt': expected key=value"),
+    ("recipes digts", "no shipped recipe 'digts'"),
+    ("train digits precision=O2", "bf16 and fp16 compute in half precision (Apex's O1)"),
+    ("train digits precision=bf16-pure", "--pure times O3, as a baseline of speed"),
+    ("verify --version=0.5", "--version takes no value; see: rankless verify --help"),
+    ("data show --help=-1 -1", "--help takes no value; see: rankless data show --help"),
+    ("recipes digits more", "'more': unexpected argument; see: rankless recipes --help"),
+    (
+        "watch runs/digts",
+        "runs/digts: no such run; did you mean 'runs/digits'?; to wait for it to start, add",
+    ),
+    ("watch digits", "digits: no such run; did you mean 'runs/digits'?"),
+    ("watch gone/run --web", "gone/run: no such run; to wait for it to start, add --wait"),
+    ("report runs/digits --out x.txt", "--out x.txt: expected a name that ends in .html"),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), MISTAKES)
 def test_a_mistake_is_one_sentence(calls, capsys, words, sentence):
     Path("x.onnx").write_text("x")
-    (line,) = problems(capsys, *words)
+    Path("runs/digits").mkdir(parents=True)
+    Path("runs/digits/journal.jsonl").touch()
+    (line,) = problems(capsys, *words.split())
     assert sentence in line
     assert not calls.asked
 
@@ -415,9 +385,8 @@ def test_data_as_elsewhere_without_a_recipe_names_one(calls, capsys):
             "train yolov4-tiny data.root=coco.yaml epochs=3 --device cpu",
         ),
         (
-            "detect train data=coco.yaml model=yolov8n.pt epochs=3 imgsz=640 batch=16 device=0",
-            "train yolov4-tiny data.root=coco.yaml epochs=3 model.image_size=640 batch.images=16 "
-            "--devices 0,",
+            "detect train data=coco.yaml model=yolov8n.pt imgsz=640 batch=16 device=0",
+            "train yolov4-tiny data.root=coco.yaml model.image_size=640 batch.images=16 --devices 0,",
         ),
         ("classify train data=flowers model=yolov8n-cls.pt", "train resnet18 data.root=flowers"),
         (
@@ -481,9 +450,7 @@ def test_command_lines_of_yolo_are_answered_with_ours(calls, capsys, theirs, our
         ),
     ],
 )
-def test_a_word_of_another_program_that_is_there_in_ours_is_not_advised_again(
-    trained, capsys, words, twice, ours
-):
+def test_a_word_of_another_program_that_is_there_in_ours_is_not_advised(trained, capsys, words, twice, ours):
     (said,) = problems(capsys, "predict", "w", "a.jpg", *words.split())
     assert said.startswith(twice) and said.endswith(f"; run: rankless predict w a.jpg {ours}")
     assert cli.main(["predict", "w", "a.jpg", *ours.split()]) == 0
@@ -494,55 +461,36 @@ def test_a_word_of_another_program_that_is_there_in_ours_is_not_advised_again(
     [
         (
             "predict w --conf 0.1 --source x imgsz=64 --save anotated",
-            ["imgsz=64 model.image_size=64", "--conf --confidence", "--source first", "anotated annotated"],
+            "imgsz=64 model.image_size=64|--conf --confidence|--source first|anotated annotated",
         ),
         (
             "train --parallel thread --devices two --sink tensorbord --device gpu epochs=0 data.root=q",
-            [
-                "gpu cuda",
-                "--devices two auto",
-                "epochs 0",
-                "data.root q",
-                "thread processes",
-                "tensorbord tensorboard",
-            ],
+            "gpu cuda|--devices two auto|epochs 0|data.root q|thread processes|tensorbord tensorboard",
         ),
         (
             "predict none digits:val:0 gone --confidence 2 --max 0 --iou x --batch 0 --tta a --save b",
-            [
-                "--iou x",
-                "--max 0",
-                "--tta a flip",
-                "--confidence 2",
-                "--batch 0",
-                "--save b json",
-                "gone",
-                "none",
-            ],
+            "--iou x|--max 0|--tta a flip|--confidence 2|--batch 0|--save b json|gone|none",
         ),
-        ("digest one two three", ["one", "two", "three"]),
-        ("evaluate none --devices x --device y a", ["--device y", "--devices x", "'a' key=value", "none"]),
-        ("export none --format onnx --batch x a", ["--batch x", "'a' key=value", "none"]),
-        ("verify digits epochs=0 --worlds 1,a --steps b", ["--steps b", "epochs 0", "--worlds a"]),
-        ("tune digits --devices a --trials b", ["--devices a", "--trials b"]),
-        ("fit digits epochs=0 --devices a", ["--devices a", "epochs 0"]),
-        ("train digits evaluate.best=mAP epochs=0 data.root=q", ["epochs 0", "data.root q", "mAP AP50 top1"]),
-        ("train --run r evaluate.best=dice epochs=0 task=a.py:B", ["epochs 0"]),
-        ("train resnet18 evaluate.best=top5 epochs=0", ["epochs 0"]),
+        ("digest one two three", "one|two|three"),
+        ("evaluate none --devices x --device y a", "--device y|--devices x|'a' key=value|none"),
+        ("export none --format onnx --batch x a", "--batch x|'a' key=value|none"),
+        ("verify digits epochs=0 --worlds 1,a --steps b", "--steps b|epochs 0|--worlds a"),
+        ("tune digits --devices a --trials b", "--devices a|--trials b"),
+        ("fit digits epochs=0 --devices a", "--devices a|epochs 0"),
+        ("train digits evaluate.best=mAP epochs=0 data.root=q", "epochs 0|data.root q|mAP AP50 top1"),
+        ("train --run r evaluate.best=dice epochs=0 task=a.py:B", "epochs 0"),
+        ("train resnet18 evaluate.best=top5 epochs=0", "epochs 0"),
+        ("report none --out x.txt", "x.txt .html|none"),
     ],
 )
-def test_all_faults_of_a_line_are_named_at_once(calls, capsys, tmp_path, monkeypatch, line, faults):
-    monkeypatch.chdir(tmp_path)
-    said = problems(capsys, *line.split())
-    assert len(said) == len(faults)
-    for one, words in zip(said, faults, strict=True):
+def test_all_faults_of_a_line_are_named_at_once(calls, capsys, line, faults):
+    for one, words in zip(problems(capsys, *line.split()), faults.split("|"), strict=True):
         assert all(word in one for word in words.split()), (one, words)
         assert "run: rankless" not in one
     assert not calls.asked
 
 
-def test_files_given_as_elsewhere_lead_to_keys(calls, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_files_given_as_elsewhere_lead_to_keys(calls, capsys):
     Path("flowers").mkdir()
     for name in ("my.cfg", "my.weights"):
         Path(name).write_text("x")
@@ -607,33 +555,34 @@ def test_a_reader_that_leaves_early_is_no_error():
 
 
 def test_train(calls):
-    assert cli.main(["train", "digits", "optim.lr=0.5", "--devices", "2"]) == 5
-    assert calls.asked == [(load("digits", ["optim.lr=0.5"]), Path("runs/digits"), 2, False)]
-
-
-@pytest.mark.parametrize("words", [[], ["epochs=3"]])
-def test_train_without_a_recipe_takes_the_digits(calls, words):
-    assert cli.main(["train", *words]) == 5
-    assert calls.asked == [(load("digits", words), Path("runs/digits"), None, False)]
-
-
-def test_train_takes_its_words_in_any_order_and_a_free_directory(calls):
-    Path("runs/my").mkdir(parents=True)
+    for place in ("runs/my", "x"):
+        Path(place).mkdir(parents=True)
     Path("my.yaml").write_text("seed: 4")
-    assert cli.main(["train", "--devices", "auto", "epochs=2", "my.yaml", "epochs=3"]) == 5
-    assert calls.asked == [(Recipe(seed=4, epochs=3), Path("runs/my-2"), None, False)]
-
-
-def test_resume_takes_the_recipe_of_the_run_or_the_given_one(calls):
-    Path("x").mkdir()
     Path("x/recipe.yaml").write_text(dump(Recipe(seed=7)))
-    for words in ("--resume --run x", "--run x --resume epochs=20", "digits --resume --run=x"):
+    digits = load("digits")
+    for words, asked in {
+        "digits optim.lr=0.5 --devices 2": (load("digits", ["optim.lr=0.5"]), Path("runs/digits"), 2, False),
+        "": (digits, Path("runs/digits-2"), None, False),
+        "epochs=3": (load("digits", ["epochs=3"]), Path("runs/digits-3"), None, False),
+        "--devices auto epochs=2 my.yaml epochs=3": (
+            Recipe(seed=4, epochs=3),
+            Path("runs/my-2"),
+            None,
+            False,
+        ),
+        "--resume --run x": (
+            Recipe(seed=7),
+            Path("x"),
+            None,
+            True,
+        ),  # the recipe of the run, or the given one
+        "--run x --resume epochs=20": (Recipe(seed=7, epochs=20), Path("x"), None, True),
+        "digits --resume --run=x": (digits, Path("x"), None, True),
+        "digits --run y --sink a:B --sink c.py:D": (digits, Path("y"), None, False),
+    }.items():
         assert cli.main(["train", *words.split()]) == 5
-    assert calls.asked == [
-        (Recipe(seed=7), Path("x"), None, True),
-        (Recipe(seed=7, epochs=20), Path("x"), None, True),
-        (load("digits"), Path("x"), None, True),
-    ]
+        assert calls.asked.pop() == asked
+    assert calls.sinks == ("a:B", "c.py:D")
 
 
 def test_evaluate(trained, capsys):
@@ -730,6 +679,8 @@ def test_recipes(capsys):
     assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()] == list(shipped())
     assert cli.main(["recipes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == shipped()
+    assert cli.main(["recipes", "digits"]) == 0
+    assert capsys.readouterr().out.startswith(f"{EDITOR_LINE}# {shipped()['digits']}\n")
     assert cli.main(["recipes", "digits", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"]["image_size"] == 256
     assert cli.main(["recipes", "--schema"]) == 0
@@ -751,11 +702,6 @@ def test_a_models_name_is_reported_with_all_else(calls, capsys, words, problem):
     assert any(problem in one for one in found), found
     assert any(one.startswith("command line: 'optim.lr' is -1") for one in found)
     assert len(found) == 2
-
-
-def test_sinks_are_passed_on(calls, capsys):
-    assert cli.main(["train", "digits", "--run", "x", "--sink", "a:B", "--sink", "c.py:D"]) == 5
-    assert calls.sinks == ("a:B", "c.py:D")
 
 
 @pytest.mark.processes

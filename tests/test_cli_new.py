@@ -56,7 +56,7 @@ def test_new_writes_a_recipe(flowers, capsys):
     assert load.load("deep/my.yml").data.classes == ("tulip", "rose")
 
 
-def test_new_replaces_nothing(flowers, capsys):
+def test_new_replaces_nothing_and_reports_other_mistakes_too(flowers, capsys):
     Path("flowers.yaml").write_text("mine")
     Path("link.yaml").symlink_to("nowhere")
     Path("folder.yaml").mkdir()
@@ -70,7 +70,13 @@ def test_new_replaces_nothing(flowers, capsys):
         assert "give another --out" in line
     assert Path("flowers.yaml").read_text() == "mine"
     assert not Path("nowhere").exists()
-    assert problems(capsys, "new", "flowers")[0].startswith("error: flowers.yaml: already exists")
+    there, data, weights = problems(
+        capsys, "new", "flower", "--out", "flowers.yaml", "--pretrained", "none.safetensors"
+    )
+    assert there.startswith("error: flowers.yaml: already exists")
+    assert "flower: no such file or folder" in data and "none.safetensors" in weights
+    (line,) = problems(capsys, "new", "flowers", "--format", "voc", "--out", "new.yaml")[-1:]
+    assert "flowers: looks like " in line and line.endswith("; remove --format voc")
 
 
 def test_new_replaces_a_file_if_forced_but_none_of_the_data(flowers, capsys):
@@ -86,20 +92,18 @@ def test_new_replaces_a_file_if_forced_but_none_of_the_data(flowers, capsys):
 
 def test_mistakes_of_new(flowers, capsys):
     Path("my.yaml").write_text("model: {image_size: 64}\ndata: {root: flowers}\n")
-    assert "my.yaml: this is a recipe, not a data set" in problems(capsys, "new", "my.yaml")[0]
-    assert (
-        "--out my.txt: expected a name that ends in .yaml"
-        in (problems(capsys, "new", "flowers", "--out", "my.txt")[0])
-    )
-    assert "nope: no such file or folder" in problems(capsys, "new", "nope")[0]
-    assert "--format is 'vok'" in problems(capsys, "new", "flowers", "--format", "vok")[0]
-    assert not Path("nope.yaml").exists()
-
-
-def test_a_folder_without_data_is_no_recipe(flowers, capsys):
     Path("empty").mkdir()
-    line, *_ = problems(capsys, "train", "empty")
-    assert "empty: no known data format: the folder is empty" in line
+    for words, said in (
+        ("new my.yaml", "my.yaml: this is a recipe, not a data set"),
+        ("new flowers --out my.txt", "--out my.txt: expected a name that ends in .yaml"),
+        ("new nope", "nope: no such file or folder"),
+        ("new flowers --format vok", "--format is 'vok'"),
+        ("train empty", "empty: no known data format: the folder is empty"),
+        ("new flowers --pretrained=", "--pretrained is '': expected a run, a weights file"),
+        ("new flowers --pretrained published", "--pretrained is 'published': expected a run, a weights file"),
+    ):
+        assert said in problems(capsys, *words.split())[0]
+    assert not [*Path().glob("*-split"), *(set(Path().glob("*.yaml")) - {Path("my.yaml")})]
 
 
 def test_a_misspelt_folder_and_a_run_directory_are_no_recipes(flowers, capsys):
@@ -240,13 +244,6 @@ def test_published_weights_bring_their_network(shapes, capsys):
     ):
         (line,) = problems(capsys, "new", "shapes", "--pretrained", f"published/{name}", "--out", "new.yaml")
         assert said in line and not Path("new.yaml").exists()
-
-
-@pytest.mark.parametrize("name", ["", "published"])
-def test_weights_without_a_name_are_refused_before_the_data_is_read(name, flowers, capsys):
-    assert cli.main(["new", "flowers", "--pretrained", name]) == 2
-    assert f"--pretrained is '{name}': expected a run, a weights file" in capsys.readouterr().err
-    assert not Path("flowers.yaml").exists() and not Path("flowers-split").exists()
 
 
 @pytest.mark.processes

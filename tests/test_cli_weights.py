@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,9 +27,7 @@ def problem(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return said.err
 
 
-def test_list_prints_size_checksum_score_license_and_address(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_list_prints_size_checksum_score_license_and_address(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     assert cli.main(["weights", "list", "yolov4*"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -61,9 +57,7 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_get_prints_where_the_file_is_and_what_to_do_next(
-    cached: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_get_prints_where_the_file_is_and_what_to_do_next(cached, tmp_path, capsys):
     digest = hashlib.sha256(cached.read_bytes()).hexdigest()
     assert cli.main(["weights", "get", "yolov3-tiny"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -82,9 +76,7 @@ def test_get_prints_where_the_file_is_and_what_to_do_next(
     assert copy.read_text() == "the user's"
 
 
-def test_get_says_what_is_missing(
-    cached: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_get_says_what_is_missing(cached, capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "")  # --offline sets it; the patch resets it
     assert "did you mean 'yolov3-tiny'?" in problem(capsys, "weights", "get", "yolo3-tiny")
     cached.unlink()
@@ -100,9 +92,7 @@ def test_get_says_what_is_missing(
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_ranks_start_from_one_download_and_a_resumed_run_needs_none(
-    tmp_path: Path, small_recipe: str, forked: Callable[..., Any]
-) -> None:
+def test_ranks_start_from_one_download_and_a_resumed_run_needs_none(tmp_path, small_recipe, forked):
     recipe = default(["model.name=yolov4-tiny", "model.width=0.125", "model.image_size=64"])
     torch.manual_seed(1)
     state = zoo.build(recipe.model, 2).state_dict()

@@ -21,7 +21,6 @@ from rankless.hardware import memory
 from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.models.classifiers import catalog
-from rankless.models.darknet import sizes
 from rankless.models.detectors import darknet
 from rankless.recipe import load
 from rankless.recipe.model_kinds import Densenet, Model
@@ -355,7 +354,7 @@ def test_estimated_sizes_are_those_of_the_built_network():
         network = darknet.network(Model(name=name), 3)
         built = zoo.build(Model(name=name), 3)
         floats = sum(t.numel() for t in built.state_dict().values() if t.is_floating_point())
-        assert sizes.parameters(network) == floats
+        assert network.parameters() == floats
 
 
 def test_images_that_claim_to_be_huge(data: Path, capsys: pytest.CaptureFixture[str]):

@@ -40,27 +40,22 @@ def seen(folder: Path, *ranks: torch.Tensor, rate: float = 0.5, scale: float = 1
     return read_run(Job("toy", len(ranks), "", "", str(folder)), "", 1.0)
 
 
-def test_the_same_training_has_no_distance(tmp_path: Path):
-    found = compared(seen(tmp_path / "1", IMAGES), seen(tmp_path / "2", IMAGES))
+def test_the_distance_is_that_of_the_weights_per_way_that_they_went(tmp_path: Path):
+    """The gradient of a linear network's mean output is the mean image, so the weights are known."""
+    one = seen(tmp_path / "1", IMAGES)
+    found = compared(one, seen(tmp_path / "2", IMAGES))
     assert (found["images"], found["batch"], found["steps"]) == ("same", SIZE, STEPS)
     assert found["start"] == found["max"] == found["relative"] == 0
     assert found["rate"] == found["gradient"] == 1
     assert found["score"] == 0.5  # the last one
-
-
-def test_the_distance_is_that_of_the_weights_per_way_that_they_went(tmp_path: Path):
-    """The gradient of a linear network's mean output is the mean image, so the weights are known."""
-    found = compared(seen(tmp_path / "1", IMAGES), seen(tmp_path / "2", IMAGES, rate=1.0))
+    found = compared(one, seen(tmp_path / "3", IMAGES, rate=1.0))
     means = IMAGES.double().flatten(2).mean(1).sum(0).numpy()
     gradient = np.append(means, STEPS)  # the bias
     assert found["max"] == pytest.approx(0.5 * gradient.max(), rel=1e-5)
     assert found["relative"] == pytest.approx(1, rel=1e-5)  # twice as far
     assert found["rate"] == 2
-
-
-def test_the_gradient_shows_how_the_loss_is_scaled(tmp_path: Path):
-    found = compared(seen(tmp_path / "1", IMAGES), seen(tmp_path / "2", IMAGES, scale=3.0))
-    assert found["gradient"] == pytest.approx(3, rel=1e-5)
+    found = compared(one, seen(tmp_path / "4", IMAGES, scale=3.0))
+    assert found["gradient"] == pytest.approx(3, rel=1e-5)  # it shows how the loss is scaled
     assert found["start"] == 0
 
 

@@ -12,40 +12,17 @@ SOURCE = Path(__file__).parents[1] / "src" / "rankless"
 
 # Modules whose purpose is to make objects out of bytes, or that do so with what they are sent.
 MODULES = {
-    "_pickle",
-    "cPickle",
-    "cloudpickle",
-    "copyreg",
-    "dill",
-    "joblib",
-    "jsonpickle",
-    "marshal",
-    "multiprocessing",
-    "pickle",
-    "pickletools",
-    "shelve",
-    "torch.distributed.rpc",
-    "torch.multiprocessing",
-    "torch.package",
-    "xmlrpc",
-}
+    "_pickle", "cPickle", "cloudpickle", "copyreg", "dill", "joblib", "jsonpickle", "marshal",
+    "multiprocessing", "pickle", "pickletools", "shelve", "torch.distributed.rpc", "torch.multiprocessing",
+    "torch.package", "xmlrpc",
+}  # fmt: skip
 # Functions and classes that unpickle, by whatever module they are reached.
 NAMES = {
-    "BaseManager",
-    "ProcessPoolExecutor",
-    "SyncManager",
+    "BaseManager", "DataLoader", "ProcessPoolExecutor", "SyncManager", "all_gather_object",
+    "broadcast_object_list", "find_class", "gather_object", "read_pickle", "recv_object_list",
+    "scatter_object_list", "send_object_list", "unsafe_load",
     "TCPStore",  # listens on every interface, and torch keeps pickles in it
-    "all_gather_object",
-    "broadcast_object_list",
-    "find_class",
-    "gather_object",
-    "read_pickle",
-    "recv_object_list",
-    "scatter_object_list",
-    "send_object_list",
-    "unsafe_load",
-    "DataLoader",
-}
+}  # fmt: skip
 LOADERS = {"torch", "np", "numpy", "jit", "export", "joblib", "yaml"}  # whose `load` may
 SAFE = ("weights_only", "allow_pickle", "Loader")
 

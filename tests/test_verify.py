@@ -45,10 +45,7 @@ def dry_run_steps(world: World, recipe: str, run: str, steps: int, traces: str) 
 def on_ranks(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """``verify`` in this process, its ranks those of the tests: much quicker than starting new ones."""
 
-    def launched(
-        recipe: Recipe, run: Path, *, devices: int, resume: bool, dry_run_steps: int, traces: Path
-    ) -> int:
-        assert not resume
+    def launched(recipe: Recipe, run: Path, *, devices: int, dry_run_steps: int, traces: Path) -> int:
         ranks(devices, on_rank, to_json(recipe), str(run), dry_run_steps, str(traces))
         return 0
 

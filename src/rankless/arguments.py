@@ -1,4 +1,4 @@
-"""Argument types of the Python API, which accepts one value or several, as paths or strings."""
+"""Argument types of the Python API, where one value or several may be passed, as paths or strings."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def several(given: Text | Sequence[Text | int]) -> list[str]:
 
 
 def classes_of(given: str | Sequence[str | int]) -> tuple[str | int, ...]:
-    """Return a single class name, or several names or ids, as a tuple."""
+    """Return one class name, or several names or ids, as a tuple."""
     return (given,) if isinstance(given, str) else tuple(given)

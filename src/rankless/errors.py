@@ -1,7 +1,8 @@
 """Exceptions for mistakes by the user, which are reported as sentences instead of tracebacks.
 
-Every sentence names the thing, its value, the expected value and the remedy. Problems that can be found
-together are reported together. Messages may quote untrusted files, so this module escapes and shortens them.
+Each sentence names the problem, the value found, the expected value and the remedy. All problems that can be
+found at once are reported together. Messages may quote untrusted files, so this module escapes and shortens
+them.
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ class UserError(Exception):
 
     Args:
         problems: one or more sentences, each printed on its own line. Control characters are escaped, except
-            for a line break before indented text. Long sentences and lists are shortened, with a note about
-            the missing part.
+            for a line break before indented text. Long sentences and lists are shortened.
     """
 
     exit_code = 2
@@ -55,7 +55,7 @@ class UserError(Exception):
 
 
 class TaskError(UserError):
-    """Raised for an error in the user's own code. It shows the lines at fault, and the exit code is 1."""
+    """Raised for an error in the user's own code, whose lines the message shows."""
 
     exit_code = 1
 
@@ -64,21 +64,21 @@ class TaskError(UserError):
 
 
 class OutputError(UserError):
-    """Raised when a command's output cannot be written. The command line exits with code 1."""
+    """Raised when a command cannot write its output."""
 
     exit_code = 1
 
 
 class ShortageError(UserError):
-    """Raised when memory runs out. Callers that know the recipe add advice about its keys."""
+    """Raised when memory runs out."""
 
 
 class OneValueError(UserError):
-    """Raised when a micro-batch is so small that a batch norm gets only one value per channel."""
+    """Raised when a micro-batch is so small that a batch norm has only one value per channel."""
 
 
 def check_all(*checks: Callable[[], Any]) -> list[Any]:
-    """Call all checks and return their results. If any of them fail, raise one error with all problems."""
+    """Call all checks and return their results, or raise one error with all of their problems."""
     results, problems = [], list[str]()
     for check in checks:
         try:
@@ -114,9 +114,9 @@ def of_a_path(error: BaseException) -> UserError | None:
 
 
 def of_the_system(error: BaseException) -> UserError | None:
-    """Convert an exception from the operating system to a ``UserError``, or return None for others.
+    """Convert an operating-system error to a ``UserError``, or return None for other exceptions.
 
-    An ``OSError`` is converted only if it refers to a file or reports a full disk.
+    An ``OSError`` is converted only if it names a file or reports a full disk.
     """
     if known := of_a_path(error):
         return known
@@ -134,7 +134,7 @@ def of_the_system(error: BaseException) -> UserError | None:
 
 
 def remedy(error: BaseException) -> str:
-    """Return a clause that advises how to fix a failed write, such as ``make room``."""
+    """Return advice on a failed write, such as ``make room``."""
     number = error.errno if isinstance(error, OSError) else None
     if number in _FORBIDDEN:
         return "grant this user write access"
@@ -162,18 +162,18 @@ def nearest(word: str, known: Iterable[str], *, count: int = 1, shown: str = "'{
 
 
 def one_of(names: Iterable[str]) -> str:
-    """Return the expected values as text: ``one of a, b``, or ``a`` for a single value."""
+    """Return the expected values as text: ``one of a, b``, or ``a`` if there is only one."""
     every = list(names)
     return f"one of {', '.join(every)}" if len(every) != 1 else every[0]
 
 
 def in_gb(size: float) -> str:
-    """Return a size in bytes as text in decimal units: ``12.5 GB`` or ``12.5 MB``."""
+    """Format a size in bytes in decimal units: ``12.5 GB`` or ``12.5 MB``."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
 
 
 def in_gib(size: int) -> str:
-    """Return a size in bytes as text in binary units: ``12.5 GiB``, ``12 MiB`` or ``12 KiB``."""
+    """Format a size in bytes in binary units: ``12.5 GiB``, ``12 MiB`` or ``12 KiB``."""
     if size < 1 << 20:
         return f"{size / (1 << 10):,.0f} KiB"
     return f"{size / (1 << 20):,.0f} MiB" if size < 1 << 30 else f"{size / (1 << 30):,.1f} GiB"
@@ -185,7 +185,7 @@ def escaped(text: str) -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return the text, with the middle left out if it is longer than ``longest`` characters."""
+    """Return the text, without its middle if it is longer than ``longest`` characters."""
     if len(text) <= longest:
         return text
     head, tail = longest * 2 // 3, longest // 4
@@ -198,22 +198,19 @@ def shell_word(path: object) -> str:
 
 
 def printable(text: str, longest: int = 100) -> str:
-    """Return text from a file with unprintable characters escaped, cut to ``longest`` characters."""
+    """Escape unprintable characters in untrusted text and cut it to ``longest`` characters."""
     cut = text[: longest + 1]  # a text may be megabytes long
     shown = cut if cut.isprintable() else "".join(c if c.isprintable() else _named(c) for c in cut)
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """Return a number with its noun: ``1 box``, ``1,024 boxes``.
-
-    The noun may be a phrase such as ``box has``. By default, the plural is the singular with an ``s``.
-    """
+    """Return a number with its noun: ``1 box``, ``1,024 boxes``. By default, the plural ends in ``s``."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return text with the first eight names and the number of remaining ones."""
+    """Join the first eight names, followed by the number of the remaining ones."""
     shown = ", ".join(f"'{printable(name)}'" for name in names[:8])
     return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown
 

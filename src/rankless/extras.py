@@ -11,8 +11,8 @@ from rankless.errors import UserError
 def needed(module: str, extra: str, where: str) -> Any:
     """Import and return a module of an optional library.
 
-    If the library is missing or broken, the error message starts with ``where``, the option or file that
-    needs it, and recommends installing ``rankless[extra]``.
+    If the library is missing or broken, the error starts with ``where``, the option or file that needs it,
+    and recommends installing ``rankless[extra]``.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""Encode messages between processes as lines of JSON, so that nothing received is ever unpickled."""
+"""Encode messages between processes as lines of JSON, so that received data is never unpickled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Lines:
         self.rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add received data and return the completed lines, without line ends."""
+        """Add received data and return the completed lines without their line breaks."""
         self.rest += data
         if b"\n" not in data:
             return []

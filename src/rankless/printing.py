@@ -24,7 +24,7 @@ _SHOW_EVERY = 0.05  # seconds between updates, because 100,000 items may be done
 
 
 def say(text: str = "", *, file: TextIO | None = None) -> None:
-    """Print a line with characters that may harm a terminal escaped, except line breaks at both ends."""
+    """Print a line, with characters escaped that may harm a terminal. Line breaks at both ends are kept."""
     body = text.strip("\n")
     before, _, after = text.partition(body) if body else (text, "", "")
     print(f"{before}{escaped(body)}{after}", file=file, flush=file is not None)
@@ -37,14 +37,14 @@ def warn(sentence: str) -> None:
 
 
 def discard_output(stream: TextIO) -> None:
-    """Discard buffered and later output, so that the flush at the end of the process does not fail."""
+    """Redirect a stream to the null device, so that flushing it at exit does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def finite(value: Any) -> Any:
-    """Return a value with NaN and infinity replaced with None, because JSON cannot represent them."""
+    """Replace NaN and infinity in a value with None, because JSON cannot represent them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -53,7 +53,6 @@ def finite(value: Any) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON; see :func:`as_json`."""
     print(as_json(value, indent=2))
 
 
@@ -67,16 +66,13 @@ def print_result(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
 
 
 def as_json(value: Any, indent: int) -> str:
-    """Return a value as JSON, with characters that may harm a terminal or are not UTF-8 escaped."""
+    """Return a value as JSON, with characters escaped that may harm a terminal or are not UTF-8."""
     lines = json.dumps(value, indent=indent, ensure_ascii=False).split("\n")
     return "\n".join(HARMFUL.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in lines)
 
 
 def filled(parts: Sequence[str], width: int) -> str:
-    """Arrange ``parts`` in lines of text, two spaces apart, without breaking a part.
-
-    Lines are narrower than ``width``. A wider part gets its own line.
-    """
+    """Join ``parts`` with two spaces into lines narrower than ``width``, without breaking a part."""
     lines = [""]
     for part in parts:
         longer = f"{lines[-1]}  {part}" if lines[-1] else part
@@ -130,7 +126,6 @@ def print_scores(scores: Mapping[str, Any]) -> None:
 
 
 def _is_absent(row: Mapping[str, Any]) -> bool:
-    """Check whether a class has no objects or images in the data."""
     return row.get("support") == 0 or all(value is None for value in row.values())
 
 
@@ -140,7 +135,6 @@ def _left_out(names: Sequence[str]) -> str:
 
 
 def _print_confusion(rows: Sequence[Sequence[int]], names: Sequence[str]) -> None:
-    """Print the confusion matrix, with dots for zeros."""
     names = [escaped(name) for name in names]
     widest = max(map(len, names))
     numbers = [str(label) for label in range(len(names))]
@@ -173,7 +167,7 @@ def print_models(rows: Sequence[Any]) -> None:
 
 
 def console_for(file: IO[str]) -> Console:
-    """Return a console that does not wrap lines and that writes plain text in a notebook."""
+    """Return a console that does not wrap lines and writes plain text in a notebook."""
     from rich.console import Console
 
     # A notebook's kernel claims that its output, and that of its child processes, is a color terminal, but
@@ -189,15 +183,10 @@ def is_notebook() -> bool:
 
 
 class ProgressBar:
-    """A context manager that shows a progress bar on a terminal, or a line every ten seconds elsewhere.
+    """A progress bar in a terminal, and elsewhere a line every ten seconds, used as a context manager.
 
-    Args:
-        total: number of items.
-        title: description of the work, such as ``reading images``.
-        done: number of items already done.
-        console: the console to print to. By default, a new one for ``file``, on which the bar disappears at
-            the end.
-        file: the file to print to. Default: standard error.
+    It prints to ``console`` or, by default, to ``file`` (standard error), where the bar disappears at the
+    end.
     """
 
     def __init__(
@@ -248,7 +237,7 @@ class ProgressBar:
             self._live.stop()
 
     def advance(self, count: int = 1) -> None:
-        """Add ``count`` items, and estimate the remaining time from the average speed."""
+        """Count ``count`` more items as done, and estimate the remaining time from the average speed."""
         self.done += count
         now = time.monotonic()
         if now - self._shown > _SHOW_EVERY or self.done == self.total:
@@ -257,7 +246,7 @@ class ProgressBar:
             self.update(self.done, f"{self.title}: {self.done:,} of {self.total:,}", left)
 
     def show(self, done: int, total: int) -> None:
-        """Show the number of finished batches and a new total, for work of initially unknown size."""
+        """Show the number of finished batches and a new total."""
         self.total = total
         left = (total - done) * (time.monotonic() - self._began) / max(done, 1)
         if self.is_live:
@@ -265,10 +254,9 @@ class ProgressBar:
         self.update(done, f"{self.title}: {done:,} of {total:,} batches", left)
 
     def update(self, done: int, title: str, left: float, details: str = "", *, at_once: bool = False) -> None:
-        """Show the progress, with ``title`` before the bar and ``details`` below it.
+        """Show ``title`` before the bar, ``details`` below it, and ``left``, the remaining time in seconds.
 
-        ``left`` is the remaining time in seconds. Without a terminal, ``at_once`` prints a line even if the
-        previous one is recent.
+        Without a terminal, ``at_once`` prints a line even if the previous one is recent.
         """
         self.done = done
         if self.is_live:
@@ -279,7 +267,7 @@ class ProgressBar:
             self.console.print("  ".join(filter(None, (title, details, f"{clock(left)} left"))), markup=False)
 
     def within(self, title: str, done: int, total: int) -> None:
-        """Show the progress of one part of the work in a separate row until the part is finished."""
+        """Show the progress of one part of the work in its own row until the part is finished."""
         now, is_over = time.monotonic(), done >= total
         if self.is_live:
             self._bar.update(
@@ -291,7 +279,7 @@ class ProgressBar:
 
 
 def clock(seconds: float) -> str:
-    """Return a duration as ``1:02:03`` or ``2:03``."""
+    """Format a duration in seconds as ``1:02:03`` or ``2:03``."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,8 +1,8 @@
 """The only source of random numbers.
 
 Each random number comes from a generator whose key describes its purpose (the seed, the epoch, the image, the
-step, the micro-batch). The key depends neither on the process nor on earlier draws, so no generator has a
-state to save, and no number depends on a rank or a loader process.
+step, the micro-batch). The key does not depend on the process or on earlier random numbers, so generators
+have no state to save, and no number depends on a rank or a loader process.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ GENERATORS = threading.RLock()
 
 
 def key(seed: int, *path: int | str) -> int:
-    """Return the 128-bit key of the random numbers for one purpose.
+    """Return the 128-bit key of the random numbers for one purpose, an integer in [0, 2**128).
+
+    It is the BLAKE2b hash of the type, length and text of each element, so that different paths have
+    different encodings.
 
     Args:
         seed: the recipe's seed.
         path: the purpose, from general to specific: ``key(7, "augment", 3, 1290)``.
-
-    Returns:
-        An integer in [0, 2**128): BLAKE2b over the type, length and text of every element, so that different
-        paths have different encodings.
     """
     encoded = b"".join(
         b"%s%d:%s" % (b"i" if isinstance(element, int) else b"s", len(text), text)
@@ -39,13 +38,13 @@ def key(seed: int, *path: int | str) -> int:
 
 
 class _Key(ISeedSequence):
-    """A key for Philox in the form of a seed: with a ``key``, NumPy also draws a seed from the system."""
+    """A key for Philox as a seed. With the parameter ``key``, NumPy would also read the system's entropy."""
 
     def __init__(self, number: int) -> None:
         self.words = np.array((number & (2**64 - 1), number >> 64), np.uint64)
 
     def generate_state(self, n_words: int, dtype: Any = np.uint64) -> NDArray[np.uint64]:
-        """Return the key, which Philox asks for as two words of 64 bits."""
+        """Return the key, which Philox requests as two words of 64 bits."""
         return self.words
 
 

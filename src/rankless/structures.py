@@ -1,7 +1,7 @@
 """Data types that several packages use, such as samples, batches, losses and detections.
 
-Boxes are ``xyxy`` in pixels everywhere in the package. Images are ``uint8`` RGB ``(3, H, W)`` until the
-model's input is normalized on the device.
+Boxes are ``xyxy`` in pixels everywhere in the package. Images are ``uint8`` RGB ``(3, H, W)`` until the model
+input is normalized on the device.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ from torch import Tensor
 
 
 class Unreadable(NamedTuple):
-    """An image that could not be read when it was needed.
-
-    Attributes:
-        index: the image's index in its data set.
-        path: the image's file.
-        reason: the decoder's message.
-    """
+    """An image that could not be read: its index in its data set, its file, and the decoder's message."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not used
     path: str
@@ -32,8 +26,8 @@ class Unreadable(NamedTuple):
 def stacked(images: Sequence[Tensor]) -> Tensor:
     """Stack images, uint8 (3, H, W), to a batch (B, 3, H, W) in the memory format of the first image.
 
-    Images that were only decoded and resized are channels_last, and so is the network's input. Converting the
-    format twice would take longer than resizing the image.
+    Images that were only decoded and resized are channels_last, like the network's input. Converting them to
+    another format and back would take longer than resizing.
     """
     if images[0].is_contiguous():
         return torch.stack(list(images))
@@ -41,21 +35,21 @@ def stacked(images: Sequence[Tensor]) -> Tensor:
 
 
 def network_input(images: Tensor) -> Tensor:
-    """Convert images, uint8 (B, 3, H, W), to the network's input: float32 in 0..1 in channels_last format."""
+    """Convert images, uint8 (B, 3, H, W), to network input: float32 in 0..1, channels_last."""
     return images.contiguous(memory_format=torch.channels_last).float().div_(255)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """An image with its ground truth, in pixels of ``image``.
+    """An image with its ground truth in pixels of ``image``.
 
     Attributes:
         image: uint8 RGB, (3, H, W).
         boxes: float32 xyxy in pixels, (N, 4).
         labels: int64 class ids, (N,).
-        reduced: pixels of the source per pixel of ``image``, greater than 1 if it was decoded at a reduced
+        reduced: pixels of the source per pixel of ``image``; greater than 1 if it was decoded at a reduced
             size.
-        source: (H, W) of the source in pixels, or None if it is the same as for ``image``.
+        source: (H, W) of the source in pixels, or None if ``image`` has the same size.
     """
 
     image: Tensor
@@ -72,8 +66,8 @@ class Letterbox:
     Attributes:
         scale: pixels of the input per pixel of the source.
         left, top: position of the source's corner on the input, in pixels.
-        height, width: the source's size in pixels.
-        stretch: factors for x and y, which are applied first. Both are 1 if the aspect ratio is preserved.
+        height, width: size of the source in pixels.
+        stretch: factors for x and y, which are applied first; both are 1 if the aspect ratio is preserved.
     """
 
     scale: float
@@ -89,14 +83,14 @@ class DetectionItem:
     """One network input with its targets, before collation.
 
     Attributes:
-        image: uint8 RGB of the network's size, (3, H, W).
-        boxes: float32 xyxy in pixels of the network input, (N, 4).
+        image: uint8 RGB, (3, H, W), in the network's input size.
+        boxes: float32 xyxy in pixels of the input, (N, 4).
         labels: int64 class ids, (N,).
-        index: the image's index in its data set.
-        letterbox: placement of the source on the input. It is meaningless for a training image that was
-            mirrored or composed of several images.
-        unreadable: images that could not be read for this item. Training replaces them with other images,
-            and evaluation with a gray one.
+        index: index of the image in its data set.
+        letterbox: placement of the source on the input; meaningless for a training image that was mirrored or
+            composed of several images.
+        unreadable: images that could not be read for this item. Training replaces them with other images, and
+            evaluation with a gray one.
     """
 
     image: Tensor
@@ -108,7 +102,11 @@ class DetectionItem:
 
 
 class _Batch:
-    """Base class of batches. Every tensor and list except ``unreadable`` has one entry per image."""
+    """Base class of batches. Every tensor and list except ``unreadable`` has one entry per image.
+
+    ``indices`` are the images' indices in their data set. ``unreadable`` are the images that could not be
+    read for the items, in their order.
+    """
 
     indices: list[int]
     unreadable: list[Unreadable]
@@ -118,7 +116,7 @@ class _Batch:
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
-        """Return a copy in page-locked memory (called by the data loader if the device is a GPU)."""
+        """Return a copy in page-locked memory. The data loader calls this if the device is a GPU."""
         return self._each(Tensor.pin_memory)
 
     def readable(self) -> Self | None:
@@ -132,13 +130,12 @@ class _Batch:
         return self._each(lambda tensor: tensor[rows], unreadable=[], **chosen)
 
     def _values(self, kind: type) -> Iterator[tuple[str, Any]]:
-        """Yield the names and values of all fields whose values have type ``kind``."""
         batch: Any = self
         values = ((each.name, getattr(batch, each.name)) for each in fields(batch))
         return ((name, value) for name, value in values if isinstance(value, kind))
 
     def _each(self, change: Callable[[Tensor], Tensor], **lists: list[Any]) -> Self:
-        """Return a copy with ``change`` applied to every tensor, and its lists replaced with ``lists``."""
+        """Return a copy with ``change`` applied to every tensor and with the given lists."""
         batch: Any = self
         made: Self = replace(batch, **{name: change(value) for name, value in self._values(Tensor)}, **lists)
         return made
@@ -150,12 +147,10 @@ class DetectionBatch(_Batch):
 
     Attributes:
         images: uint8, (B, 3, H, W).
-        boxes: float32 xyxy in pixels of the network input, (B, N, 4).
+        boxes: float32 xyxy in pixels of the input, (B, N, 4).
         labels: int64 class ids, (B, N).
-        valid: bool, (B, N), which is False for padding.
-        indices: indices of the images in their data set, length B.
-        letterboxes: placement of each image on the network input, length B.
-        unreadable: images that could not be read for the items.
+        valid: bool, (B, N), False for padding.
+        letterboxes: placements of the images on the input.
     """
 
     images: Tensor
@@ -168,7 +163,7 @@ class DetectionBatch(_Batch):
 
     @cached_property
     def network_input(self) -> Tensor:
-        """The images as the network's input (see :func:`network_input`), computed on first use."""
+        """The images as network input (see :func:`network_input`), computed on first use."""
         return network_input(self.images)
 
 
@@ -177,10 +172,9 @@ class ClassificationItem:
     """One network input with its target, before collation.
 
     Attributes:
-        image: uint8 RGB of the network's size, (3, H, W).
-        target: float32 fraction of each class, (C,), with sum 1. It is one-hot unless images are mixed.
-        index: the image's index in its data set.
-        unreadable: images that could not be read for this item; see :class:`DetectionItem`.
+        image: uint8 RGB, (3, H, W), in the network's input size.
+        target: float32 fraction of each class, (C,), with sum 1; one-hot unless images are mixed.
+        index, unreadable: as in :class:`DetectionItem`.
     """
 
     image: Tensor
@@ -196,8 +190,6 @@ class ClassificationBatch(_Batch):
     Attributes:
         images: uint8, (B, 3, H, W).
         targets: float32 fraction of each class, (B, C).
-        indices: indices of the images in their data set, length B.
-        unreadable: images that could not be read for the items, in the order of the items.
     """
 
     images: Tensor
@@ -208,10 +200,9 @@ class ClassificationBatch(_Batch):
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss as a sum and a count.
+    """A loss as a sum and a count, each added over all micro-batches of a step.
 
-    Sums and counts are added over all micro-batches of a step. The total sum is then divided by the total
-    count.
+    The loss of the step is the total sum divided by the total count.
     """
 
     sum: Tensor
@@ -223,7 +214,7 @@ class LossSum:
         def __init__(self, sum: Tensor, count: Tensor | float, parts: Mapping[str, Tensor] = ...) -> None: ...
 
     def __post_init__(self) -> None:
-        """Convert the count to a tensor if it is a Python number."""
+        """Convert a Python number as the count to a tensor."""
         given: Any = self.count
         if isinstance(self.sum, Tensor) and type(given) in (int, float):
             count = torch.full((), given, dtype=torch.float32, device=self.sum.device)
@@ -232,10 +223,10 @@ class LossSum:
 
 @dataclass(frozen=True)
 class Detections:
-    """The detections in one image, in pixels of the source image, best first.
+    """The detections in one image in pixels of the source image, best first.
 
     Attributes:
-        index: the image's index in its data set (or in the list of sources).
+        index: index of the image in its data set or in the list of sources.
         boxes: float32 xyxy, (K, 4), on the CPU.
         scores: float32 in 0..1, (K,).
         labels: int64 class ids, (K,).
@@ -251,12 +242,9 @@ class Detections:
 
 @dataclass(frozen=True)
 class Classification:
-    """The prediction of a classifier for one image.
+    """A classifier's prediction for one image: natural logarithms, float32 (C,), on the CPU.
 
-    Attributes:
-        index: the image's index in its data set (or in the list of sources).
-        log_probabilities: float32 natural logarithms, (C,), on the CPU.
-        unreadable: whether the image could not be read. Such an image is not scored.
+    ``index`` and ``unreadable`` are as in :class:`Detections`.
     """
 
     index: int

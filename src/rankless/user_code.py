@@ -1,7 +1,7 @@
-"""Reports of errors in the user's own code, with the lines that raised them.
+"""Report errors in the user's own code with the lines that raised them.
 
-Such errors are reported at once, because restarting the rank would only repeat them. Code belongs to the user
-unless it is part of this package, of Python, or of an installed package.
+Such errors are reported at once, because restarting the rank would only repeat them. All code outside this
+package, Python and installed packages belongs to the user.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ _LONG = 400  # characters of an exception's message
 
 
 def explained(error: BaseException) -> UserError | None:
-    """Return a user error for a shortage of memory or an exception in the user's own code, otherwise None.
-
-    Restarting the rank would only repeat such an exception.
-    """
+    """Return a user error for a shortage of memory or an exception in the user's own code, otherwise None."""
     return shortage(error) or blamed(error)
 
 

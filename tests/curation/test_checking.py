@@ -26,17 +26,11 @@ def cut_short(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def test_nothing_is_wrong_with_good_data(tmp_path):
-    found = check(str(detection(tmp_path / "d", {"train": GOOD, "val": GOOD})))
-    assert found.ok
-    assert counts(found) == {"train": {}, "val": {}}
-    assert found.between.counts == {}
-
-
 def test_a_image_cut_short_is_found_by_decoding_alone(tmp_path):
-    root = detection(tmp_path / "d", {"train": GOOD})
+    root = detection(tmp_path / "d", {"train": GOOD, "val": GOOD})
     cut_short(root / "images/train-001.png")
     assert check(str(root), splits=["train"], quick=True).ok
+    assert counts(found := check(str(root), splits=["val"])) == {"val": {}} and found.ok
     found = check(str(root), splits=["train"])
     assert not found.ok
     assert counts(found) == {"train": {"unreadable image": 1}}
@@ -105,16 +99,6 @@ def test_an_image_that_was_saved_again_in_another_split_is_named_and_does_not_fa
     # Copies, which are leaks, are not named twice.
     shutil.copy(root / "images/train-001.png", root / "images/val-000.png")
     assert check(str(root)).between.counts == {LEAK: 1, NEAR_LEAK: 1}
-
-
-def test_as_many_bytes_are_no_leak(tmp_path):
-    root = detection(tmp_path / "d", {"train": GOOD[:1], "val": GOOD[:1]})
-    for seed, name in enumerate(("train-000", "val-000")):  # BMPs of one size have equally many bytes
-        write_image(root / f"images/{name}.bmp", seed)
-        (root / f"images/{name}.bmp").replace(root / f"images/{name}.png")
-    sizes = {file.stat().st_size for file in (root / "images").iterdir()}
-    assert len(sizes) == 1
-    assert check(str(root)).ok
 
 
 def test_a_image_twice_in_a_split_is_reported_and_does_not_fail(tmp_path):
@@ -189,9 +173,8 @@ def test_the_advice_about_a_lost_label_file_is_true(tmp_path, content):
     for drop_invalid in (False, True):
         with pytest.raises(UserError) as refused:
             fix(found, tmp_path / "clean", drop_invalid=drop_invalid)
-        assert (
-            BY_HAND in refused.value.problems[-1] and "add --drop-invalid" not in refused.value.problems[-1]
-        )
+        advice = refused.value.problems[-1]
+        assert BY_HAND in advice and "add --drop-invalid" not in advice
     (root / "labels/train/1.txt").write_text("0 .5 .5 .2 .2\n")
     assert check(str(root)).ok
 
@@ -245,22 +228,6 @@ def test_class_folders_are_checked_and_fixed_too(tmp_path):
     again = check(str(tmp_path / "clean"))
     assert again.ok
     assert {name: len(each) for name, each in again.data.splits.items()} == {"train": 3, "val": 2}
-
-
-def test_a_turned_image_is_readable(tmp_path):
-    root = detection(tmp_path / "d", {"train": GOOD[:1]})
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    with Image.open(root / "images/train-000.png") as image:
-        image.save(root / "images/train-000.png", "JPEG", exif=exif)
-    assert check(str(root), splits=["train"]).ok
-
-
-def test_two_images_alone_of_their_size_are_compared(tmp_path):
-    root = detection(tmp_path / "d", {"train": GOOD, "val": GOOD})
-    write_image(root / "images/train-001.png", 9, (17, 90))
-    shutil.copy(root / "images/train-001.png", root / "images/val-002.png")
-    assert check(str(root)).between.counts == {LEAK: 1}
 
 
 def test_few_unreadable_images_are_replaced_and_more_stop_a_training(tmp_path):

@@ -64,16 +64,6 @@ def test_a_place_beside_a_folder_or_a_file_in_it(tmp_path):
     assert folder_beside(str(tmp_path / "d" / "boxes.json"), "fixed") == tmp_path / "d-fixed"
 
 
-def test_the_built_in_data_has_no_files():
-    with pytest.raises(UserError, match="'digits': this data is generated"):
-        open_data_set("digits")
-
-
-def test_an_unknown_format_names_the_known_ones(tmp_path):
-    with pytest.raises(UserError, match=r"--format is 'cooc': expected one of auto, small, webdataset, coco"):
-        open_data_set(str(tmp_path), "cooc")
-
-
 def test_errors_stop_unless_they_are_to_be_examined(tmp_path):
     root = str(detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, 7]]]}))
     with pytest.raises(UserError, match="class out of range"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +15,7 @@ from rankless.recipe.schema import Recipe
 from rankless.tasks.detect import Detect
 
 
-def test_nothing_is_decoded_after_it(
-    small_recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_decoded_after_it(small_recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("RANKLESS_CACHE", str(tmp_path))
     recipe = load(small_recipe)
     plain = Detect(recipe).training_data()

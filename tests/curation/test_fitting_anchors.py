@@ -1,7 +1,7 @@
 """Anchors of data whose best anchors are known."""
 
 import pytest
-from small_data import classes, detection, write_image
+from small_data import detection, write_image
 
 from rankless.curation.fitting_anchors import fitted_anchors
 from rankless.errors import UserError
@@ -25,19 +25,13 @@ def test_three_sizes_give_three_anchors(root):
     assert found.boxes == 12
     assert found.recipe_line == "model.anchors=[[20,40],[80,40],[120,140]]"
     assert load.default(["model.name=yolov4-tiny", found.recipe_line]).model.anchors == found.anchors
-
-
-def test_the_models_own_are_measured_at_that_size(root):
     # Darknet's yolov4-tiny.cfg; the IoU of each size with its best one, by hand:
     # 20 × 40 with 23 × 27: 540 / (800 + 621 - 540); 80 × 40 with 81 × 82: 3200 / 6642;
     # 120 × 140 with 135 × 169: 16800 / 22815.
-    found = fitted_anchors(root, model="yolov4-tiny", count=3, size=(208, 208))
     assert found.default.anchors == ((10, 14), (23, 27), (37, 58), (81, 82), (135, 169), (344, 319))
     assert found.default.average_iou == pytest.approx((540 / 881 + 3200 / 6642 + 16800 / 22815) / 3)
-
-
-def test_the_size_is_the_models_unless_given(root):
-    assert fitted_anchors(root, model="yolov4-tiny", count=3).anchors == ((40, 80), (160, 80), (240, 280))
+    default_size = fitted_anchors(root, model="yolov4-tiny", count=3)
+    assert default_size.anchors == ((40, 80), (160, 80), (240, 280))
 
 
 @pytest.mark.parametrize(
@@ -52,9 +46,3 @@ def test_the_size_is_the_models_unless_given(root):
 def test_mistakes(root, options, sentence):
     with pytest.raises(UserError, match=sentence):
         fitted_anchors(root, **options)
-
-
-def test_class_folders_have_no_boxes(tmp_path):
-    root = classes(tmp_path / "c", {"train": {"cat": 2, "dog": 2}, "val": {"cat": 1, "dog": 1}})
-    with pytest.raises(UserError, match="the images have classes but no boxes"):
-        fitted_anchors(str(root))

@@ -35,8 +35,9 @@ def room_for(size: int) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sheet.png", "sheet.html", "plot.png", "plot.svg"])
-@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.parametrize(
+    ("name", "old"), [("sheet.png", True), ("sheet.html", False), ("plot.png", False), ("plot.svg", True)]
+)
 def test_a_full_disk(tmp_path, name, old):
     root = detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, 0]]] * 4})
     data, shown = open_data_set(str(root)), select(str(root))

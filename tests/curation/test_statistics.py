@@ -12,7 +12,6 @@ from small_data import classes, detection, write_image
 from rankless.curation.data_set import open_data_set
 from rankless.curation.statistics import box_centers, box_sides, object_areas, statistics
 from rankless.curation.statistics_plot import figure, plot
-from rankless.errors import UserError
 from rankless.files.outputs import drawing
 
 
@@ -94,14 +93,10 @@ def test_the_image_is_drawn(data, tmp_path, ending):
     plot(data, tmp_path / f"stats.{ending}", drawing(tmp_path / f"stats.{ending}", "test"))
     begin = {"png": b"\x89PNG", "JPG": b"\xff\xd8", "webp": b"RIFF", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
     assert (tmp_path / f"stats.{ending}").read_bytes().startswith(begin)
-
-
-@pytest.mark.slow
-def test_the_image_shows_something(data, tmp_path):
-    plot(data, tmp_path / "stats.png", drawing(tmp_path / "stats.png", "test"))
-    with Image.open(tmp_path / "stats.png") as image:
-        assert len(image.convert("RGB").getcolors(1_000_000)) > 100
-        assert image.width > 1000
+    if ending == "png":
+        with Image.open(tmp_path / "stats.png") as image:
+            assert len(image.convert("RGB").getcolors(1_000_000)) > 100
+            assert image.width > 1000
 
 
 @pytest.mark.slow
@@ -112,15 +107,7 @@ def test_names_that_look_like_formulas_and_many_classes(tmp_path):
 
 
 @pytest.mark.slow
-def test_class_folders_are_drawn(tmp_path):
-    root = classes(tmp_path / "c", {"train": {"cat": 5, "dog": 2}, "val": {"cat": 1, "dog": 1}})
-    plot(open_data_set(str(root)), tmp_path / "stats.png", drawing(tmp_path / "stats.png", "test"))
-    assert np.asarray(Image.open(tmp_path / "stats.png")).std() > 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 12, 200])
-@pytest.mark.parametrize("boxed", [True, False])
+@pytest.mark.parametrize(("count", "boxed"), [(1, True), (12, False), (200, True), (200, False)])
 def test_titles_do_not_touch_and_panels_are_full(tmp_path, count, boxed):
     """What Matplotlib lays out: texts that overlap nothing, and no panel without a mark or a sentence."""
     names = [f"class {number} with a long name" for number in range(count)]
@@ -145,11 +132,3 @@ def test_titles_do_not_touch_and_panels_are_full(tmp_path, count, boxed):
     if count <= 12:
         heights = [axes.get_window_extent().height for axes in panels]
         assert heights[0] < 1.5 * min(heights[1:]), "few classes are given no giant panel"
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"), [("s.doc", r"ends in one of \.png"), ("d/boxes.json/s.png", "cannot be written")]
-)
-def test_a_wrong_place(data, tmp_path, name, sentence):
-    with pytest.raises(UserError, match=sentence):
-        plot(data, tmp_path / name, drawing(tmp_path / name, "test"))

@@ -34,8 +34,6 @@ class Noise(DetectionImages):
 
 
 class Strict:
-    """Items that are images of noise, or a fault."""
-
     items = ("data", "and no method")
 
     def __len__(self) -> int:
@@ -47,8 +45,6 @@ class Strict:
 
 
 class WholeLines:
-    """Items that know their step and their neighbors; step 7 is one short."""
-
     def __len__(self) -> int:
         return 20
 
@@ -60,8 +56,6 @@ class WholeLines:
 
 
 class Facts:
-    """Items that tell about the process they were made in."""
-
     def __len__(self) -> int:
         return 1
 
@@ -75,8 +69,6 @@ class Facts:
 
 
 class Threads:
-    """Items that tell how many threads operations compute with, and a ``collate`` that adds what it finds."""
-
     def __len__(self) -> int:
         return 1
 

@@ -17,7 +17,8 @@ from rankless.data.anchors import SCENES, average_iou, box_sizes, kmeans_anchors
 from rankless.data.datasets.annotated import BoxedImages, DetectionImages, GroundTruth
 from rankless.data.datasets.builtin import DigitScenes
 from rankless.data.datasets.detection import DetectionExamples, open_images
-from rankless.data.index.annotations import Annotations, flat_paths
+from rankless.data.index.raw import RawBuilder
+from rankless.data.index.validation import validate
 from rankless.errors import UserError
 
 SIDES = st.integers(4, 400).map(lambda side: side / 4)
@@ -38,7 +39,6 @@ def test_average_iou_against_torchvision(sizes: list, priors: list) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_close_to_the_best_there_is(count: int) -> None:
-    """Each anchor tried at every width and height of the data."""
     for seed in range(6):
         rng = np.random.default_rng(seed)
         sizes = np.exp(rng.uniform(3, 4.5, (8 - count, 2))).round(2)
@@ -96,7 +96,6 @@ def test_as_many_sizes_as_anchors_are_the_anchors() -> None:
 
 
 def test_sizes_are_the_letterboxed_targets(tmp_path: Path) -> None:
-    """And nothing is decoded for them: the images end after their headers."""
     rng = np.random.default_rng(0)
     for folder in ("images", "labels"):
         (tmp_path / folder / "train").mkdir(parents=True)
@@ -153,20 +152,12 @@ def test_flat_arrays_give_the_sizes_that_images_give_one_by_one() -> None:
     corners = rng.uniform(0, 20, (10, 2)).astype(np.float32)
     boxes = np.concatenate((corners, corners + rng.uniform(0, 9, (10, 2)).astype(np.float32)), 1)
     flags = np.array([0, 1, 0, 0, 2, 0, 0, 3, 0, 0], np.uint8)
-    path_bytes, path_ends = flat_paths([f"{number}.jpg" for number in range(5)])
-    found = Annotations(
-        class_names=("x",),
-        format="voc",
-        path_bytes=path_bytes,
-        path_ends=path_ends,
-        byte_ranges=np.zeros((0, 2), np.int64),
-        sizes=np.array([[40, 30], [0, 0], [30, 40], [40, 30], [333, 77]], np.int32),
-        offsets=np.cumsum([0, *counts]),
-        boxes=boxes,
-        labels=np.zeros(10, np.int32),
-        flags=flags,
-        areas=np.full(10, np.nan, np.float32),
-    )
+    made = RawBuilder()
+    for size in [(40, 30), (0, 0), (30, 40), (40, 30), (333, 77)]:
+        made.add_image("a.jpg", size=size)
+    for image, box, flag in zip(np.repeat(range(5), counts), boxes.tolist(), flags, strict=True):
+        made.add_box(image, box, 0, 1, flag)
+    found = validate(made.raw(names=["x"]), "voc")
     scales = [min(64 / 40, 96 / 30), 0, min(64 / 30, 96 / 40), min(64 / 40, 96 / 30), min(64 / 333, 96 / 77)]
     expected = [
         (boxes[row, 2:] - boxes[row, :2]).astype(np.float64) * scale

@@ -100,10 +100,8 @@ def test_processes_have_one_thread_ignore_signals_and_end() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("kind", [Threads, WholeThreads])
+@pytest.mark.parametrize(("kind", "workers"), [(Threads, 0), (WholeThreads, 0), (WholeThreads, 1)])
 def test_items_and_collate_have_one_thread_wherever_they_run(kind: type[Threads], workers: int) -> None:
-    """Sums of more threads are rounded otherwise, and how many a rank has is no matter of data."""
     before = torch.get_num_threads()
     set_threads(3)
     try:
@@ -120,7 +118,6 @@ def test_items_and_collate_have_one_thread_wherever_they_run(kind: type[Threads]
 @pytest.mark.processes
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_process_that_is_killed_is_named_whatever_it_was_at(finished: bool) -> None:
-    """What it has finished is still to be fetched from it."""
     drawn: list[int] = []
     with MicroBatches(EXAMPLES, collate, endless(drawn), workers=1) as batches:
         next(batches)
@@ -182,7 +179,6 @@ def test_examples_that_draw_whole_lines_are_given_them_with_their_step(workers: 
         next(batches)
 
 
-@pytest.mark.processes
 def test_a_plan_ends() -> None:
     with MicroBatches(Facts(), list, lines([(0, 0)], [(0, 0), (3, 0)]), workers=0) as batches:
         assert [len(batch) for batch in batches] == [1, 2]

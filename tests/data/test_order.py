@@ -35,7 +35,7 @@ def test_a_position_is_answered_alone_as_among_others(n: int, key: int, data: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [2, 3, 4, 5])
+@pytest.mark.parametrize("n", [2, 3, 5])
 def test_all_orders_of_a_few_are_equally_likely(n: int) -> None:
     draws = 4000 if n == 5 else 1500
     orders = list(itertools.permutations(range(n)))
@@ -47,7 +47,7 @@ def test_all_orders_of_a_few_are_equally_likely(n: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [10, 37, 1000, 1024, 10_007])
+@pytest.mark.parametrize("n", [10, 1000, 1024])
 def test_where_two_neighbors_go_is_uniform_and_independent(n: int) -> None:
     cells = 10
     counts = np.zeros((cells, cells))

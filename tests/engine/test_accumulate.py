@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import networks_that_branch
 from networks_that_branch import NETWORKS, images
 from rankless.engine.accumulate import make_accumulator
-from rankless.engine.loop import update
 from rankless.engine.rates import set_rate
 from rankless.engine.state import TrainingState
 from rankless.engine.statistics import RunningStatistics, batch_norms
@@ -25,6 +24,7 @@ from rankless.randomness import GENERATORS
 from rankless.recipe.schema import Batch, Recipe
 from rankless.structures import LossSum
 from rankless.world.process_group import World
+from small_task import steps
 from thorough import THOROUGH
 from thread_ranks import CPU, together
 
@@ -38,23 +38,18 @@ def recipe(micro_batches: int, **changes: Any) -> Recipe:
 
 
 def trained(world: World, recipe: Recipe, block: type[nn.Module]) -> str:
-    """The digest of what two steps train, with optimizer and loss scale as in a training."""
     task: Any = networks_that_branch.Task(recipe)
     task.blocks = (block,)
     state = TrainingState(task, recipe, world, 100)
     set_rate(state.optimizer, 0.1)
     # fp16 begins with a scale at which these gradients are infinite, and no step would be applied.
     state.scaler.load_state_dict({**state.scaler.state_dict(), "scale": 8.0})
-    state.training_mode()
-    for step in range(2):
-        state.begin(step)
-        drawn = (images(step, leaf) for leaf in world.own_micro_batches(recipe.batch.micro_batches))
-        update(state, step, state.accumulator.run(step, drawn, state.scaler.scale, Flags()))
+    for _ in steps(state, 2, images):
+        pass
     return digest(state.model.state_dict())
 
 
 def branching(world: World, precision: str) -> dict[tuple[str, str], str]:
-    """The digests of all networks with each kind of norms."""
     return {
         (norms, block.__name__): trained(world, recipe(6, precision=precision, batch_norm=norms), block)
         for norms in ("sync", "micro", "frozen")

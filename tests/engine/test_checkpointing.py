@@ -37,7 +37,6 @@ DIFFERENT = ("mish, frozen backbone", "sync in bf16", "anchor-free", "resnet")
 
 
 def trained(world: World, words: list[str], folder: str) -> str:
-    """Train two steps; the digest of every tensor after them."""
     return digests_of_steps(load(words[0], words[1:]), folder, world, 2)[1]
 
 

@@ -32,7 +32,8 @@ from rankless.runs.directory import RunDirectory, damage, weights_of
 from rankless.runs.journal import Journal
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from checkpoint_damage import Damage, byte_damage, confused, hostile_json, text_of
+from checkpoint_damage import Damage, byte_damage, hostile_json, text_of
+from mutations import damaged_value
 
 RECIPE = Recipe(epochs=7, precision="fp32", optim=Optim(lr=0.0123), seed=12)
 STATE = {
@@ -132,7 +133,7 @@ def test_a_flipped_byte_anywhere_in_weights_is_named(origin: RunDirectory, tmp_p
     content = (folder / name).read_bytes()
     want = weights.load(folder / name)
     alone = tmp_path / "alone.safetensors"
-    for place in range(0, len(content), 11):
+    for place in range(0, len(content), 37):
         hurt = content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :]
         (folder / name).write_bytes(hurt)
         for read in (weights.load, weights.digest_file, weights.load_tensors):
@@ -158,7 +159,7 @@ def test_a_state_of_other_types(origin: RunDirectory, tmp_path: Path, data: st.D
     shutil.copytree(origin.path, tmp_path / "run")
     run = RunDirectory(tmp_path / "run")
     folder = run.step_directory(10)
-    text = data.draw(confused({"step": 10, **STATE}).map(text_of) | hostile_json)
+    text = data.draw(damaged_value({"step": 10, **STATE}).map(text_of) | hostile_json)
     (folder / "state.json").write_text(text, encoding="utf-8")
     lines = (folder / "SHA256SUMS").read_text().splitlines()
     digest = hashlib.sha256((folder / "state.json").read_bytes()).hexdigest()
@@ -198,7 +199,7 @@ def test_a_journal_of_other_types(tmp_path: Path, data: st.DataObject) -> None:
         {"evaluation": 1, "scores": {"AP": 0.5}},
     ]
     path = tmp_path / "journal.jsonl"
-    text = data.draw(confused(entries[data.draw(st.integers(0, 2))]).map(text_of) | hostile_json)
+    text = data.draw(damaged_value(entries[data.draw(st.integers(0, 2))]).map(text_of) | hostile_json)
     lines = [*map(text_of, entries), text.replace("\n", " "), text_of({"step": 2, "loss": 0.4})]
     before = "\n".join(lines) + "\n"
     path.write_text(before, encoding="utf-8")
@@ -234,7 +235,7 @@ def test_a_journal_of_binary_lines_and_long_ones(tmp_path: Path, monkeypatch: py
 def test_a_cut_recipe_is_taken_from_the_checkpoint(origin: RunDirectory, tmp_path: Path) -> None:
     run = RunDirectory(shutil.copytree(origin.path, tmp_path / "run"))
     text = run.recipe.read_text()
-    for end in range(0, len(text), 97):
+    for end in range(0, len(text), 397):
         run.recipe.write_text(text[:end])
         said: list[str] = []
         assert recipe_of_run(run, ["epochs=9"], said.append) == replace(RECIPE, epochs=9)

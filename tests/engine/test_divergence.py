@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from rankless.engine import loop
 from rankless.engine.divergence import DivergedError
 from rankless.engine.state import TrainingState
-from rankless.engine.totals import Flags
-from rankless.errors import UserError
 from rankless.models.checkpoints import weights
-from rankless.randomness import generator
 from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Optim, Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.structures import LossSum
 from rankless.world.process_group import World
+from small_task import Regression, steps, train
 
 IMAGES, MICRO, LEAVES = 12, 3, 4
 BAD_STEP, BAD_LEAF = 2, 1  # from 0; an odd micro-batch adds its gradient to its sibling's
@@ -37,72 +35,36 @@ class Heads(nn.Module):
         self.trunk, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
         self.head, self.other = nn.Linear(4, 1), nn.Linear(4, 1)
 
-    def forward(self, x: Tensor, second: bool) -> Tensor:
+    def forward(self, x: Tensor, second: bool = True) -> Tensor:
         y = self.norm(self.trunk(x))
         out: Tensor = self.head(y) + (self.other(y) if second else 0)
         return out
 
 
-class Numbers:
-    """Rows of five numbers; the last says what happens with the micro-batch."""
+class FaultyTask(Regression):
+    """Does something wrong in one micro-batch of the ``leaves`` that this rank has of a step."""
 
-    def __len__(self) -> int:
-        return IMAGES
-
-    def item(self, index: int, epoch: int) -> Tensor:
-        return torch.from_numpy(generator(1, "row", epoch, index).normal(size=4)).float()
-
-
-class FaultyTask:
-    """Does something wrong in one micro-batch.
-
-    Args:
-        fault: ``gradient``, ``loss``, ``unused`` or nothing.
-        leaves: the micro-batches of a step on this rank.
-    """
-
-    class_names: tuple[str, ...] = ()
-    score_name = "score"
+    images = IMAGES
+    FACTORS: ClassVar = {"large": 1e6, "loss": float("inf"), "overflow": 1e30}
 
     def __init__(self, problem: str, leaves: int = LEAVES) -> None:
-        self.problem, self.leaves = problem, leaves
-        self.calls = 0
+        self.problem, self.leaves, self.calls = problem, leaves, 0
 
     def model(self) -> nn.Module:
         return Heads()
 
-    def training_data(self) -> Numbers:
-        return Numbers()
-
-    evaluation_data = training_data
-
-    def collate(self, items: Sequence[Tensor]) -> Tensor:
-        return torch.stack(list(items))
-
     def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
-        step, leaf = divmod(self.calls, self.leaves)
+        place = divmod(self.calls, self.leaves)
         self.calls += 1
-        return self.loss_of(model, batch, self.problem if self.is_bad(step, leaf) else "")
-
-    def is_bad(self, step: int, leaf: int) -> bool:
-        return (step, leaf) == (BAD_STEP, BAD_LEAF) or self.problem == "large"
+        is_bad = place == (BAD_STEP, BAD_LEAF) or self.problem == "large"
+        return self.loss_of(model, batch, self.problem if is_bad else "")
 
     def loss_of(self, model: nn.Module, batch: Tensor, problem: str) -> LossSum:
         out = model(batch, problem != "unused")
-        loss = out.float().square().sum()
+        loss = out.float().square().sum() * self.FACTORS.get(problem, 1)
         if problem == "gradient":
             loss = loss + (out * 0).sum().abs().sqrt()  # finite itself
-        if problem == "large":
-            loss = loss * 1e6
-        if problem == "loss":
-            loss = loss / 0
         return LossSum(loss, torch.tensor(float(len(batch))))
-
-    def predict(self, model: nn.Module, batch: Tensor) -> list[float]:
-        return [0.0] * len(batch)
-
-    def score(self, predictions: Sequence[float]) -> dict[str, float]:
-        return {"score": 0.0}
 
 
 def recipe(**changes: Any) -> Recipe:
@@ -115,9 +77,12 @@ def recipe(**changes: Any) -> Recipe:
     return Recipe(**settings)
 
 
-def digest(state: TrainingState) -> str:
-    tensors = [value.contiguous().numpy().tobytes() for value in state.tensors().values()]
-    return hashlib.sha256(b"".join(tensors)).hexdigest()
+def digest(tensors: Iterable[Tensor]) -> str:
+    return hashlib.sha256(b"".join(t.detach().contiguous().numpy().tobytes() for t in tensors)).hexdigest()
+
+
+def digest_of(state: TrainingState) -> str:
+    return digest(state.tensors().values())
 
 
 class Keyed(FaultyTask):
@@ -133,23 +98,17 @@ def rows(step: int, leaf: int, always: bool) -> Tensor:
     return drawn
 
 
-def steps(world: World, changes: dict[str, Any], problem: str, count: int, always: bool) -> list[Any]:
+def digests(world: World, changes: dict[str, Any], problem: str, count: int, always: bool) -> list[Any]:
     """A digest after each step; the sentences of the one that failed, and whether it left no trace."""
-    task = Keyed(problem)
-    state = TrainingState(task, recipe(**changes), world, IMAGES)  # type: ignore[arg-type]
-    state.training_mode()
-    found: list[Any] = []
-    for step in range(count):
-        before = digest(state)
-        state.begin(step)
-        own = (rows(step, leaf, always) for leaf in world.own_micro_batches(LEAVES))
-        totals = state.accumulator.run(step, own, state.scaler.scale, Flags())
-        try:
-            loop.update(state, step, totals)
-        except DivergedError as error:
-            return [*found, list(error.problems), digest(state) == before, error.is_whole, error.repeats]
-        found.append(digest(state))
-    return found
+    state = TrainingState(Keyed(problem), recipe(**changes), world, IMAGES)  # type: ignore[arg-type]
+    found = [digest_of(state)]
+    try:
+        for _ in steps(state, count, partial(rows, always=always)):
+            found.append(digest_of(state))
+    except DivergedError as error:
+        is_untouched = digest_of(state) == found[-1]
+        return [*found[1:], list(error.problems), is_untouched, error.is_whole, error.repeats]
+    return found[1:]
 
 
 FAULTS = {
@@ -169,7 +128,7 @@ WAYS = {
 
 
 def each(world: World, cases: list[tuple[Any, ...]]) -> list[list[Any]]:
-    return [steps(world, *case) for case in cases]
+    return [digests(world, *case) for case in cases]
 
 
 @pytest.mark.processes
@@ -206,33 +165,64 @@ def test_missing_gradients_as_zero_are_the_same_bits_on_any_number_of_ranks(rank
 @pytest.mark.processes
 def test_fp16_gives_up_when_every_step_overflows(ranks: Any) -> None:
     for size in (1, 2):
-        for answer in ranks(size, steps, {"precision": "fp16"}, "gradient", 60, True):
+        for answer in ranks(size, digests, {"precision": "fp16"}, "gradient", 60, True):
             *before, sentences, is_untouched, is_whole, repeats = answer
             assert 25 < len(before) < 35
             assert "(loss scale 6.10352e-05)" in sentences[0] and "precision: fp32" in sentences[0]
             assert is_untouched and is_whole and repeats
 
 
-def train(world: World, folder: str, problem: str, changes: dict[str, Any]) -> list[str]:
-    settings: dict[str, Any] = {
-        "epochs": 6,
-        "evaluate": Evaluate(every=0),
-        "checkpoint": Checkpoint(every=1000),
-        **changes,
-    }
-    try:
-        run = RunDirectory(Path(folder if world.is_first else os.path.relpath(folder)))
-        task: Any = FaultyTask(problem if world.is_first else "", LEAVES // world.size)
-        loop.train(recipe(**settings), run, world, resume=False, task=task)
-    except UserError as error:
-        return list(error.problems)
-    return []
+def overflow(world: World) -> list[dict[str, Any]]:
+    """What each step leaves where a micro-batch of one has infinite gradients in fp16."""
+    settings = recipe(precision="fp16", optim=Optim(lr=0.05, clip=10.0))
+    state = TrainingState(Keyed("overflow"), settings, world, IMAGES)  # type: ignore[arg-type]
+    # fp16 begins with a scale at which all of these gradients are infinite.
+    state.scaler.load_state_dict({**state.scaler.state_dict(), "scale": 8.0})
+    found = []
+    for numbers in steps(state, 5, partial(rows, always=False)):
+        buffers = [value for name, value in state.model.named_buffers() if not name.endswith("tracked")]
+        found.append(
+            {
+                "skipped": numbers.skipped,
+                "scale": state.scaler.get_scale(),
+                "weights": digest(state.model.parameters()),
+                "statistics": digest(buffers),
+                "everything": digest_of(state),
+                "finite": all(value.isfinite().all().item() for value in state.tensors().values()),
+            }
+        )
+    return found
+
+
+@pytest.mark.processes
+def test_an_overflow_in_one_micro_batch_skips_the_step_everywhere(ranks: Any) -> None:
+    worlds = {size: ranks(size, overflow) for size in (1, 2, 3)}
+    lines = worlds[1][0]
+    assert [line["skipped"] for line in lines] == [step == BAD_STEP for step in range(5)]
+    before, at, after = lines[BAD_STEP - 1 : BAD_STEP + 2]
+    assert at["scale"] == before["scale"] / 2 == after["scale"]
+    assert (at["weights"], at["statistics"]) == (before["weights"], before["statistics"])
+    assert after["weights"] != at["weights"] and after["statistics"] != at["statistics"]
+    assert all(line["finite"] for line in lines)
+    assert all(answer == lines for answers in worlds.values() for answer in answers)
+
+
+def fails(
+    world: World, folder: str, problem: str, changes: dict[str, Any], lr: float | None = None
+) -> bool | list[str]:
+    """Ranks call the run's directory differently, and only the first one has the problem."""
+    task = FaultyTask(problem if world.is_first else "", LEAVES // world.size)
+    settings = {"epochs": 6, "evaluate": Evaluate(every=0), "checkpoint": Checkpoint(every=1000), **changes}
+    made = recipe(**settings)
+    if lr:
+        object.__setattr__(made.optim, "lr", lr)  # more than a recipe may say
+    return train(world, task, made, folder if world.is_first else os.path.relpath(folder))
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("problem", FAULTS)
 def test_the_state_before_is_saved(ranks: Any, tmp_path: Path, problem: str) -> None:
-    said, other = ranks(2, train, str(tmp_path), problem, {})
+    said, other = ranks(2, fails, str(tmp_path), problem, {})
     assert other == said, "though they call the run's directory differently"
     run = RunDirectory(tmp_path)
     assert run.pointed("last") == BAD_STEP and run.steps() == [BAD_STEP]
@@ -247,9 +237,6 @@ def test_the_state_before_is_saved(ranks: Any, tmp_path: Path, problem: str) -> 
 @pytest.mark.processes
 def test_weights_that_are_not_finite_are_never_saved(ranks: Any, tmp_path: Path) -> None:
     """A finite gradient whose update overflows."""
-    optim = Optim()
-    object.__setattr__(optim, "lr", 1e38)  # more than a recipe may say
-    changes = {"optim": optim, "checkpoint": Checkpoint(every=1)}
-    (said,) = ranks(1, train, str(tmp_path), "large", changes)
+    (said,) = ranks(1, fails, str(tmp_path), "large", {"checkpoint": Checkpoint(every=1)}, 1e38)
     assert "the weights 'trunk.weight'" in said[0] and "not finite after step 1" in said[0] and len(said) == 1
     assert RunDirectory(tmp_path).steps() == []

@@ -61,25 +61,19 @@ class Tied(nn.Module):
         self.register_buffer("scratch", torch.zeros(1), persistent=False)
 
 
-def test_a_weight_of_two_layers_is_averaged_once() -> None:
+def test_tied_weights_are_averaged_once_and_buffers_may_be_replaced() -> None:
     model = Tied()
     average = Ema(model, decay=0.5)
     before = average.model.first.weight.clone()
     with torch.no_grad():
         model.first.weight += 1
-    average.update(step=100)
-    torch.testing.assert_close(average.model.first.weight, before + 0.5)
-    assert average.model.second.weight is average.model.first.weight
-
-
-def test_buffers_may_be_replaced_and_those_that_are_not_saved_are_left_alone() -> None:
-    model = Tied()
-    average = Ema(model, decay=0.5)
-    for value in (1.0, 2.0):
+    for value, weight in ((1.0, 0.5), (2.0, 0.75)):
         model.seen, model.scratch = torch.tensor([value]), torch.tensor([value])
         average.update(step=100)
+        torch.testing.assert_close(average.model.first.weight, before + weight)
+    assert average.model.second.weight is average.model.first.weight
     assert average.model.seen.item() == 1.25
-    assert average.model.scratch.item() == 0
+    assert average.model.scratch.item() == 0  # is not saved
 
 
 def test_a_step_makes_no_state_dict(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,6 @@ from rankless.world.process_group import World
 
 
 class Numbers:
-    """Examples that are their own number."""
-
     def __init__(self, count: int) -> None:
         self.count = count
 
@@ -42,8 +40,6 @@ class Sorted(Numbers):
 
 
 class Numbered(list[tuple[int, int]]):
-    """A batch of numbers that knows which are missing."""
-
     unreadable: Sequence[Unreadable] = ()
 
     def to(self, device: torch.device) -> Numbered:
@@ -159,23 +155,20 @@ def scores(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("count", "micro"), [(11, 2), (7, 3), (12, 4), (2, 2), (1, 4)])
-def test_each_image_once_and_the_same_scores(ranks: Any, count: int, micro: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "micro", "batch"), [(11, 2, "auto"), (7, 3, "auto"), (2, 2, "auto"), (1, 4, "auto"), (11, 2, 3)]
+)
+def test_each_image_once_and_the_same_scores(
+    ranks: Any, count: int, micro: int, batch: int | Literal["auto"]
+) -> None:
     """With 2 or 1 images, some ranks have nothing to do."""
-    (alone,) = ranks(1, scores, count, micro, None)
+    (alone,) = ranks(1, scores, count, micro, None, batch)
     assert alone["images"] == list(range(count))
-    whole = count // micro * micro
-    assert alone["batches"] == [micro] * whole + [count - whole] * (count - whole)
-    for size in (2, 3):
-        assert ranks(size, scores, count, micro, None) == [alone] * size
-
-
-@pytest.mark.processes
-def test_a_batch_of_its_own_gives_the_same_scores_on_any_number_of_ranks(ranks: Any) -> None:
-    (alone,) = ranks(1, scores, 11, 2, None, 3)
-    assert alone["batches"] == [3] * 9 + [2] * 2
-    for size in (2, 3):
-        assert ranks(size, scores, 11, 2, None, 3) == [alone] * size
+    size = micro if batch == "auto" else batch
+    whole = count // size * size
+    assert alone["batches"] == [size] * whole + [count - whole] * (count - whole)
+    for ranks_ in (2, 3):
+        assert ranks(ranks_, scores, count, micro, None, batch) == [alone] * ranks_
 
 
 @pytest.mark.processes

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-import json
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +18,18 @@ from rankless.data.order import micro_batch
 from rankless.engine import loop
 from rankless.engine.evaluate import fingerprint
 from rankless.engine.freezing import Backbone
-from rankless.engine.settings import computes_like
+from rankless.engine.schedule import StepSchedule
 from rankless.engine.state import TrainingState
 from rankless.errors import UserError
 from rankless.models.zoo import build
+from rankless.randomness import torch_seed
 from rankless.recipe.load import from_json, to_json
 from rankless.recipe.schema import Batch, Ema, Evaluate, Model, Optim, Recipe, Schedule
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from rankless.structures import LossSum, Scores
 from rankless.world.process_group import World
+from small_task import Regression, train
 
 IMAGES = 10
 # 10 images, 6 a step: 2 epochs are 20 images, which are seen whole when step 4 begins (after 24).
@@ -52,25 +51,6 @@ def recipe(batch_norm: str = "micro", **more: Any) -> Recipe:
     return Recipe(**{**settings, **more})
 
 
-@dataclass
-class Noise:
-    """(B, 2, 6, 6) images and a number for each, (B,)."""
-
-    images: Tensor
-    targets: Tensor
-
-    def to(self, device: torch.device) -> Noise:
-        return Noise(self.images.to(device), self.targets.to(device))
-
-
-class Examples:
-    def __len__(self) -> int:
-        return IMAGES
-
-    def item(self, index: int, epoch: int) -> Tensor:
-        return torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(100 * epoch + index))
-
-
 class Net(nn.Module):
     def __init__(self, share: float) -> None:
         super().__init__()
@@ -87,9 +67,8 @@ class Net(nn.Module):
         return out[:, 0]
 
 
-class Regress:
-    class_names: tuple[str, ...] = ()
-    score_name = "score"
+class Regress(Regression):
+    images = IMAGES
 
     def __init__(self, recipe: Recipe) -> None:
         self.share = recipe.model.dropout
@@ -97,26 +76,15 @@ class Regress:
     def model(self) -> nn.Module:
         return Net(self.share)
 
-    def training_data(self) -> Examples:
-        return Examples()
+    def item(self, index: int, epoch: int) -> Tensor:
+        return torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(100 * epoch + index))
 
-    def evaluation_data(self) -> Examples:
-        return Examples()
+    def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
+        return LossSum((model(batch) - targets(batch)).square().sum(), torch.tensor(float(len(batch))))
 
-    def collate(self, items: Sequence[Tensor]) -> Noise:
-        images = torch.stack(list(items))
-        return Noise(images, images[:, 0].mean((1, 2)) * 5)
 
-    def loss(self, model: nn.Module, batch: Noise) -> LossSum:
-        return LossSum(
-            (model(batch.images) - batch.targets).square().sum(), torch.tensor(float(len(batch.targets)))
-        )
-
-    def predict(self, model: nn.Module, batch: Noise) -> list[float]:
-        return [float(value) for value in model(batch.images)]
-
-    def score(self, predictions: Sequence[float]) -> Scores:
-        return {"score": -sum(predictions)}
+def targets(images: Tensor) -> Tensor:
+    return images[:, 0].mean((1, 2)) * 5
 
 
 def work(world: World, text: str, folder: str, resume: bool, stop_after: int) -> list[dict[str, str]]:
@@ -130,17 +98,8 @@ def work(world: World, text: str, folder: str, resume: bool, stop_after: int) ->
             stop.signal = 15
 
     settings = from_json(text)
-    with computes_like(settings):
-        loop.train(
-            settings,
-            RunDirectory(Path(folder)),
-            world,
-            resume=resume,
-            task=Regress(settings),
-            stop=stop,
-            observe=observe,
-        )
-        world.barrier()
+    train(world, Regress(settings), settings, folder, resume=resume, stop=stop, observe=observe)
+    world.barrier()
     return found
 
 
@@ -154,8 +113,6 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def alone(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The digests after each step of a kind's run on one rank, and its directory."""
-
     @functools.cache
     def of(kind: str) -> tuple[list[dict[str, str]], RunDirectory]:
         folder = tmp_path_factory.mktemp(kind)
@@ -215,8 +172,6 @@ def test_held_then_trained(alone: Any, kind: str) -> None:
 
 
 def initial(settings: Recipe) -> dict[str, Tensor]:
-    from rankless.randomness import torch_seed
-
     torch.manual_seed(torch_seed(settings.seed, "model"))
     return Net(settings.model.dropout).state_dict()
 
@@ -246,9 +201,9 @@ def test_it_is_the_loop_that_one_would_write_by_hand(ranks: Any, tmp_path: Path)
             model.stem[1].eval()
             model.deep[1].eval()
         places = micro_batch(IMAGES, settings.seed, step, 0, settings.batch)
-        batch = task.collate([Examples().item(index, epoch) for epoch, index in places])
+        batch = task.collate([task.item(index, epoch) for epoch, index in places])
         model.zero_grad()
-        F.mse_loss(model(batch.images), batch.targets).backward()
+        F.mse_loss(model(batch), targets(batch)).backward()
         sgd.step()
     saved = safetensors.torch.load_file(RunDirectory(tmp_path).step_directory(steps) / "model.safetensors")
     for name, value in model.state_dict().items():
@@ -279,7 +234,6 @@ def test_fine_tuning_holds_what_was_trained_before_and_needs_it_only_once(ranks:
 
 
 def begins(world: World, place: str) -> list[str]:
-    """What model and average begin with, or what is reported."""
     settings = recipe(model=Model(pretrained=place.replace("RANK", str(world.rank))))
     state = TrainingState(Regress(settings), settings, world, IMAGES)  # type: ignore[arg-type]
     assert state.ema is not None
@@ -318,14 +272,10 @@ def test_the_first_wrapper_goes_with_the_release(ranks: Any) -> None:
     assert ranks(2, wrappers_left) == [[True, False]] * 2
 
 
-def test_a_freeze_of_all_epochs_is_never_released(tmp_path: Path) -> None:
-    from rankless.engine.schedule import StepSchedule
-
+def test_a_freeze_of_all_epochs_is_never_released() -> None:
     for epochs in (6, 7, 50):
-        settings = recipe(model=Model(freeze=f"{epochs} epochs"))
-        plan = StepSchedule(settings, IMAGES)
+        plan = StepSchedule(recipe(model=Model(freeze=f"{epochs} epochs")), IMAGES)
         assert plan.released_at >= plan.steps
-    assert json.loads(to_json(settings))["model"]["freeze"] == "50 epochs"
 
 
 class Plain(nn.Module):

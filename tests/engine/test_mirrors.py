@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rankless.engine import checkpoint, loop
 from rankless.engine.mirrors import find
@@ -26,9 +25,9 @@ from rankless.recipe.load import changed, default, dump
 from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Optim, Recipe
 from rankless.runs import chain, journal
 from rankless.runs.directory import RunDirectory, damage
-from rankless.structures import LossSum
 from rankless.world.process_group import World
 from small_disk import fill, small_disk
+from small_task import Regression
 
 pytestmark = pytest.mark.processes
 
@@ -45,43 +44,11 @@ RECIPE = Recipe(
 )
 
 
-class Line:
-    """A straight line through noise; the score falls from step to step, so the first is the best."""
-
-    class_names = ()
-    score_name = "score"
-
-    def __init__(self, classes: int = 0) -> None:
-        self.classes = classes
+class Line(Regression):
+    """The score falls from step to step, so the first is the best."""
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
-
-    def training_data(self) -> Any:
-        return Noise()
-
-    evaluation_data = training_data
-
-    def collate(self, items: Any) -> Tensor:
-        return torch.stack(list(items))
-
-    def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
-        return LossSum((model(batch) - 1).square().sum(), torch.tensor(float(len(batch))))
-
-    def predict(self, model: nn.Module, batch: Tensor) -> list[float]:
-        return [float(value) for value in model(batch)[:, 0]]
-
-    def score(self, predictions: Any) -> dict[str, Any]:
-        score = -float(sum(map(abs, predictions)))
-        return {"score": score, "per_class": {f"class {n}": {"score": score} for n in range(self.classes)}}
-
-
-class Noise:
-    def __len__(self) -> int:
-        return 16
-
-    def item(self, index: int, epoch: int) -> Tensor:
-        return torch.randn(4, generator=torch.Generator().manual_seed(100 * epoch + index))
 
 
 class Crashed(Exception):  # noqa: N818  # on purpose
@@ -95,8 +62,7 @@ def train(world: World, machines: list[list[Any]], how: dict[str, Any] | None = 
         machines: in the order of their ranks.
         how: ``crash`` after a step; ``stop``: asked to stop in a step; ``full``: (rank, step) after which
             the rank's disk is full; ``refuse``: no rank can save; ``change``: words for the recipe;
-            ``roots``: where the data lies, by machine; ``classes``: how many have
-            scores of their own.
+            ``roots``: where the data lies, by machine.
 
     Returns:
         How it ended, and the steps that this rank has saved.
@@ -128,8 +94,7 @@ def train(world: World, machines: list[list[Any]], how: dict[str, Any] | None = 
     try:
         with computes_like(recipe):
             run = RunDirectory(Path(folder))
-            task = Line(how.get("classes", 0))
-            done = loop.train(recipe, run, here, resume=True, task=task, observe=observe, stop=stop)
+            done = loop.train(recipe, run, here, resume=True, task=Line(), observe=observe, stop=stop)
     except (UserError, Crashed) as error:
         return {"end": str(error), "saved": saved}
     finally:
@@ -143,7 +108,6 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """The files of all checkpoints, with the pointers."""
     root = RunDirectory(folder).checkpoints
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
@@ -166,7 +130,6 @@ def is_complete(folder: Path, whole: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nothing happens to, on one machine."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     folder.mkdir()
     (folder / "recipe.yaml").touch()  # the launcher's
@@ -189,7 +152,6 @@ def both(two: list[Path], *counts: int) -> list[list[Any]]:
 
 
 def test_every_machine_keeps_the_same_copy(ranks: Any, two: list[Path], whole: Path) -> None:
-    """Wherever its data lies, which its own ``recipe.yaml`` says."""
     answers = ranks(3, train, both(two, 2, 1), {"roots": ["/first", "/second"]})
     assert [answer["end"] for answer in answers] == [True] * 3
     assert [bool(answer["saved"]) for answer in answers] == [True, False, True]
@@ -230,7 +192,6 @@ def test_a_lost_machine_is_not_missed_and_taken_back(ranks: Any, two: list[Path]
 
 
 def test_why_the_last_start_ended_is_known_on_every_machine(ranks: Any, two: list[Path], whole: Path) -> None:
-    """After a stop, and a start that ended without a save: its reason, not the one of the stop before."""
     seldom = {"change": ["checkpoint.every=9"]}
     ranks(2, train, both(two, 1, 1), {"stop": 3, **seldom})
     ranks(2, train, both(two, 1, 1), {"crash": 5, **seldom})
@@ -255,15 +216,6 @@ def test_a_first_machine_that_was_away_knows_why_the_others_ended(
     ranks(2, train, both(two, 1, 1))
     reasons = [e["reason"] for e in journal.read(two[0] / "journal.jsonl") if e.get("event") == "resume"]
     assert reasons[-1] == (told or "it stopped on request after step 9")
-
-
-def test_a_machine_that_was_away_is_brought_up_to_date(ranks: Any, two: list[Path], whole: Path) -> None:
-    ranks(2, train, both(two, 1, 1), {"crash": 5})
-    ranks(1, train, [[str(two[0]), 1]], {"crash": 9})
-    answers = ranks(2, train, both(two, 1, 1))
-    assert answers[0]["saved"] == [10, 12] and answers[1]["saved"] == [8, 10, 12]
-    for folder in two:
-        is_complete(folder, whole)
 
 
 @pytest.mark.parametrize("where", [0, 1])
@@ -296,20 +248,6 @@ def test_the_best_checkpoint_is_copied_with_the_recipe_it_was_trained_with(
     ranks(2, train, both(two, 1, 1), {"change": ["epochs=5"]})
     copy = RunDirectory(two[1]).step_directory(BEST)
     assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
-
-
-def test_a_journal_of_long_lines_is_taken_from_the_machine_that_has_it(ranks: Any, two: list[Path]) -> None:
-    """The last line is an evaluation of many classes, and rank 0's machine is replaced by an empty one."""
-    how = {"classes": 3000}
-    ranks(2, train, both(two, 1, 1), {**how, "crash": 8})
-    assert len((two[1] / "journal.jsonl").read_bytes().splitlines()[-1]) > 100_000
-    shutil.rmtree(two[0])
-    ranks(2, train, both(two, 1, 1), how)
-    for folder in two:
-        numbers = journal.numbers(folder / "journal.jsonl")
-        assert [entry["step"] for entry in numbers if "step" in entry] == list(range(1, STEPS + 1))
-        evaluations = [entry["evaluation"] for entry in numbers if "evaluation" in entry]
-        assert evaluations == list(range(2, STEPS + 1, 2))
 
 
 @pytest.mark.parametrize(("where", "what"), [(0, "damaged"), (1, "damaged"), (0, "lost")])

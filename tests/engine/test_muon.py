@@ -20,7 +20,6 @@ RECIPE = Optim(name="muon", lr=0.02, momentum=0.95, weight_decay=0.3, betas=(0.8
 
 
 def some_net() -> nn.Module:
-    """A convolution, a depth-wise one, norms, two large linear layers and a small one."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(16, 24, 3, bias=False),
@@ -132,18 +131,3 @@ def test_ranks_share_the_work_and_get_the_bits_of_one(ranks: Any, dtype: torch.d
         answers = ranks(size, weights_after, dtype)
         assert all(weights == alone for weights, _ in answers)
         assert [computed for _, computed in answers] == {2: [3, 6], 3: [3, 3, 3]}[size]
-
-
-def test_a_net_without_matrices_is_adamws() -> None:
-    own, theirs = nn.Linear(5, 4), nn.Linear(5, 4)
-    theirs.load_state_dict(own.state_dict())
-    one, other = optimizer(own, RECIPE), torch.optim.AdamW(theirs.parameters(), 0.02, (0.8, 0.97))
-    other.param_groups[0]["weight_decay"] = 0.0
-    one.param_groups[0]["weight_decay"] = 0.0
-    for step in range(3):
-        give_gradients(own, step)
-        give_gradients(theirs, step)
-        one.step()
-        other.step()
-    for mine, expected in zip(own.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-7)

@@ -135,7 +135,6 @@ def test_the_example_is_a_plain_script_with_few_changes(
 
 
 def test_outside_of_the_steps_batch_norms_are_as_the_user_has_made_them() -> None:
-    """A batch of the user's own enters the running statistics with the momentum of the norm."""
     model = network()
     norm: Any = model[1]
     norm.momentum = 0.25

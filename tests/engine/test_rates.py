@@ -36,24 +36,12 @@ def rates(schedule: Schedule, steps: int = STEPS) -> list[float]:
     return [rate(run, step) for step in range(steps)]
 
 
-def test_cosine_is_torchs() -> None:
-    expected = by_torch(lr_scheduler.CosineAnnealingLR, T_max=STEPS - 1, eta_min=0.05)
-    assert rates(Schedule(name="cosine", final=0.05, warmup=0)) == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("length", [20, 111])
-def test_cosine_may_end_before_or_after_the_run_as_with_t_max(length: int) -> None:
+@pytest.mark.parametrize("length", [20, STEPS, 111])
+def test_cosine_is_torchs_and_may_end_before_or_after_the_run_as_with_t_max(length: int) -> None:
     expected = by_torch(lr_scheduler.CosineAnnealingLR, T_max=length - 1, eta_min=0.05)
-    found = rates(Schedule(name="cosine", final=0.05, warmup=0, length=length))
+    found = rates(Schedule(name="cosine", final=0.05, warmup=0, length="run" if length == STEPS else length))
     assert found[:length] == pytest.approx(expected[:length], abs=1e-12)
     assert all(rate == pytest.approx(0.05) for rate in found[length:])  # torch's would rise again
-
-
-def test_poly_may_end_before_or_after_the_run() -> None:
-    for length in (20, 111):
-        expected = by_torch(lr_scheduler.PolynomialLR, total_iters=length, power=2.0)
-        found = rates(Schedule(name="poly", power=2.0, warmup=0, length=length))
-        assert found == pytest.approx(expected, abs=1e-12)
 
 
 def test_cosine_begins_where_the_warm_up_ends() -> None:
@@ -68,23 +56,15 @@ def test_cosine_begins_where_the_warm_up_ends() -> None:
 
 def test_steps_are_torchs() -> None:
     expected = by_torch(lr_scheduler.MultiStepLR, milestones=[20, 30, 45], gamma=0.3)
-    schedule = Schedule(name="step", milestones=(20, 30, 45), gamma=0.3, warmup=0)
-    assert rates(schedule) == pytest.approx(expected, rel=1e-12)
-    in_units = Schedule(name="step", milestones=("40%", "30 epochs", 45), gamma=0.3, warmup=0)
-    assert rates(in_units) == rates(schedule)
-
-
-def test_steps_without_milestones_fall_at_80_and_90_percent() -> None:
-    assert rates(Schedule(name="step")) == rates(Schedule(name="step", milestones=("80%", "90%")))
+    for milestones in ((20, 30, 45), ("40%", "30 epochs", 45)):
+        schedule = Schedule(name="step", milestones=milestones, gamma=0.3, warmup=0)
+        assert rates(schedule) == pytest.approx(expected, rel=1e-12)
     assert rates(Schedule(name="step", warmup=0)) == pytest.approx([1] * 40 + [0.1] * 5 + [0.01] * 5)
 
 
-def test_warm_up_with_a_power_and_then_constant() -> None:
+def test_the_warm_up_has_a_power_and_is_a_share_of_the_run() -> None:
     found = rates(Schedule(name="constant", warmup=8, warmup_power=4))
     assert found == pytest.approx([min((n + 1) / 8, 1) ** 4 for n in range(STEPS)])
-
-
-def test_the_warm_up_is_a_share_of_the_run() -> None:
     assert rates(Schedule(name="constant"))[:4] == pytest.approx([1 / 3, 2 / 3, 1, 1])  # 2.5 of 50 steps
     assert rates(Schedule(name="constant"), 8) == [1.0] * 8
 
@@ -111,19 +91,18 @@ def test_a_run_may_be_all_warm_up(warmup: int) -> None:
     assert rates(Schedule(name="cosine"), 1) == [1.0]
 
 
-@pytest.mark.parametrize("power", [0.9, 1.0, 4.0])
-@pytest.mark.parametrize("warmup", [0, 12])
-def test_poly_is_torchs_after_the_warm_up(power: float, warmup: int) -> None:
-    expected = by_torch(lr_scheduler.PolynomialLR, total_iters=STEPS - warmup, power=power)
-    found = rates(Schedule(name="poly", power=power, warmup=warmup))
-    assert found[warmup:] == pytest.approx(expected[: STEPS - warmup], rel=1e-9)
-    assert min(found) > 0
+@pytest.mark.parametrize(
+    ("power", "warmup", "length"), [(0.9, 0, STEPS), (4.0, 12, STEPS), (2.0, 0, 20), (2.0, 0, 111)]
+)
+def test_poly_is_torchs_after_the_warm_up(power: float, warmup: int, length: int) -> None:
+    expected = by_torch(lr_scheduler.PolynomialLR, total_iters=length - warmup, power=power)
+    schedule = Schedule(name="poly", power=power, warmup=warmup, length="run" if length == STEPS else length)
+    assert rates(schedule)[warmup:] == pytest.approx(expected[: STEPS - warmup], rel=1e-9, abs=1e-12)
     assert rates(Schedule(name="poly", power=power), 1) == [1.0]
 
 
 @pytest.mark.parametrize("warmup", [0, 7])
 def test_exponential_is_torchs_once_an_epoch(warmup: int) -> None:
-    """Epochs of five steps; torch's scheduler is called after each of them."""
     expected = by_torch(lr_scheduler.ExponentialLR, gamma=0.8)
     recipe = Recipe(
         schedule=Schedule(name="exponential", decay=0.8, warmup=warmup),

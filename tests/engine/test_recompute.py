@@ -110,7 +110,6 @@ def trained(world: World, recipe: Recipe, block: Any, *, compares: bool) -> tupl
 
 
 def opinions(world: World, precision: str) -> dict[str, list[Opinion]]:
-    """The opinions about some networks, and that having them changes no bit."""
     recipe = Recipe(batch=RECIPE.batch, find_unused_parameters=True, precision=precision)
     found = {}
     for block in NETWORKS[::3]:

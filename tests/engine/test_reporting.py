@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rankless.engine.reporting import Reporting
-from rankless.engine.sinks.sink import RunStart, Sink, Sinks
+from rankless.engine.sinks.sink import Sink, Sinks
 from rankless.errors import UserError
 from rankless.runs.directory import RunDirectory
-from rankless.structures import Scores
 
 
 class Recorder(Sink):
@@ -23,11 +21,6 @@ class Recorder(Sink):
         self.events: list[tuple[str, int, str]] = []
         self.full = full
 
-    def start(self, run: RunStart) -> None: ...
-    def step(self, entry: Mapping[str, Any]) -> None: ...
-    def scores(self, step: int, scores: Scores, is_best: bool) -> None: ...
-    def close(self) -> None: ...
-
     def event(self, name: str, step: int, text: str) -> None:
         self.events.append((name, step, text))
         if self.full:
@@ -35,8 +28,6 @@ class Recorder(Sink):
 
 
 class Counts:
-    """A task that counts its predictions for the report."""
-
     def report_details(self, predictions: list[int]) -> dict[str, Any]:
         return {"images": len(predictions)}
 

@@ -14,16 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from rankless.engine import checkpoint, loop
+from rankless.engine import checkpoint
 from rankless.engine.checkpoint import Snapshot
 from rankless.engine.saver import Saver
-from rankless.engine.sinks.sink import Sinks
 from rankless.errors import UserError
-from rankless.recipe.schema import Checkpoint, Recipe
 from rankless.runs.directory import RunDirectory, weights_of
 from rankless.world.process_group import World
 from small_disk import small_disk
-from small_saves import ALONE, RECIPE, Messages, Wide, messages_of
+from small_saves import RECIPE, Wide, messages_of, saver_of
+from small_task import train
 
 
 def resize(folder: Path, size: int) -> None:
@@ -31,7 +30,7 @@ def resize(folder: Path, size: int) -> None:
 
 
 class State(SimpleNamespace):
-    """As much of a training's state as is saved: 64 KiB of model, average and momentum."""
+    """64 KiB of model, average and momentum."""
 
     def snapshot(self, step: int) -> Snapshot:
         model = {"weight": torch.full((64, 64), float(step))}
@@ -40,8 +39,7 @@ class State(SimpleNamespace):
 
 
 def saver_in(folder: Path, keep: int = 2, best: dict[str, Any] | None = None) -> Saver:
-    recipe = Recipe(checkpoint=Checkpoint(every=1, keep=keep))
-    return Saver(recipe, RunDirectory(folder), State(best=best), ["a"], ALONE, Sinks([Messages()]), 0)  # type: ignore[arg-type]
+    return saver_of(State(best=best), folder, keep)
 
 
 def agree(saver: Saver) -> None:
@@ -125,7 +123,6 @@ def test_the_pointer_follows_the_state_at_the_start(tmp_path: Path, lost: str) -
 
 @pytest.mark.processes
 def test_a_disk_that_is_full_at_any_file_keeps_what_was_there(tmp_path: Path) -> None:
-    """From no room at all to room for all, a page at a time."""
     outcomes = set()
     with small_disk(tmp_path / "disk", 1024) as disk:
         first = saver_in(disk / "run")
@@ -209,31 +206,25 @@ def test_a_quota_that_is_used_up_is_a_disk_that_is_full(
     assert not [path for path in saver.run.checkpoints.iterdir() if path.name.startswith(".")]
 
 
-def run_wide(world: World, folder: str, resume: bool) -> str:
-    """Train; how it ended."""
-    try:
-        done = loop.train(RECIPE, RunDirectory(Path(folder)), world, resume=resume, task=Wide(RECIPE))
-    except UserError as error:
-        return str(error)
-    return str(done)
-
-
 @pytest.mark.processes
 def test_room_for_two_is_needed_before_the_first_step(ranks: Any, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 3000) as disk:
         for size in (1, 2):
-            answers = ranks(size, run_wide, str(disk / "run"), False)
-            assert set(answers) == {answers[0]}
-            assert answers[0].startswith(f"{disk / 'run'}: three checkpoints of this model need 4.4 MB")
-            assert "but only 3.1 MB are free" in answers[0]
+            answers = ranks(size, train, Wide(), RECIPE, str(disk / "run"))
+            assert all(answer == answers[0] for answer in answers)
+            assert answers[0][0].startswith(f"{disk / 'run'}: only 3.1 MB are free on this file system; ")
+            assert "expected at least 4.4 MB for three checkpoints of this model" in answers[0][0]
         assert not list(disk.iterdir())
+
+
+def resume(world: World, folder: str) -> bool | list[str]:
+    return train(world, Wide(), RECIPE, folder, resume=True)
 
 
 @pytest.fixture(scope="module")
 def wanted(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The checksums of the last checkpoint on a large disk."""
     folder = tmp_path_factory.mktemp("whole")
-    assert ranks(1, run_wide, str(folder), False) == ["True"]
+    assert ranks(1, train, Wide(), RECIPE, str(folder)) == [True]
     return (RunDirectory(folder).step_directory(8) / "SHA256SUMS").read_text()
 
 
@@ -244,12 +235,12 @@ def test_a_run_ends_on_a_small_disk_as_on_a_large_one_or_says_so(
 ) -> None:
     with small_disk(tmp_path / "disk", size) as disk:
         run = RunDirectory(disk / "run")
-        (answer,) = ranks(1, run_wide, str(run.path), False)
+        (answer,) = ranks(1, train, Wide(), RECIPE, str(run.path))
         assert checkpoint.newest(run, pytest.fail)
-        if answer != "True":
-            assert "No space left on device" in answer and "make room" in answer
+        if answer is not True:
+            assert "No space left on device" in answer[0] and "make room" in answer[0]
             resize(disk, 32000)
-            assert ranks(1, run_wide, str(run.path), True) == ["True"]
+            assert ranks(1, resume, str(run.path)) == [True]
         found = (run.step_directory(8) / "SHA256SUMS").read_text()
         weights = [line for line in wanted.splitlines() if "state.json" not in line]
         assert [line for line in found.splitlines() if "state.json" not in line] == weights

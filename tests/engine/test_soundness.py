@@ -11,30 +11,19 @@ import pytest
 import torch
 from torch import nn
 
-from rankless.engine import loop
 from rankless.engine.evaluate import fingerprint
 from rankless.engine.soundness import checksums, non_finite
 from rankless.engine.state import TrainingState
 from rankless.errors import UserError
 from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Recipe
 from rankless.runs.directory import RunDirectory
-from rankless.structures import LossSum, Scores
+from rankless.structures import Scores
 from rankless.world.process_group import World
+from small_task import Regression, train
 
 
-class Rows:
-    def __len__(self) -> int:
-        return 8
-
-    def item(self, index: int, epoch: int) -> torch.Tensor:
-        return torch.full((4,), float(index))
-
-
-class DrawsFromNumpy:
-    """A task whose model begins differently on each rank, in weights and in a buffer."""
-
-    class_names: tuple[str, ...] = ()
-    score_name = "score"
+class DrawsFromNumpy(Regression):
+    images = 8
     is_drawn = True
 
     def model(self) -> nn.Module:
@@ -46,29 +35,12 @@ class DrawsFromNumpy:
             net.centers += float(rng.normal())  # type: ignore[operator]
         return net
 
-    def training_data(self) -> Rows:
-        return Rows()
-
-    evaluation_data = training_data
-
-    def collate(self, items: Any) -> torch.Tensor:
-        return torch.stack(list(items))
-
-    def loss(self, model: nn.Module, batch: torch.Tensor) -> LossSum:
-        return LossSum(model(batch).square().sum(), torch.tensor(float(len(batch))))
-
-    def predict(self, model: nn.Module, batch: torch.Tensor) -> list[float]:
-        return [0.0] * len(batch)
-
-    def score(self, predictions: Any) -> Scores:
-        return {"score": 0.0}
-
 
 class Plain(DrawsFromNumpy):
     is_drawn = False
 
 
-class Unlike(DrawsFromNumpy):
+class Unlike(Regression):
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 1 + os.getpid()))
 
@@ -125,19 +97,13 @@ def test_another_model_is_refused_on_every_rank(ranks: Any) -> None:
 
 
 def drifts(world: World, folder: str, at: int) -> list[str]:
-    """Train; one weight of rank 1 changes after a step."""
-
     def observe(step: int, state: TrainingState, scores: Scores | None) -> None:
         if step == at and world.rank == 1:
             with torch.no_grad():
                 state.model[2].weight[0, 0] += 1e-6  # type: ignore[index]
 
-    try:
-        run = RunDirectory(Path(folder))
-        loop.train(RECIPE, run, world, resume=False, task=Plain(), observe=observe)  # type: ignore[arg-type]
-    except UserError as error:
-        return list(error.problems)
-    return []
+    found = train(world, Plain(), RECIPE, folder, observe=observe)
+    return [] if isinstance(found, bool) else found
 
 
 @pytest.mark.processes

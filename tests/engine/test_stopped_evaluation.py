@@ -1,4 +1,4 @@
-"""A request to stop that comes during an evaluation: it is left within a batch, and owed on resume."""
+"""A request to stop or a fault during an evaluation: no step is lost, and the scores are made up for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from rankless.engine import checkpoint, loop
 from rankless.engine.settings import computes_like
-from rankless.models.checkpoints.weights import digest_file
+from rankless.errors import UserError
 from rankless.recipe.load import load
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
@@ -20,20 +20,24 @@ from rankless.structures import DetectionBatch, Detections, Scores
 from rankless.tasks.detect import Detect
 from rankless.world.notes import SharedStop
 from rankless.world.process_group import World
+from whole_runs import outcome
 
 pytestmark = pytest.mark.processes
 
 
 class Asked(Detect):
-    """Detection whose last rank is asked to stop during an evaluation, in ``predict`` or in ``score``."""
+    """Detection whose last rank is asked to stop, or fails, in ``predict`` or in ``score``."""
 
     def __init__(self, recipe: Any, world: World, stop: loop.StopRequest, when: str) -> None:
         super().__init__(recipe)
         self.world, self.stop, self.when, self.predicted = world, stop, when, 0
+        self.is_last = world.rank == world.size - 1
 
     def predict(self, model: nn.Module, batch: DetectionBatch) -> list[Detections]:
         self.predicted += 1
-        if self.when == "predict" and self.world.rank == self.world.size - 1:
+        if self.when == "fault in predict" and self.is_last:
+            raise UserError("an image cannot be read")
+        if self.when == "predict" and self.is_last:
             self.stop.signal = 15
         elif self.when == "predict":
             known = SharedStop(self.world, lambda: False)
@@ -42,6 +46,8 @@ class Asked(Detect):
         return super().predict(model, batch)
 
     def score(self, predictions: Sequence[Detections]) -> Scores:
+        if self.when == "fault in score":
+            return {"AP": 1 / 0}
         if self.when == "score":
             self.stop.signal = 15
         return super().score(predictions)
@@ -69,6 +75,8 @@ def run(world: World, words: list[str], folder: str, when: str, resume: bool) ->
             done = loop.train(recipe, RunDirectory(Path(folder)), world, resume=resume, task=task, stop=stop)
         except Killed:
             done = False
+        except UserError as error:
+            return [type(error).__name__, error.problems[0]]
         world.barrier()
     return [done, task.predicted]
 
@@ -100,11 +108,25 @@ def test_it_is_left_within_a_batch_and_owed(
         assert all(predicted <= most for _, predicted in answers), answers
         assert left.pointed("last") == evaluated, "no step after it"
     assert ranks(2, run, words, str(tmp_path), "", True)[0][0] is True
-    assert journal.numbers(left.journal) == journal.numbers(reference.journal)
-    for name in ("model.safetensors", "ema.safetensors", "training.safetensors"):
-        one, other = (r.step_directory(r.pointed("last") or 0) / name for r in (left, reference))
-        assert digest_file(one) == digest_file(other)
-    assert left.pointed("best") == reference.pointed("best")
+    assert outcome(left) == outcome(reference) and left.pointed("best") == reference.pointed("best")
+
+
+@pytest.mark.parametrize(
+    ("when", "kind", "said"),
+    [
+        ("fault in predict", "UserError", "an image cannot be read"),
+        ("fault in score", "TaskError", "ZeroDivisionError"),
+    ],
+)
+def test_a_fault_costs_no_step(
+    ranks: Any, words: list[str], whole: Path, tmp_path: Path, when: str, kind: str, said: str
+) -> None:
+    left, reference = RunDirectory(tmp_path), RunDirectory(whole)
+    for name, problem in ranks(2, run, words, str(tmp_path), when, False):  # every rank, and none waits
+        assert name == kind and said in problem
+    assert left.pointed("last")  # the first epoch's steps
+    assert ranks(1, run, words, str(tmp_path), "", True)[0][0] is True
+    assert outcome(left) == outcome(reference) and left.pointed("best") == reference.pointed("best")
 
 
 def test_one_that_was_made_up_for_but_not_saved_stands_in_the_journal_once(

@@ -58,7 +58,6 @@ def damaged(small_recipe: str, tmp_path: Path) -> Path:
 
 
 def reported(run: RunDirectory) -> list[str]:
-    """The images that the journal tells of, in its order."""
     events = [entry for entry in journal.read(run.journal) if entry.get("event") == "unreadable"]
     return [entry["text"].split(" cannot be read")[0] for entry in events]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,26 +11,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankless.engine import loop
 from rankless.engine.evaluate import evaluate
 from rankless.engine.settings import computes_like
 from rankless.engine.validation_loss import FirstOutput, mean
 from rankless.errors import UserError
 from rankless.randomness import torch_seed
-from rankless.recipe.load import load
+from rankless.recipe.load import changed, default, load
 from rankless.recipe.schema import Recipe
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from rankless.structures import Unreadable
 from rankless.tasks import open_task, resolve_recipe
 from rankless.world.process_group import World
+from small_task import Regression, train
 from thorough import THOROUGH
 
 DIGITS = ["data.val_images=11", "data.train_images=12", "batch.images=8", "batch.micro=4", "precision=fp32"]
 NETS = {
     "yolo": ["digits", "model.image_size=64", "model.width=0.125", *DIGITS],
     "anchor-free": [
-        "digits", "model.name=yolov4-tiny-anchor-free", "model.image_size=64", "model.width=0.125",
+        "model.name=yolov4-tiny-anchor-free", "model.image_size=64", "model.width=0.125",
         "loss.box=2.5", *DIGITS,
     ],
     "ssd": [
@@ -42,19 +42,13 @@ NETS = {
     ],
     "classifier": [
         "digits-classify", "model.name=resnet20-cifar", "model.image_size=16", "model.dropout=0.3",
-        "loss.smoothing=0.2", "batch.images=64", "batch.micro=32",
+        "loss.smoothing=0.2", "batch.images=64", "batch.micro=32", "precision=fp32",
     ],
 }  # fmt: skip
 
 
 def recipe_of(name: str) -> Recipe:
     words = NETS[name]
-    if name == "anchor-free":  # the built-in recipe's keys are those of other heads
-        words = [w for w in words if w != "digits"]
-    if name == "classifier":
-        words = [*words, "precision=fp32"]
-    from rankless.recipe.load import default
-
     return load(words[0], words[1:]) if "=" not in words[0] else default(words)
 
 
@@ -65,8 +59,6 @@ def net_of(recipe: Recipe) -> tuple[Any, nn.Module]:
 
 
 def scored(world: World, name: str, extra: list[str]) -> dict[str, Any]:
-    from rankless.recipe.load import changed
-
     recipe = changed(recipe_of(name), extra)
     with computes_like(recipe):
         task, model = net_of(recipe)
@@ -97,8 +89,6 @@ def test_it_is_that_of_a_plain_loop_on_any_number_of_ranks(name: str, ranks: Any
 
 
 class Counter(nn.Linear):
-    """Counts its forward passes."""
-
     calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -162,44 +152,14 @@ def test_an_unknown_name_is_answered_with_those_there_are(words: list[str], expe
     assert caught.value.problems[0].startswith(expected.partition(";")[0])
 
 
-class Numbers:
-    def __len__(self) -> int:
-        return 4
+class OwnTask(Regression):
+    """By itself it says nothing of a validation loss."""
 
-    def item(self, index: int, epoch: int) -> float:
-        return float(index)
-
-
-class OwnTask:
-    """A regression; by itself it says nothing of a validation loss."""
-
-    class_names: tuple[str, ...] = ()
+    images = 4
     score_name = "minus_error"
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
-
-    def model(self) -> nn.Module:
-        return nn.Linear(1, 1)
-
-    def training_data(self) -> Numbers:
-        return Numbers()
-
-    evaluation_data = training_data
-
-    def collate(self, items: Sequence[float]) -> Tensor:
-        return torch.tensor(items).unsqueeze(1)
-
-    def loss(self, model: nn.Module, batch: Tensor) -> Any:
-        from rankless.structures import LossSum
-
-        return LossSum((model(batch) - 3 * batch).square().sum(), len(batch))
-
-    def predict(self, model: nn.Module, batch: Tensor) -> list[float]:
-        return [float(x) for x in model(batch)]
-
-    def score(self, predictions: Sequence[float]) -> Mapping[str, Any]:
-        return {"minus_error": -sum(abs(p - 3 * i) for i, p in enumerate(predictions)), "note": "fine"}
+    def score(self, predictions: Sequence[float]) -> dict[str, Any]:
+        return {"minus_error": -sum(abs(p - 1) for p in predictions), "note": "fine"}
 
 
 class WithLoss(OwnTask):
@@ -207,8 +167,6 @@ class WithLoss(OwnTask):
 
 
 class Overflows(WithLoss):
-    """Its loss is infinite in every evaluation."""
-
     def loss(self, model: nn.Module, batch: Tensor) -> Any:
         found = super().loss(model, batch)
         return found if torch.is_grad_enabled() else replace(found, sum=found.sum * torch.inf)
@@ -216,12 +174,9 @@ class Overflows(WithLoss):
 
 def own(world: World, kind: str, best: str, folder: str) -> dict[str, Any]:
     recipe = load("digits-classify", [f"evaluate.best={best}", "epochs=1", "batch.images=2", "batch.micro=1"])
-    task: Any = {"plain": OwnTask, "with loss": WithLoss, "infinite": Overflows}[kind](recipe)
-    try:
-        with computes_like(recipe):
-            loop.train(recipe, RunDirectory(Path(folder)), world, resume=False, task=task)
-    except UserError as error:
-        return {"problems": list(error.problems)}
+    task: Any = {"plain": OwnTask, "with loss": WithLoss, "infinite": Overflows}[kind]()
+    if (done := train(world, task, recipe, folder)) is not True:
+        return {"problems": done}
     entries = list(journal.read(RunDirectory(Path(folder)).journal))
     if kind == "infinite":
         return {"warnings": [entry["text"] for entry in entries if entry.get("event") == "warning"]}
@@ -233,8 +188,7 @@ def swinging(world: World, folder: str) -> list[float]:
     words = ["epochs=4", "batch.images=2", "batch.micro=2", "evaluate.every=1", "evaluate.best=loss"]
     words += ["checkpoint.keep=1", "optim.name=sgd", "optim.lr=0.1", "schedule.warmup=0", "precision=fp32"]
     recipe, run = load("digits-classify", words), RunDirectory(Path(folder))
-    with computes_like(recipe):
-        loop.train(recipe, run, world, resume=False, task=WithLoss(recipe))
+    assert train(world, WithLoss(), recipe, folder)
     return [entry["scores"]["loss"] for entry in journal.read(run.journal) if "evaluation" in entry]
 
 

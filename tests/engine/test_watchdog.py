@@ -12,14 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankless.engine import loop
 from rankless.engine.stragglers import Stragglers, slow_ranks
 from rankless.engine.watchdog import Watchdog
 from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Optim, Recipe
 from rankless.runs import journal
-from rankless.runs.directory import RunDirectory
 from rankless.structures import LossSum
 from rankless.world.process_group import World
+from small_task import Regression, train
 from thread_ranks import together
 
 HOST = os.uname().nodename
@@ -34,62 +33,34 @@ RECIPE = Recipe(
 )
 
 
-class Line:
-    """A straight line; ``draw`` and ``compute`` say how long this rank sleeps, by the step."""
-
-    class_names = ()
-    score_name = "score"
+class Line(Regression):
+    """It sleeps for ``draw`` seconds after some steps, and for ``compute`` seconds in every micro-batch."""
 
     def __init__(self, draw: dict[int, float], compute: float) -> None:
-        self.draw, self.compute, self.steps = draw, compute, 0
-        self.stalls = dict(draw)
-
-    def model(self) -> nn.Module:
-        return nn.Linear(4, 1)
-
-    def training_data(self) -> Any:
-        return self
-
-    evaluation_data = training_data
-
-    def __len__(self) -> int:
-        return 16
+        self.stalls, self.compute, self.steps = dict(draw), compute, 0
 
     def item(self, index: int, epoch: int) -> Tensor:
         time.sleep(self.stalls.pop(self.steps, 0))
-        return torch.randn(4, generator=torch.Generator().manual_seed(100 * epoch + index))
-
-    def collate(self, items: Any) -> Tensor:
-        return torch.stack(list(items))
+        return super().item(index, epoch)
 
     def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
         time.sleep(self.compute)
-        return LossSum((model(batch) - 1).square().sum(), torch.tensor(float(len(batch))))
-
-    def predict(self, model: nn.Module, batch: Tensor) -> list[float]:
-        return [0.0] * len(batch)
-
-    def score(self, predictions: Any) -> dict[str, float]:
-        return {"score": 0.0}
+        return super().loss(model, batch)
 
 
-def train(
+def stalls(
     world: World, folder: str, late: float, draw: dict[int, float], compute: float, reduce: Any = "exact"
-) -> bool:
-    """Train; the last rank stalls in drawing after some steps, and is slower by ``compute`` a micro-batch."""
+) -> bool | list[str]:
     is_last = world.rank == world.size - 1
     task = Line(draw if is_last else {}, compute if is_last else 0)
-    recipe = dataclasses.replace(RECIPE, workers=0, reduce=reduce)
 
     def observe(step: int, *_: Any) -> None:
         task.steps = step
 
-    os.environ["RANKLESS_LATE"] = str(late)
-    try:
-        run = RunDirectory(Path(folder))
-        return loop.train(recipe, run, world, resume=False, task=task, observe=observe)
-    finally:
-        del os.environ["RANKLESS_LATE"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANKLESS_LATE", str(late))
+        recipe = dataclasses.replace(RECIPE, workers=0, reduce=reduce)
+        return train(world, task, recipe, folder, observe=observe)
 
 
 def events(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -99,7 +70,7 @@ def events(folder: Path, name: str) -> list[dict[str, Any]]:
 @pytest.mark.processes
 def test_a_late_rank_is_named_with_its_host_step_and_phase(ranks: Any, tmp_path: Path) -> None:
     before = len(ranks.log.read_text(errors="replace")) if ranks.log.exists() else 0
-    assert all(ranks(3, train, str(tmp_path / "run"), 1.5, {5: 5.0}, 0.0))
+    assert all(ranks(3, stalls, str(tmp_path / "run"), 1.5, {5: 5.0}, 0.0))
     found = [entry["text"] for entry in events(tmp_path / "run", "late") if entry["at"] == 6]
     assert len(found) == 1
     assert found[0].startswith(f"rank 2 on {HOST} is late: step 6, waiting for images, for ")
@@ -170,7 +141,7 @@ def test_a_rank_that_cannot_even_say_so_is_named_too(ranks: Any) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("reduce", ["exact", "fast"])
 def test_a_slow_rank_is_named_in_the_journal(ranks: Any, tmp_path: Path, reduce: str) -> None:
-    assert all(ranks(2, train, str(tmp_path / "run"), 60, {}, 0.04, reduce))
+    assert all(ranks(2, stalls, str(tmp_path / "run"), 60, {}, 0.04, reduce))
     (event,) = events(tmp_path / "run", "slow")
     assert event["at"] == 24 and event["text"].startswith(f"rank 1 on {HOST} is slow: it takes ")
     assert not events(tmp_path / "run", "late")
@@ -185,7 +156,7 @@ def test_a_rank_that_recomputes_a_micro_batch_is_not_slow() -> None:
             stragglers.begin()
             stragglers.end(0.1 * (2 + world.rank), more=1)
         assert stragglers.compare() == []
-        return stragglers.take_spread()
+        return stragglers.take().get("ranks", [])
 
     assert together(2, spread)[0] == [100, 100]
 

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from rankless.engine import workers
+from rankless.engine.sinks import terminal
 from rankless.engine.workers import loader_processes, of_rank
 from rankless.models.checkpoints.weights import digest_file
 from rankless.recipe.load import default, load
 from rankless.runs.directory import RunDirectory
 from rankless.world.process_group import World
+from small_task import train
 
 
 @pytest.mark.parametrize(
@@ -50,16 +52,11 @@ def test_in_a_process_of_the_callers_there_are_none_unless_named(monkeypatch: py
 
 
 def trained(world: World, words: list[str], cores: int, folder: str) -> list[Any]:
-    from rankless.engine import loop
-    from rankless.engine.settings import computes_like
-    from rankless.engine.sinks import terminal
-
     said: list[str] = []
     terminal.Terminal._print = lambda self, sentence: said.append(sentence)  # type: ignore[method-assign]
     workers.usable_cores = lambda: cores  # type: ignore[assignment]
-    recipe, run = load(words[0], words[1:]), RunDirectory(Path(folder))
-    with computes_like(recipe):
-        loop.train(recipe, run, world, resume=False)
+    train(world, None, load(words[0], words[1:]), folder)
+    run = RunDirectory(Path(folder))
     return [said[0], digest_file(run.step_directory(run.pointed("last") or 0) / "model.safetensors")]
 
 

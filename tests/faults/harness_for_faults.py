@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 STEPS = 20
+FINDS_TASK = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))  # a PYTHONPATH
 # What variables that no library reads when it is loaded begin with.
 READ_LATE = ("FAULT_", "RANKLESS_", "MASTER_", "LOCAL_", "GROUP_", "TORCHELASTIC_")
 RECIPE = """\
@@ -50,23 +51,19 @@ workers: 0
 NOISE = re.compile(r"Traceback|Warning:|Error:|\[[WE]\d{4} |leaked|closing signal|Exception|torch\.|gloo")
 
 
-class OrphansError(AssertionError):
-    """Processes of a run that are left after its end."""
+class OrphansError(AssertionError): ...
 
 
 @dataclass
 class Process:
-    """One process of a run."""
-
     pid: int
     kind: str  # launcher, rank 0, rank 1, …, other (loaders, fork servers, trackers)
 
 
 class Watched:
-    """A process whose output goes to a file."""
-
     process: Any
     output: Any
+    gone: Callable[[], float]
 
     def until(self, condition: Callable[[], Any], seconds: float = 60) -> Any:
         """Wait for something; fail where it does not come or the run ends before."""
@@ -78,29 +75,30 @@ class Watched:
         return value
 
     def wait(self, seconds: float = 120) -> int:
-        """The exit code."""
         try:
             return int(self.process.wait(seconds))
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {seconds} s; it printed:\n{self.text()}") from None
 
     def text(self) -> str:
-        """What a person saw."""
         self.output.seek(0)
         return str(self.output.read())
 
+    def ends(self, code: int, *, noisy: bool = False, seconds: float = 120) -> str:
+        """Check the exit code, and that no process and no noise is left; return what a person saw."""
+        assert self.wait(seconds) == code, self.text()
+        self.gone()
+        assert noisy or not self.noise(), self.text()
+        return self.text()
+
+    def noise(self) -> list[str]:
+        return [line for line in self.text().splitlines() if NOISE.search(line)]
+
 
 class Run(Watched):
-    """One start of ``rankless train``.
+    """One start of ``rankless train``, which is forked unless ``new``; ``prepared``: see ``prepared.py``.
 
-    Args:
-        folder: the run directory.
-        world: ranks.
-        more: words for the command line.
-        environment: more variables.
-        prepared: what the process does before it becomes rankless: see ``prepared.py``.
-        new: a new interpreter, and not one that is forked. Those that are forked have in common how texts are
-            hashed, and what libraries read when they are loaded.
+    Those that are forked have in common how texts are hashed, and what libraries read when they are loaded.
     """
 
     def __init__(
@@ -158,22 +156,13 @@ class Run(Watched):
         return [int(name) for name in now - self.older if tag in _bytes(f"/proc/{name}/environ")]
 
     def pid(self, kind: str) -> int:
-        """The process of one kind."""
         return self.until(lambda: next((p.pid for p in self.processes() if p.kind == kind), 0))
 
     def step(self) -> int:
-        """Steps in the journal."""
-        try:
-            return max((journal.step_of(entry) for entry in journal.read(self.run.journal)), default=0)
-        except OSError:
-            return 0
+        return reached(self.run)
 
     def events(self, *names: str) -> list[dict[str, Any]]:
-        """The journal's events of these names, in their order."""
-        try:
-            return [entry for entry in journal.read(self.run.journal) if entry.get("event") in names]
-        except OSError:
-            return []
+        return [entry for entry in entries(self.run) if entry.get("event") in names]
 
     def starts(self) -> list[int]:
         """The steps that the ranks have begun or gone on after, start by start."""
@@ -181,11 +170,8 @@ class Run(Watched):
 
     def is_evaluating(self) -> bool:
         """Whether the last step is being evaluated; every fifth is, with ``evaluate.every=1 epoch``."""
-        try:
-            entries = [e for e in journal.read(self.run.journal) if "step" in e or "evaluation" in e]
-        except OSError:
-            return False
-        return bool(entries) and entries[-1].get("step", 1) % 5 == 0
+        found = [entry for entry in entries(self.run) if "step" in entry or "evaluation" in entry]
+        return bool(found) and found[-1].get("step", 1) % 5 == 0
 
     def gone(self, seconds: float = 30) -> float:
         """Wait until no process of the run is left; how long it took."""
@@ -196,13 +182,19 @@ class Run(Watched):
             time.sleep(0.01)
         return time.monotonic() - began
 
-    def noise(self) -> list[str]:
-        """Lines that no person should have to read."""
-        return [line for line in self.text().splitlines() if NOISE.search(line)]
+
+def entries(run: RunDirectory) -> list[dict[str, Any]]:
+    """The lines of the journal, if there is one."""
+    with contextlib.suppress(OSError):
+        return [*journal.read(run.journal)]
+    return []
+
+
+def reached(run: RunDirectory) -> int:
+    return max(map(journal.step_of, entries(run)), default=0)
 
 
 def recipe_file(folder: Path) -> Path:
-    """The recipe beside the run directory, written when missing."""
     path = folder.parent / "small.yaml"
     if not path.exists():
         path.write_text(RECIPE, encoding="utf-8")
@@ -224,7 +216,6 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 
 def undisturbed(folder: Path, *more: str) -> dict[str, Any]:
-    """What a run that nothing happened to leaves behind; that of the plain recipe is a new interpreter's."""
     with Run(folder, 1, *more, new=not more) as run:
         assert run.wait() == 0, run.text()
         run.gone()
@@ -232,7 +223,7 @@ def undisturbed(folder: Path, *more: str) -> dict[str, Any]:
 
 
 def undisturbed_once(factory: pytest.TempPathFactory, name: str, *more: str) -> dict[str, Any]:
-    """The same, made by the first of the test session's workers that asks for it."""
+    """Make an undisturbed run once for all of the test session's workers."""
     place = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         place = place.parent
@@ -246,7 +237,6 @@ def undisturbed_once(factory: pytest.TempPathFactory, name: str, *more: str) -> 
 
 
 def finish(folder: Path, world: int, *more: str) -> dict[str, Any]:
-    """Resume a run to its end, and what it leaves behind."""
     with Run(folder, world, "--resume", *more) as run:
         assert run.wait() == 0, run.text()
         assert not run.noise(), run.text()
@@ -266,7 +256,6 @@ def parent(pid: int) -> int:
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to a process that may be gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 

@@ -14,12 +14,10 @@ from rankless.files.range_cache import RangeCache, limit
 
 @pytest.fixture(autouse=True)
 def _any_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However little room the disk of the tests has."""
-    monkeypatch.setattr(range_cache, "_SPARE", 0.0)
+    monkeypatch.setattr(range_cache, "_SPARE", 0.0)  # however little room the disk of the tests has
 
 
 def size(folder: Path) -> int:
-    """Bytes of all files below a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
@@ -46,16 +44,12 @@ def test_it_keeps_within_its_limit_and_drops_what_was_used_least_recently(
     assert [number for number in range(30) if cache.get(str(number)) is not None] == [0, *range(21, 30)]
 
 
-def test_a_part_that_is_larger_than_its_share_is_not_cached(tmp_path: Path) -> None:
-    cache = RangeCache(tmp_path, 100)
+@pytest.mark.parametrize(("most", "spare"), [(100, 0.0), (1 << 20, 1.0)])
+def test_neither_its_share_nor_the_disk_is_ever_filled(tmp_path: Path, monkeypatch, most, spare) -> None:
+    monkeypatch.setattr(range_cache, "_SPARE", spare)
+    cache = RangeCache(tmp_path, most)
     cache.put("a", bytes(200))
     assert cache.get("a") is None and size(tmp_path) == 0
-
-
-def test_a_disk_is_never_filled(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(range_cache, "_SPARE", 1.0)
-    RangeCache(tmp_path, 1 << 20).put("a", b"one")
-    assert size(tmp_path) == 0
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: bytes(len(data)), lambda data: b""])
@@ -78,11 +72,11 @@ def test_the_limit_is_read_with_its_unit(monkeypatch, text: str, size: int) -> N
     assert limit() == size
 
 
-@pytest.mark.parametrize("text", ["much", "-1", "3 GBit", "nan"])
-def test_no_size_is_a_sentence(monkeypatch, text: str) -> None:
-    monkeypatch.setenv("RANKLESS_REMOTE_CACHE", text)
-    with pytest.raises(UserError, match=f"RANKLESS_REMOTE_CACHE is '{text}': expected a size such as 200GB"):
-        limit()
+def test_no_size_is_a_sentence(monkeypatch) -> None:
+    for text in ("much", "-1", "3 GBit", "nan"):
+        monkeypatch.setenv("RANKLESS_REMOTE_CACHE", text)
+        with pytest.raises(UserError, match=f"RANKLESS_REMOTE_CACHE is '{text}': expected a size such as"):
+            limit()
 
 
 def test_less_room_takes_effect_when_data_is_opened(tmp_path: Path, monkeypatch) -> None:

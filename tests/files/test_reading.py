@@ -30,23 +30,12 @@ def test_a_pipe_a_device_a_socket_and_a_folder_are_refused(tmp_path: Path):
         assert "it is a socket" in refused(tmp_path / "socket")
 
 
-def test_process_substitution_is_a_pipe():
-    ends = os.pipe()
-    try:
-        assert "it is a pipe" in refused(f"/dev/fd/{ends[0]}")
-    finally:
-        for end in ends:
-            os.close(end)
-
-
 def test_names_that_no_file_can_have(tmp_path: Path):
     assert refused(tmp_path / ("x" * 300)) == "File name too long"
     assert "NUL" in refused("a\0b")
     (tmp_path / "loop").symlink_to("loop")
     assert "symbolic links" in refused(tmp_path / "loop")
-    assert not reading.is_file(tmp_path / "loop")
-    assert not reading.is_file("a\0b")
-    assert not reading.is_file("x" * 300)
+    assert not any(map(reading.is_file, (tmp_path / "loop", "a\0b", "x" * 300)))
 
 
 def test_the_limit_is_named(tmp_path: Path):

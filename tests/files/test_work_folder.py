@@ -70,13 +70,6 @@ def test_a_killed_process_leaves_no_half_folder(tmp_path, there):
     assert list(tmp_path.iterdir()) == [out] and (out / "file").read_text() == "whole"
 
 
-def test_a_new_folder_goes_when_writing_fails(tmp_path):
-    with pytest.raises(ValueError, match="half"), new_folder(tmp_path / "out") as out:
-        (out / "file").write_text("half")
-        raise ValueError("half")
-    assert not list(tmp_path.iterdir())
-
-
 def test_nothing_that_is_there_is_replaced(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("precious")

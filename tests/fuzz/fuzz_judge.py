@@ -91,11 +91,9 @@ class Judge:
         platform.processor()  # asks a program, once
 
     def close(self) -> None:
-        """Remove what is left."""
         self.own.cleanup()
 
     def __call__(self, case: Case) -> Verdict:
-        """Run one case."""
         self.count += 1
         root = self.folder / f"case-{self.count}"
         root.mkdir()
@@ -186,7 +184,6 @@ class Stream(io.TextIOWrapper):
         super().__init__(io.BytesIO(), encoding="utf-8", errors=errors, newline="", write_through=True)
 
     def text(self) -> str:
-        """All that was written."""
         self.flush()
         held = self.buffer
         assert isinstance(held, io.BytesIO)
@@ -218,7 +215,6 @@ def _acts(letter: str) -> bool:
 
 
 def _heard(case: Case, ended: int | BaseException, out: str, err: str) -> Verdict:
-    """Judge what was printed."""
     shown = f"exit {ended}\n{out[:3000]}{err[:3000]}"
     reports = any(case.words[: len(verb)] == verb for verb in _REPORTING)
     if ended not in (0, 2) and not (ended == 1 and reports):

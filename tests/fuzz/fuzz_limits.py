@@ -60,7 +60,6 @@ class Watch:
             self.awake = False
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """What the interpreter calls."""
         if not self.awake:
             return
         if event in _STARTING:

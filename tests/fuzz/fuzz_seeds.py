@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import functools
 import io
 import json
@@ -11,6 +10,7 @@ import os
 import pickle
 import tarfile
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,128 +128,72 @@ SPLITS = {"train": "ab", "val": "c"}
 CLASSES = ("cat", "dog")
 
 
-def _images(place: str) -> dict[str, Entry]:
-    return {
-        place.format(split=split, name=name): encoded_image(ord(name))
-        for split, names in SPLITS.items()
-        for name in names
-    }
-
-
-def darknet(root: str = "data") -> dict[str, Entry]:
+def darknet() -> dict[str, Entry]:
     """A ``data.yaml``, images and labels."""
-    files = _images(root + "/images/{split}/{name}.png")
+    files: dict[str, Entry] = {}
     for split, names in SPLITS.items():
         for name in names:
             lines = [
                 f"{label} {(x1 + x2) / 48} {(y1 + y2) / 32} {(x2 - x1) / 24} {(y2 - y1) / 16}"
                 for label, x1, y1, x2, y2 in BOXES[name]
             ]
-            files[f"{root}/labels/{split}/{name}.txt"] = ("\n".join(lines) + "\n").encode()
-    files[f"{root}/data.yaml"] = b"path: .\ntrain: images/train\nval: images/val\nnc: 2\nnames: [cat, dog]\n"
+            files[f"data/images/{split}/{name}.png"] = encoded_image(ord(name))
+            files[f"data/labels/{split}/{name}.txt"] = ("\n".join(lines) + "\n").encode()
+    files["data/data.yaml"] = b"path: .\ntrain: images/train\nval: images/val\nnc: 2\nnames: [cat, dog]\n"
     return files
 
 
-def darknet_lists(root: str = "data") -> dict[str, Entry]:
+def darknet_lists() -> dict[str, Entry]:
     """Darknet's own: an ``obj.data``, names, and lists of images."""
-    files = darknet(root)
-    del files[f"{root}/data.yaml"]
-    files[f"{root}/obj.data"] = (
+    files = darknet()
+    del files["data/data.yaml"]
+    files["data/obj.data"] = (
         b"classes = 2\ntrain = train.txt\nvalid = val.txt\nnames = obj.names\nbackup = b\n"
     )
-    files[f"{root}/obj.names"] = b"cat\ndog\n"
+    files["data/obj.names"] = b"cat\ndog\n"
     for split, names in SPLITS.items():
-        files[f"{root}/{split}.txt"] = "".join(f"images/{split}/{name}.png\n" for name in names).encode()
+        files[f"data/{split}.txt"] = "".join(f"images/{split}/{name}.png\n" for name in names).encode()
     return files
 
 
-def voc(root: str = "data") -> dict[str, Entry]:
-    """Pascal VOC: Annotations, ImageSets and JPEGImages."""
-    files = _images(root + "/JPEGImages/{name}.png")
-    for split, names in SPLITS.items():
-        files[f"{root}/ImageSets/Main/{split}.txt"] = "".join(f"{name}\n" for name in names).encode()
-        for name in names:
-            objects = "".join(
-                f"<object><name>{CLASSES[label]}</name><truncated>0</truncated><difficult>0</difficult>\n"
-                f"<bndbox><xmin>{x1 + 1}</xmin><ymin>{y1 + 1}</ymin>"
-                f"<xmax>{x2}</xmax><ymax>{y2}</ymax></bndbox>"
-                "</object>\n"
-                for label, x1, y1, x2, y2 in BOXES[name]
-            )
-            files[f"{root}/Annotations/{name}.xml"] = (
-                f"<annotation>\n<folder>x</folder><filename>{name}.png</filename>\n<size><width>24</width>"
-                f"<height>16</height><depth>3</depth></size><segmented>0</segmented>\n{objects}</annotation>\n"
-            ).encode()
-    return files
+@functools.cache
+def _converted(to: str) -> dict[str, Entry]:
+    """The data in another format, as the package writes it."""
+    from rankless.curation.data_set import open_data_set
+    from rankless.data.formats.registry import write
+    from rankless.data.formats.writing import ImageFiles
+
+    with _folder() as folder:
+        build(Case((), darknet()), folder)
+        Path("data-2").mkdir()
+        write(to, folder / "data-2", open_data_set("data").splits, ImageFiles("copy"))
+        files = (path for path in Path("data-2").rglob("*") if path.is_file())
+        return {f"data{str(path)[6:]}": path.read_bytes() for path in files}
 
 
 def coco_json(split: str) -> dict[str, Any]:
-    """COCO's ``instances``."""
-    names = SPLITS[split]
-    return {
-        "info": {"year": 2024},
-        "licenses": [],
-        "images": [
-            {"id": n, "file_name": f"{name}.png", "width": 24, "height": 16}
-            for n, name in enumerate(names, 1)
-        ],
-        "annotations": [
-            {
-                "id": 10 * n + k,
-                "image_id": n,
-                "category_id": label + 1,
-                "bbox": [x1, y1, x2 - x1, y2 - y1],
-                "area": (x2 - x1) * (y2 - y1),
-                "iscrowd": 0,
-                "segmentation": [[x1, y1, x2, y1, x2, y2]],
-            }
-            for n, name in enumerate(names, 1)
-            for k, (label, x1, y1, x2, y2) in enumerate(BOXES[name])
-        ],
-        "categories": [{"id": n, "name": name, "supercategory": "pet"} for n, name in enumerate(CLASSES, 1)],
-    }
+    """COCO's ``instances``, with an outline of each object."""
+    (text,) = (each for name, each in _converted("coco").items() if name.endswith(f"{split}.json"))
+    assert isinstance(text, bytes)
+    content: dict[str, Any] = json.loads(text)
+    for each in content["annotations"]:
+        x, y, width, height = each["bbox"]
+        each["segmentation"] = [[x, y, x + width, y, x + width, y + height]]
+    return content
 
 
-def coco(root: str = "data") -> dict[str, Entry]:
-    """COCO: annotations and images."""
-    files = _images(root + "/images/{split}/{name}.png")
+def coco() -> dict[str, Entry]:
+    files = dict(_converted("coco"))
     for split in SPLITS:
-        files[f"{root}/annotations/instances_{split}.json"] = json.dumps(coco_json(split)).encode()
+        (name,) = (name for name in files if name.endswith(f"{split}.json"))
+        files[name] = json.dumps(coco_json(split)).encode()
     return files
 
 
-def csv_table(root: str = "data") -> dict[str, Entry]:
-    """A row for each box, as Python's csv writes it."""
-    files = _images(root + "/{split}/{name}.png")
-    for split, names in SPLITS.items():
-        text = io.StringIO()
-        writer = csv.writer(text)
-        writer.writerow(["filename", "width", "height", "class", "xmin", "ymin", "xmax", "ymax"])
-        for name in names:
-            for label, *box in BOXES[name]:
-                writer.writerow([f"{split}/{name}.png", 24, 16, CLASSES[label], *box])
-        files[f"{root}/{split}.csv"] = text.getvalue().encode()
-    return files
-
-
-def lines(root: str = "data") -> dict[str, Entry]:
-    """Annotation lines."""
-    files = _images(root + "/{split}/{name}.png")
-    for split, names in SPLITS.items():
-        files[f"{root}/{split}.txt"] = "".join(
-            f"{split}/{name}.png "
-            + " ".join(f"{x1},{y1},{x2},{y2},{k}" for k, x1, y1, x2, y2 in BOXES[name])
-            + "\n"
-            for name in names
-        ).encode()
-    files[f"{root}/classes.txt"] = b"cat\ndog\n"
-    return files
-
-
-def class_folders(root: str = "data") -> dict[str, Entry]:
+def class_folders() -> dict[str, Entry]:
     """A folder per split, in it a folder per class."""
     return {
-        f"{root}/{split}/{name}/{n}.png": encoded_image(n + 3 * k + 10 * len(split))
+        f"data/{split}/{name}/{n}.png": encoded_image(n + 3 * k + 10 * len(split))
         for split in ("train", "val")
         for k, name in enumerate(CLASSES)
         for n in range(2)
@@ -278,15 +222,15 @@ def shard(split: str, kind: str) -> bytes:
     return target.getvalue()
 
 
-def shards(root: str = "data", kind: str = "json") -> dict[str, Entry]:
+def shards(kind: str = "json") -> dict[str, Entry]:
     """Tar shards and the names of the classes."""
-    files: dict[str, Entry] = {f"{root}/{split}-000000.tar": shard(split, kind) for split in SPLITS}
-    return files | {f"{root}/classes.txt": b"cat\ndog\n"}
+    files: dict[str, Entry] = {f"data/{split}-000000.tar": shard(split, kind) for split in SPLITS}
+    return files | {"data/classes.txt": b"cat\ndog\n"}
 
 
-DATA = {
-    "darknet": darknet, "darknet lists": darknet_lists, "voc": voc, "coco": coco, "csv": csv_table,
-    "lines": lines, "image-folder": class_folders, "webdataset": shards,
+DATA: dict[str, Callable[[], dict[str, Entry]]] = {
+    "darknet": darknet, "darknet lists": darknet_lists, "coco": coco, "image-folder": class_folders,
+    "webdataset": shards, **{to: (lambda to=to: dict(_converted(to))) for to in ("voc", "csv", "lines")},
 }  # fmt: skip
 
 
@@ -312,7 +256,6 @@ def _network() -> Any:
 
 
 def recipe(*words: str) -> Any:
-    """The recipe of the small network on the data in ``data``."""
     from rankless.recipe.load import default
 
     own = (f"model.cfg={json.dumps(CFG)}", "data.root=data", "epochs=1", "batch.images=2", "batch.micro=1")
@@ -321,7 +264,6 @@ def recipe(*words: str) -> Any:
 
 @functools.cache
 def state() -> dict[str, torch.Tensor]:
-    """The small network's weights."""
     from rankless.models import zoo
 
     torch.manual_seed(0)
@@ -330,7 +272,6 @@ def state() -> dict[str, torch.Tensor]:
 
 @functools.cache
 def darknet_weights() -> bytes:
-    """The small network's weights as Darknet's file."""
     from rankless.models.checkpoints.darknet_weights import write_weights
 
     with _folder() as folder:
@@ -340,7 +281,6 @@ def darknet_weights() -> bytes:
 
 @functools.cache
 def weights() -> bytes:
-    """A weights file of the package's own."""
     from rankless.models.checkpoints import weights as page
 
     with _folder() as folder:

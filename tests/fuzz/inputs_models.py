@@ -11,7 +11,10 @@ from typing import Any
 
 import fuzz_seeds as seeds
 from fuzz_case import Case, Entry, Hole
-from fuzz_mutations import (
+from hostile_checkpoints import HARM, legacy
+from hypothesis import strategies as st
+
+from mutations import (
     damaged,
     damaged_text,
     damaged_value,
@@ -22,8 +25,6 @@ from fuzz_mutations import (
     overwritten,
     words,
 )
-from hostile_checkpoints import HARM, legacy
-from hypothesis import strategies as st
 
 # --- cfg --------------------------------------------------------------------------------------------------
 
@@ -111,7 +112,6 @@ def darknet_weights(draw: st.DrawFn) -> Case:
 
 
 def _archive(records: dict[str, bytes], compression: int) -> bytes:
-    """A checkpoint of records made by hand."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", compression) as file:
         for name, content in records.items():
@@ -128,10 +128,8 @@ def _records() -> dict[str, bytes]:
 PICKLED = (
     "cos\nsystem\n", "cposix\nsystem\n", "c__builtin__\neval\n", "cbuiltins\ngetattr\n", "cevil\nTask\n",
     "\x85R", ")R", "}q\x00", "h\x00", "(", "t", "0", "2", "\x8a\x08", "\x8b\xff\xff\xff\x7f",
-    "X\xff\xff\xff\x7f",
-    "Q", "cnumpy.core.multiarray\nscalar\n", "ctorch._utils\n_rebuild_parameter\n", "b", "s", "u", "a", "e",
-    "i",
-    "\x93", "\x81", "\x92", "\x82\x01", "\x95\xff\xff\xff\xff\xff\xff\xff\x7f",
+    "X\xff\xff\xff\x7f", "Q", "cnumpy.core.multiarray\nscalar\n", "ctorch._utils\n_rebuild_parameter\n", "b",
+    "s", "u", "a", "e", "i", "\x93", "\x81", "\x92", "\x82\x01", "\x95\xff\xff\xff\xff\xff\xff\xff\x7f",
 )  # fmt: skip
 
 
@@ -139,13 +137,11 @@ def _pickle_of_a_command() -> st.SearchStrategy[bytes]:
     """What an attacker would write: globals, arguments and calls in an order that may or may not work."""
     piece = st.sampled_from([
         b"cos\nsystem\n", b"cposix\nsystem\n", b"cbuiltins\neval\n", b"c__builtin__\nexec\n",
-        b"cevil\nTask\n",
-        b"cbuiltins\ngetattr\n", b"csubprocess\nPopen\n", b"ctorch.hub\nload\n", b"ctorch\nload\n",
-        b"ccollections\nOrderedDict\n", b"ctorch._utils\n_rebuild_tensor_v2\n", b"c_codecs\nencode\n",
-        b"X\x16\0\0\0touch evil-was-here   ", b"X\x06\0\0\0system", b"X\x04\0\0\0evil", b"\x85", b"R", b"(",
-        b"t",
-        b")", b"}", b"]", b"q\0", b"h\0", b"s", b"a", b"b", b"o", b"i", b"0", b"K\1", b"\x93", b"\x81",
-        b"ios\nsystem\n",
+        b"cevil\nTask\n", b"cbuiltins\ngetattr\n", b"csubprocess\nPopen\n", b"ctorch.hub\nload\n",
+        b"ctorch\nload\n", b"ccollections\nOrderedDict\n", b"ctorch._utils\n_rebuild_tensor_v2\n",
+        b"c_codecs\nencode\n", b"X\x16\0\0\0touch evil-was-here   ", b"X\x06\0\0\0system", b"X\x04\0\0\0evil",
+        b"\x85", b"R", b"(", b"t", b")", b"}", b"]", b"q\0", b"h\0", b"s", b"a", b"b", b"o", b"i", b"0",
+        b"K\1", b"\x93", b"\x81", b"ios\nsystem\n",
     ])  # fmt: skip
     return st.lists(piece, max_size=14).map(lambda parts: b"\x80\x02" + b"".join(parts) + b".")
 

@@ -9,16 +9,15 @@ from typing import Any
 
 import fuzz_seeds as seeds
 from fuzz_case import Case, Entry, Fifo, Folder, Hole, Link
-from fuzz_mutations import argument, damaged_text, encoded, json_values, odd, words
 from hypothesis import strategies as st
+
+from mutations import argument, damaged_text, encoded, json_values, odd, words
 
 YAML = (
     "optim", "lr", ":", ": ", "\n", "  ", "- ", "[", "]", "{", "}", ",", "1e9", ".nan", "'", '"', "&a ", "*a",
     "!!int ", "!!python/object/apply:os.system [touch evil-was-here]", "!!python/name:evil.Task", "#", "|",
-    ">",
-    "? ", "null", "%", "---", "...", "<<: *a", "&a [*a]", "!!binary aaaa", "\\ud800", "2001-01-01", "0o7",
-    "1:30",
-    "model:", "task: evil:Task", "data: {root: /dev/zero}", "{a: {a: {a: ", "[[[[[[[[",
+    ">", "? ", "null", "%", "---", "...", "<<: *a", "&a [*a]", "!!binary aaaa", "\\ud800", "2001-01-01",
+    "0o7", "1:30", "model:", "task: evil:Task", "data: {root: /dev/zero}", "{a: {a: {a: ", "[[[[[[[[",
 )  # fmt: skip
 _BOMBS = (
     "a: &a [x, x]\nb: &b [*a, *a]\n" + "".join(f"{c}: &{c} [*{b}, *{b}, *{b}]\n" for b, c in zip("bcdefghi",
@@ -31,7 +30,6 @@ _BOMBS = (
 
 @functools.cache
 def keys() -> tuple[str, ...]:
-    """Every key that a recipe may have."""
     from rankless.recipe.schema import Recipe
 
     def inside(value: Any, before: str) -> list[str]:
@@ -86,9 +84,8 @@ _values = (
     odd
     | st.sampled_from([
         "0", "1", "-1", "2", "1000000", "1e6", "1e9", "1000000000", "32", "[32,32]", "auto", "none", "true",
-        "[]", "{}",
-        "[[1,2]]", "yolov4", "resnet18", "digits", "0.5", "5 min", "evil:Task", "n.cfg", "data", "kmeans",
-        "../w",
+        "[]", "{}", "[[1,2]]", "yolov4", "resnet18", "digits", "0.5", "5 min", "evil:Task", "n.cfg", "data",
+        "kmeans", "../w",
     ])
     | json_values.map(repr)
 )  # fmt: skip
@@ -127,7 +124,6 @@ def recipes(draw: st.DrawFn) -> Case:
 
 @st.composite
 def overrides(draw: st.DrawFn) -> Case:
-    """Sound recipe, odd changes."""
     entries: dict[str, Entry] = {
         **seeds.darknet(),
         "small.cfg": seeds.CFG.encode(),

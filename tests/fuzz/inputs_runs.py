@@ -9,8 +9,9 @@ from typing import Any
 
 import fuzz_seeds as seeds
 from fuzz_case import Case, Entry, Fifo, Folder, Hole, Link
-from fuzz_mutations import damaged, damaged_text, damaged_value, json_values, words
 from hypothesis import strategies as st
+
+from mutations import damaged, damaged_text, damaged_value, json_values, words
 
 TOKENS = (
     "step-000000001",
@@ -23,9 +24,8 @@ TOKENS = (
     "last",
 )
 _odd: st.SearchStrategy[Entry] = st.sampled_from([
-    Fifo(), Folder(), Link("/dev/zero"), Link("gone"), Link("."), Link("../../stranger"),
-    Link("/proc/1/cwd"), Hole(0), Hole(2**34),
-    b"", b"\0" * 64, b"\xff\xfe", b"[]", b"null", b"{}", b"1" * 5000, b"[" * 10_000,
+    Fifo(), Folder(), Link("/dev/zero"), Link("gone"), Link("."), Link("../../stranger"), Link("/proc/1/cwd"),
+    Hole(0), Hole(2**34), b"", b"\0" * 64, b"\xff\xfe", b"[]", b"null", b"{}", b"1" * 5000, b"[" * 10_000,
 ])  # fmt: skip
 
 

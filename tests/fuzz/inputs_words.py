@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import fuzz_seeds as seeds
 from fuzz_case import Case, Entry, Fifo, Folder, Hole, Link
-from fuzz_mutations import argument, odd
 from hypothesis import strategies as st
+
+from mutations import argument, odd
 
 VERBS: tuple[tuple[str, ...], ...] = (
     ("train",), ("evaluate",), ("predict",), ("digest",), ("verify",), ("recipes",), ("import",), ("export",),
@@ -18,21 +19,16 @@ VERBS: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 OPTIONS = (
     "--out", "--run", "--devices", "--resume", "--json", "--split", "--confidence", "--worlds", "--steps",
-    "--model",
-    "--cfg", "--names", "--classes", "--key", "--partial", "--by-order", "--force", "--format", "--to",
-    "--copy", "--val",
-    "--test", "--stratify", "--group", "--seed", "--shard-size", "--decoded", "--quick", "--fix",
-    "--drop-invalid",
-    "--count", "--class", "--augmented", "--image-size", "--help", "--version", "--schema", "--task", "-h",
-    "--no-json",
+    "--model", "--cfg", "--names", "--classes", "--key", "--partial", "--by-order", "--force", "--format",
+    "--to", "--copy", "--val", "--test", "--stratify", "--group", "--seed", "--shard-size", "--decoded",
+    "--quick", "--fix", "--drop-invalid", "--count", "--class", "--augmented", "--image-size", "--help",
+    "--version", "--schema", "--task", "-h", "--no-json",
 )  # fmt: skip
 _GOOD = (
     "data", "w", "a.png", "n.cfg", "run", "r.yaml", "digits", "train", "val", "2", "1", "0.5", "darknet",
-    "coco", "auto", "out",
-    "resnet18", "yolov4-tiny", "cat", "digits:val:0", "digits:val:3-1", "digits:val:0-99999999999", "1,2",
-    "(a)", "(", "in", ".",
-    "data/data.yaml", "data/images/train", "w.weights", "epochs=1", "model.width=1e6",
-    "batch.images=1000000000", "model.image_size=1000000",
+    "coco", "auto", "out", "resnet18", "yolov4-tiny", "cat", "digits:val:0", "digits:val:3-1",
+    "digits:val:0-99999999999", "1,2", "(a)", "(", "in", ".", "data/data.yaml", "data/images/train",
+    "w.weights", "epochs=1", "model.width=1e6", "batch.images=1000000000", "model.image_size=1000000",
 )  # fmt: skip
 
 
@@ -65,17 +61,13 @@ def _bounded(words: tuple[str, ...]) -> tuple[str, ...]:
 
 _PLACES = (
     "out", "", ".", "..", "/", "//", "~", "data", "data/data.yaml", "data/images/train/a.png",
-    "data/labels/train", "w", "r.yaml",
-    "link", "link/x", "loop", "loop/x", "dangling", "dangling/x", "fifo", "fifo/x", "folder", "folder/",
-    "folder/x", "full/predictions.json",
-    "full", "x" * 255, "x" * 256, "x" * 5000, "a/" * 200 + "b", "no/such/folder/x", "/dev/null", "/dev/full",
-    "/dev/null/x",
-    "/proc/x", "/proc/self/x", "a\0b", "\udcff", "\u202e", "a\nb", "\x1b[31mred", "-", "--out", "*",
-    "out.png", "out.html", "out.pdf",
-    "out.xyz", "link.png", "dangling.png", "fifo.png", "loop.png", "folder.png", "data/images/train/a.png/x",
-    "hidden/../out", "./out",
-    "link-to-data", "link-to-data/images/train", "out.safetensors", ".png", "run", "run/checkpoints",
-    "a.png", "/no-such-place", "/no/such/place",
+    "data/labels/train", "w", "r.yaml", "link", "link/x", "loop", "loop/x", "dangling", "dangling/x", "fifo",
+    "fifo/x", "folder", "folder/", "folder/x", "full/predictions.json", "full", "x" * 255, "x" * 256,
+    "x" * 5000, "a/" * 200 + "b", "no/such/folder/x", "/dev/null", "/dev/full", "/dev/null/x", "/proc/x",
+    "/proc/self/x", "a\0b", "\udcff", "\u202e", "a\nb", "\x1b[31mred", "-", "--out", "*", "out.png",
+    "out.html", "out.pdf", "out.xyz", "link.png", "dangling.png", "fifo.png", "loop.png", "folder.png",
+    "data/images/train/a.png/x", "hidden/../out", "./out", "link-to-data", "link-to-data/images/train",
+    "out.safetensors", ".png", "run", "run/checkpoints", "a.png", "/no-such-place", "/no/such/place",
 )  # fmt: skip
 
 

@@ -1,42 +1,73 @@
 """Many cases of every kind in processes of their own, and a table: ``python tests/fuzz/run_fuzz.py --help``.
 
 A process that dies (a crash, or a wait that no signal ends) is a finding, and another goes on in its place.
-Equal seeds give equal cases. What is wrong is kept as JSON, to be run again with ``--again FILE``.
+Equal seeds give equal cases. What is wrong is kept, to be run again with ``--again FILE``.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import concurrent.futures
 import faulthandler
 import json
 import os
+import pickle
 import re
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import fuzz_limits
-from fuzz_case import Case, from_json, to_json
+import inputs_data
+import inputs_models
+import inputs_recipes
+import inputs_runs
+import inputs_words
+from fuzz_case import Case
 from fuzz_judge import FINE, Judge
-from fuzz_kinds import KINDS
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 
+KINDS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
+    "cfg": inputs_models.cfgs,
+    "darknet weights": inputs_models.darknet_weights,
+    "checkpoint, zip": lambda: inputs_models.checkpoints_zipped,
+    "checkpoint, legacy": lambda: inputs_models.checkpoints_legacy,
+    "safetensors": inputs_models.safetensors,
+    "weights' metadata": inputs_models.hostile_metadata,
+    "recipe": inputs_recipes.recipes,
+    "override": inputs_recipes.overrides,
+    **inputs_data.ALL,
+    "run directory": inputs_runs.runs,
+    "strange folder": inputs_runs.strange_folders,
+    "output place": inputs_words.output_places,
+    "command line": inputs_words.command_lines,
+}
 STUCK = 180
 """Seconds after which a process that answers to no signal is ended."""
 MOST_DEATHS = 20
 """Of one kind; the rest of it is left out then."""
 
 
-def generate(kind: str, count: int, start: int, folder: Path, judge: Judge, skip: int) -> None:
-    """Run cases of one kind; a line of JSON on the standard output after each."""
-    done = 0
-    current = folder / f"{_file_name(kind)}-{start}-current.json"
+def kept(kind: str, folder: Path, number: int | str) -> Path:
+    name = re.sub(r"\W+", "-", kind)
+    return folder / f"{name}-{number}.pickle"
+
+
+def generate(kind: str, count: int, start: int, folder: Path, skip: int) -> None:
+    """Run cases of one kind; a line of JSON on the standard output after each, and the memory at the end."""
+    judge, done = Judge(), 0
+    current = kept(kind, folder, "current")
+
+    def report(*what: Any) -> None:
+        sys.__stdout__.write(json.dumps(what) + "\n")
+        sys.__stdout__.flush()
 
     @seed(start)
     @settings(
@@ -49,109 +80,66 @@ def generate(kind: str, count: int, start: int, folder: Path, judge: Judge, skip
         done += 1
         if done <= skip:
             return
-        text = to_json(case)
-        current.write_text(text)
+        current.write_bytes(pickle.dumps(case))
         faulthandler.dump_traceback_later(STUCK, exit=True)
         began = time.process_time()
         verdict = judge(case)
         faulthandler.cancel_dump_traceback_later()
         if not verdict.fine:
-            kept = folder / f"{_file_name(kind)}-{start}-{done}.json"
-            kept.write_text(text)
-            kept.with_suffix(".txt").write_text(
-                f"{verdict.outcome}\n{case.words}\n{verdict.detail}\n", errors="replace"
-            )
-        report(kind, verdict.outcome, round(time.process_time() - began, 3))
+            current.rename(found := kept(kind, folder, done))
+            text = f"{verdict.outcome}\n{case.words}\n{verdict.detail}\n"
+            found.with_suffix(".txt").write_text(text, errors="replace")
+        report(verdict.outcome, round(time.process_time() - began, 3))
 
-    one()
+    try:
+        one()
+    finally:
+        judge.close()
     current.unlink(missing_ok=True)
-    report(kind, "end", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-
-
-def report(*what: Any) -> None:
-    """A line for the process that started this one."""
-    sys.__stdout__.write(json.dumps(what) + "\n")
-    sys.__stdout__.flush()
-
-
-def _file_name(kind: str) -> str:
-    return re.sub(r"\W+", "-", kind)
+    report("end", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 class Tally:
-    """What came of one kind."""
-
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
+        self.kind, self.slowest, self.peak = kind, 0.0, 0
         self.outcomes: collections.Counter[str] = collections.Counter()
-        self.slowest = 0.0
-        self.peak = 0
-        self.ended = False
 
-    def add(self, outcome: str, value: float) -> None:
-        """One case, or the end of all and the memory that the process had at its most, in KiB."""
-        if outcome == "end":
-            self.ended, self.peak = True, int(value)
-        else:
-            self.outcomes[outcome] += 1
-            self.slowest = max(self.slowest, value)
+    def row(self) -> str:
+        wrong = (f"{n} {name}" for name, n in self.outcomes.items() if name not in FINE)
+        numbers = [self.outcomes.total(), *(self.outcomes[name] for name in FINE), ", ".join(wrong) or "0"]
+        cells = (self.kind, *numbers, f"{self.slowest:.1f}", self.peak // 1024)
+        return f"| {' | '.join(map(str, cells))} |"
 
 
-def supervise(kinds: list[str], count: int, start: int, folder: Path) -> dict[str, Tally]:
-    """Run some kinds' cases in a process, and in another one where that dies."""
-    found = {kind: Tally() for kind in kinds}
-    for kind in kinds:
-        while not found[kind].ended:
-            left = [each for each in kinds if not found[each].ended]
-            skip = sum(found[kind].outcomes.values())
-            words = ["--kinds", *left, "--cases", str(count), "--seed", str(start), "--skip", str(skip)]
-            words += ["--findings", str(folder), "--child"]
-            with tempfile.TemporaryFile("w+") as errors:
-                process = subprocess.Popen(
-                    [sys.executable, __file__, *words], stdout=subprocess.PIPE, stderr=errors, text=True
-                )
-                assert process.stdout is not None
-                for line in process.stdout:
-                    name, outcome, value = json.loads(line)
-                    found[name].add(outcome, value)
-                    if outcome == "end":
-                        print(f"{name}: {dict(found[name].outcomes)}", file=sys.stderr, flush=True)
-                if process.wait():
-                    errors.seek(0)
-                    current = next(each for each in left if not found[each].ended)
-                    _died(current, found[current], start, folder, process.returncode, errors.read())
-    return found
-
-
-def _died(kind: str, tally: Tally, start: int, folder: Path, code: int, errors: str) -> None:
-    """Count a process's death as an outcome of the case that it was at."""
-    if code > 0 and "Timeout (" not in errors:
-        print(errors, file=sys.stderr, flush=True)
-        raise RuntimeError(f"{kind}: an error of the harness's own")
-    tally.add("died", 0)
-    current = folder / f"{_file_name(kind)}-{start}-current.json"
-    kept = folder / f"{_file_name(kind)}-{start}-{sum(tally.outcomes.values())}.json"
-    current.rename(kept)
-    kept.with_suffix(".txt").write_text(f"died {code}\n{errors[-5000:]}")
-    tally.ended = tally.outcomes["died"] > MOST_DEATHS
-
-
-def table(tallies: dict[str, Tally]) -> str:
-    """Kinds and outcomes, as Markdown."""
-    lines = ["| input | cases | accepted | reported | refused | wrong | slowest, s | peak, MiB |"]
-    lines.append("|---|---:|---:|---:|---:|---:|---:|---:|")
-    whole: collections.Counter[str] = collections.Counter()
-    for kind, tally in tallies.items():
-        whole += tally.outcomes
-        wrong = {name: n for name, n in tally.outcomes.items() if name not in FINE}
-        named = ", ".join(f"{n} {name}" for name, n in wrong.items()) or "0"
-        numbers = " | ".join(str(tally.outcomes[name]) for name in FINE)
-        peak = tally.peak // 1024
-        cases = sum(tally.outcomes.values())
-        lines.append(f"| {kind} | {cases} | {numbers} | {named} | {tally.slowest:.1f} | {peak} |")
-    wrong_in_all = sum(n for name, n in whole.items() if name not in FINE)
-    numbers = " | ".join(str(whole[name]) for name in FINE)
-    lines.append(f"| all | {sum(whole.values())} | {numbers} | {wrong_in_all} | | |")
-    return "\n".join(lines)
+def supervise(kind: str, count: int, start: int, folder: Path) -> Tally:
+    """Run a kind's cases in a process, and in another one where that dies."""
+    tally, ended = Tally(kind), False
+    while not ended:
+        words = ["--kinds", kind, "--cases", str(count), "--seed", str(start), "--findings", str(folder)]
+        words += ["--child", str(tally.outcomes.total())]
+        with tempfile.TemporaryFile("w+") as errors:
+            process = subprocess.Popen(
+                [sys.executable, __file__, *words], stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+            assert process.stdout is not None
+            for outcome, value in map(json.loads, process.stdout):
+                if outcome == "end":
+                    ended, tally.peak = True, value
+                else:
+                    tally.outcomes[outcome] += 1
+                    tally.slowest = max(tally.slowest, value)
+            if code := process.wait():
+                errors.seek(0)
+                said = errors.read()
+                if code > 0 and "Timeout (" not in said:
+                    raise RuntimeError(f"{kind}: an error of the harness's own\n{said}")
+                tally.outcomes["died"] += 1
+                found = kept(kind, folder, tally.outcomes.total())
+                kept(kind, folder, "current").rename(found)
+                found.with_suffix(".txt").write_text(f"died {code}\n{said[-5000:]}")
+                ended = tally.outcomes["died"] > MOST_DEATHS
+    print(f"{kind}: {dict(tally.outcomes)}", file=sys.stderr, flush=True)
+    return tally
 
 
 def main() -> int:
@@ -165,52 +153,35 @@ def main() -> int:
         "--findings", type=Path, default=Path("build/fuzz"), help="where what is wrong is kept"
     )
     parser.add_argument("--again", type=Path, nargs="+", help="run kept cases again", metavar="FILE")
-    parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.again:
-        return _again(chosen.again)
-    chosen.findings.mkdir(parents=True, exist_ok=True)
-    if chosen.child:
         judge = Judge()
-        try:
-            for number, kind in enumerate(chosen.kinds):
-                generate(
-                    kind, chosen.cases, chosen.seed, chosen.findings, judge, 0 if number else chosen.skip
-                )
-        finally:
-            judge.close()
+        verdicts = [judge(pickle.loads(file.read_bytes())) for file in chosen.again]
+        judge.close()
+        for file, verdict in zip(chosen.again, verdicts, strict=True):
+            print(f"{file}: {verdict.outcome}" + ("" if verdict.fine else f"\n{verdict.detail}"))
+        return 0 if all(verdict.fine for verdict in verdicts) else 1
+    chosen.findings.mkdir(parents=True, exist_ok=True)
+    if chosen.child is not None:
+        generate(*chosen.kinds, chosen.cases, chosen.seed, chosen.findings, chosen.child)
         return 0
-    began = time.monotonic()
-    each, processes = (
-        -(-chosen.cases // len(chosen.kinds)),
-        min(len(os.sched_getaffinity(0)), len(chosen.kinds)),
-    )
-    with concurrent.futures.ThreadPoolExecutor(processes) as pool:
-        shares = [chosen.kinds[number::processes] for number in range(processes)]
-        done = list(pool.map(lambda kinds: supervise(kinds, each, chosen.seed, chosen.findings), shares))
-    found = {kind: tally for share in done for kind, tally in share.items()}
-    print(table({kind: found[kind] for kind in chosen.kinds}))
+    began, each = time.monotonic(), -(-chosen.cases // len(chosen.kinds))
+    processes = min(len(os.sched_getaffinity(0)), len(chosen.kinds))
+    with ThreadPoolExecutor(processes) as pool:
+        run = pool.map(lambda kind: supervise(kind, each, chosen.seed, chosen.findings), chosen.kinds)
+        tallies = list(run)
+    print("| input | cases | accepted | reported | refused | wrong | slowest, s | peak, MiB |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    print("\n".join(tally.row() for tally in tallies))
     print(
         f"\n{time.monotonic() - began:.0f} s with {processes} processes; a case may take "
         f"{fuzz_limits.MEMORY >> 20} MiB of memory, {fuzz_limits.PROCESSOR:g} s of the processor "
         f"and {fuzz_limits.CLOCK:g} s of waiting"
     )
-    wrong = sum(n for tally in found.values() for name, n in tally.outcomes.items() if name not in FINE)
-    if wrong:
+    if wrong := sum(n for tally in tallies for name, n in tally.outcomes.items() if name not in FINE):
         print(f"{wrong} are wrong: see {chosen.findings}, and run them again with --again FILE ...")
     return 1 if wrong else 0
-
-
-def _again(files: list[Path]) -> int:
-    judge = Judge()
-    try:
-        verdicts = [judge(from_json(file.read_text())) for file in files]
-    finally:
-        judge.close()
-    for file, verdict in zip(files, verdicts, strict=True):
-        print(f"{file}: {verdict.outcome}" + ("" if verdict.fine else f"\n{verdict.detail}"))
-    return 0 if all(verdict.fine for verdict in verdicts) else 1
 
 
 if __name__ == "__main__":

@@ -29,23 +29,18 @@ def random_boxes(count: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
+    ("ours", "theirs", "near"),
     [
-        (boxes.iou, torchvision.ops.box_iou),
-        (boxes.giou, torchvision.ops.generalized_box_iou),
-        (boxes.diou, lambda a, b: torchvision.ops.distance_box_iou(a, b, eps=0)),
+        (boxes.iou, torchvision.ops.box_iou, 1e-12),
+        (boxes.giou, torchvision.ops.generalized_box_iou, 1e-12),
+        (boxes.diou, lambda a, b: torchvision.ops.distance_box_iou(a, b, eps=0), 1e-12),
+        # Theirs adds its eps to the diagonal too: 1e-6 px² of thousands.
+        (boxes.ciou, lambda a, b: torchvision.ops.complete_box_iou(a, b, eps=1e-6), 1e-8),
     ],
 )
-def test_equals_torchvision(ours, theirs):
+def test_equals_torchvision(ours, theirs, near):
     a, b = random_boxes(40, 1), random_boxes(30, 2)
-    torch.testing.assert_close(ours(a[:, None], b[None]), theirs(a, b), rtol=1e-12, atol=1e-12)
-
-
-def test_ciou_equals_torchvision():
-    a, b = random_boxes(40, 1), random_boxes(30, 2)
-    # Theirs adds its eps to the diagonal too: 1e-6 px² of thousands.
-    theirs = torchvision.ops.complete_box_iou(a, b, eps=1e-6)
-    torch.testing.assert_close(boxes.ciou(a[:, None], b[None]), theirs, rtol=0, atol=1e-8)
+    torch.testing.assert_close(ours(a[:, None], b[None]), theirs(a, b), rtol=0, atol=near)
 
 
 def test_pairwise_equals_torchvision_batch_by_batch():

@@ -29,12 +29,14 @@ def test_a_limit_of_the_process_counts():
     assert 500_000_000 < int(said.stdout) < 1 << 30
 
 
-def test_a_limit_of_a_container_counts(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    inner = tmp_path / "outer" / "inner"
+def test_a_limit_of_a_container_counts(tmp_path):
+    inner = tmp_path / "sys/fs/cgroup/outer/inner"
     inner.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/outer/inner\n")
     (inner / "memory.max").write_text("max\n")
     (inner / "memory.current").write_text("1000\n")
     (inner.parent / "memory.max").write_text("5000\n")
     (inner.parent / "memory.current").write_text("3000\n")
     (inner.parent / "memory.stat").write_text("anon 2\ninactive_file 700\n")
-    assert list(memory._left(tmp_path, "/outer/inner", "memory.max", "memory.current")) == [2700]
+    assert list(memory._container(tmp_path)) == [2700]

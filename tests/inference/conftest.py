@@ -18,6 +18,7 @@ from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.recipe.schema import Model, Recipe
 from rankless.structures import Detections
+from rankless.tasks import open_task
 
 COLORS = ("red", "green", "blue")
 SCORES = (0.9, 0.8, 0.7)
@@ -39,6 +40,8 @@ class ColorFinder:
         return collate(items)
 
     def predict(self, model: nn.Module, batch) -> list[Detections]:
+        assert not model.training and torch.is_inference_mode_enabled()
+        assert not self.recipe.evaluate.multi_label  # a box has its best class
         return [self._one(*one) for one in zip(batch.images, batch.letterboxes, strict=True)]
 
     def _one(self, image, where) -> Detections:
@@ -46,7 +49,7 @@ class ColorFinder:
         for label, score in enumerate(SCORES):
             others = [image[other].int() for other in range(3) if other != label]
             rows, columns = ((image[label] > 170) & (others[0] < 100) & (others[1] < 100)).nonzero().T
-            if len(rows):
+            if len(rows) and score > self.recipe.evaluate.confidence:
                 boxes.append([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
                 scores.append(score)
                 labels.append(label)
@@ -84,10 +87,24 @@ def paint() -> Callable[..., np.ndarray]:
 def painted_file(paint: Callable[..., np.ndarray], tmp_path: Path) -> Callable[..., Path]:
     """``painted_file(name, *colors)`` writes an image into a folder and returns its path."""
 
-    def write(name: str, *names: str, **options: object) -> Path:
+    def write(name: str, *names: str, size=(400, 300), shift=0, **options: object) -> Path:
         path = tmp_path / "images" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(paint(*names, **options)).save(path)
+        Image.fromarray(paint(*names, size=size, shift=shift)).save(path, **options)
         return path
 
     return write
+
+
+@pytest.fixture
+def untrained(tmp_path: Path) -> Callable[..., Path]:
+    """``untrained(recipe, names)`` saves a real model of the recipe with random weights."""
+
+    def save(recipe: Recipe, names: tuple[str, ...]) -> Path:
+        torch.manual_seed(0)
+        path = tmp_path / "untrained.safetensors"
+        state = open_task(recipe, names).model().state_dict()
+        weights.save(path, state, recipe=recipe, class_names=names)
+        return path
+
+    return save

@@ -74,14 +74,9 @@ def test_a_batch_of_any_size_gives_the_same_bits(name: str, precision: str, one_
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps in float32."""
     folder = tmp_path_factory.mktemp("invariance") / "run"
-    changes = [
-        "epochs=1",
-        "data.train_images=32",
-        "model.width=0.25",
-        "model.image_size=64",
-        "precision=fp32",
-    ]
-    recipe = rankless.load_recipe("digits", [*changes, "data.val_images=17"])
+    data = ["data.train_images=32", "data.val_images=17"]
+    model = ["model.width=0.25", "model.image_size=64", "precision=fp32"]
+    recipe = rankless.load_recipe("digits", ["epochs=1", *data, *model])
     rankless.train(recipe, folder, inline=True)
     return folder
 

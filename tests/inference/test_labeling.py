@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rankless.inference.labeling import Labeling
+from rankless.inference.formats import Entry, Labeling
 from rankless.inference.predict import predict
 
 
@@ -98,7 +98,7 @@ def test_classes_are_choices_and_tags(tmp_path):
     (tmp_path / "a.png").touch()
     best = [{"label": 1, "name": "<b>", "score": 0.75}, {"label": 0, "name": "a", "score": 0.25}]
     image = {"source": str(tmp_path / "a.png"), "width": 4, "height": 2, "classes": best}
-    labeling = Labeling(lambda: iter([image]), ["a", "<b>"], "model")
+    labeling = Labeling([Entry("a", image)], ["a", "<b>"], "model")
     for write in (labeling.write_tasks, labeling.write_interface, labeling.write_cvat):
         write(tmp_path / write.__name__)
     (control,) = ElementTree.parse(tmp_path / "write_interface").getroot().iter("Choices")

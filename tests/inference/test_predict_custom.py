@@ -75,9 +75,7 @@ def image(tmp_path: Path) -> str:
     return str(tmp_path / "a.png")
 
 
-def test_it_says_and_draws_what_it_sees(
-    target: Path, image: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_says_and_draws_what_it_sees(target, image, tmp_path, capsys):
     out = tmp_path / "out"
     words = ["predict", str(target), image, "--task", task(tmp_path), "--out", str(out)]
     assert cli.main(words) == 0
@@ -110,9 +108,7 @@ def test_it_need_not_draw(target: Path, image: str, tmp_path: Path) -> None:
         (".byte()", "", r"draw\(\) .* returned torch.float32 of shape \(3, 20, 30\); expected an image"),
     ],
 )
-def test_what_it_lacks_or_returns_wrongly_is_reported(
-    target: Path, image: str, tmp_path: Path, was: str, now: str, said: str
-) -> None:
+def test_what_it_lacks_or_returns_wrongly_is_reported(target, image, tmp_path, was, now, said):
     name = task(tmp_path, TASK.replace(was, now))
     with pytest.raises(UserError, match=said):
         predict(target, [image], out=tmp_path / "out", device="cpu", task=name)

@@ -8,11 +8,14 @@ import signal
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import rankless.inference.saving as saving
 from rankless.errors import UserError
-from rankless.inference.journal import NAME
+from rankless.inference.formats import Entry
+from rankless.inference.journal import NAME, Journal
 from rankless.inference.predict import predict
+from rankless.recipe.schema import Model, Recipe
 
 KILLED = """
 import os, signal, sys
@@ -34,7 +37,8 @@ predict(weights, [str(images)], out=out, save=save, device="cpu", confidence=0.0
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".rankless-outputs")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 class Stop(Exception):  # noqa: N818
@@ -72,30 +76,16 @@ def test_it_goes_on_where_it_was(colors, stopped, tmp_path):
     assert report.computed == 3 and len(report.images) == 6 and len(report.failed) == 1
     assert all(path.stat().st_ino == inode for path, inode in before.items()), "nothing is done again"
     whole = predict(colors, sources, out=tmp_path / "whole", device="cpu")
-    assert content(out) == content(whole.out) | {
-        ".rankless-outputs": (out / ".rankless-outputs").read_bytes()
-    }
+    assert content(out) == content(whole.out)
     assert report.failed == whole.failed
 
 
 @pytest.mark.processes
-def test_after_a_kill(forked, tmp_path):
+def test_after_a_kill(forked, untrained, tmp_path):
     """A real process, a real kill, a real detector."""
-    import torch
-
-    from rankless.models.checkpoints import weights
-    from rankless.recipe.schema import Model, Recipe
-    from rankless.tasks.detect import Detect
-
-    torch.manual_seed(0)
-    recipe = Recipe(model=Model(image_size=64, width=0.25))
-    path = tmp_path / "w.safetensors"
-    state = Detect(recipe, ("a", "b")).model().state_dict()
-    weights.save(path, state, recipe=recipe, class_names=("a", "b"))
+    path = untrained(Recipe(model=Model(image_size=64, width=0.25)), ("a", "b"))
     images = tmp_path / "images"
     images.mkdir()
-    from PIL import Image
-
     for number in range(4):
         Image.effect_noise((90, 70), 50 + number).convert("RGB").save(images / f"{number}.png")
     out = tmp_path / "out"
@@ -108,11 +98,7 @@ def test_after_a_kill(forked, tmp_path):
         predict(path, [str(images)], out=out, **options)
     predict(path, [str(images)], out=out, resume=True, **options)
     predict(path, [str(images)], out=tmp_path / "whole", **options)
-    assert {name for name in content(out) if ".rankless" not in name} == {
-        name for name in content(tmp_path / "whole") if ".rankless" not in name
-    }
-    assert (out / "predictions.json").read_bytes() == (tmp_path / "whole/predictions.json").read_bytes()
-    assert not (out / NAME).exists()
+    assert content(out) == content(tmp_path / "whole")
 
 
 def test_another_prediction_does_not_go_on(colors, stopped, tmp_path, painted_file):
@@ -146,9 +132,7 @@ def test_what_cannot_go_on(colors, stopped, tmp_path):
             predict(colors, sources, device="cpu", **options)
     assert not (tmp_path / "none").exists()
     (out / NAME).write_text("not ours")
-    with pytest.raises(
-        UserError, match="was written by another version of Rankless; add --force to start again"
-    ):
+    with pytest.raises(UserError, match="was written by another version of Rankless; add --force to start"):
         predict(colors, sources, out=out, device="cpu", resume=True)
 
 
@@ -165,29 +149,21 @@ def test_a_start_that_fails_leaves_nothing(colors, painted_file, monkeypatch, tm
 
 
 def test_the_journal_reads_any_entry_alone(tmp_path):
-    from rankless.inference.formats import Entry
-    from rankless.inference.journal import Journal
-
     journal = Journal(tmp_path, {"a": 1}, resume=False)
-    entries = [
-        Entry(str(number), {"source": str(number), "text": "ü" * (number * 997)}) for number in range(12)
-    ]
+    entries = [Entry(str(n), {"source": str(n), "text": "ü" * (n * 997)}) for n in range(12)]
     for entry in entries:
         journal.add(entry)
     journal.add_failure("bad", "cut")
     journal.remove()
     assert not (tmp_path / NAME).exists()
     assert list(journal) == entries and [journal[number] for number in range(12)] == entries
-    assert journal[-1] == entries[-1] and journal[2:5] == entries[2:5] and len(journal) == 12
+    assert journal[-1] == entries[-1] and len(journal) == 12
     with pytest.raises(IndexError):
         journal[12]
     assert json.dumps(journal[3].image)
 
 
 def test_frames_of_a_video_without_its_end_are_forgotten(tmp_path):
-    from rankless.inference.formats import Entry
-    from rankless.inference.journal import Journal
-
     still = Entry("a", {"source": "a.png"})
     journal = Journal(tmp_path, {}, resume=False)
     journal.add(still)

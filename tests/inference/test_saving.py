@@ -9,11 +9,19 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import nn
 
+from rankless.data.datasets.classification_input import place, placement
+from rankless.data.images.image_file import Decoded
 from rankless.errors import UserError
+from rankless.inference import heatmaps, predict_classify
 from rankless.inference.predict import predict
+from rankless.inference.predict_detect import BoxFinder
 from rankless.inference.saving import KINDS
+from rankless.models.checkpoints import weights
+from rankless.recipe.schema import Model, Recipe
 
 BOXES = {"red": (40, 60, 140, 220), "green": (200, 20, 380, 120), "blue": (220, 160, 300, 280)}
 
@@ -30,17 +38,6 @@ def saved(colors, painted_file, tmp_path):
         return predict(colors, sources, out=tmp_path / out, save=kinds, device="cpu", **options).out
 
     return save
-
-
-@pytest.fixture
-def painted_file(paint, tmp_path):
-    def write(name, *names, **options):
-        path = tmp_path / "images" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(paint(*names)).save(path, **options)
-        return path
-
-    return write
 
 
 def files(out: Path) -> set[str]:
@@ -109,14 +106,11 @@ def test_csv_counts_and_lines(saved):
     with (out / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["name"] for row in rows] == ["red", "blue", "green"]
-    np.testing.assert_allclose(
-        [float(rows[2][side]) for side in ("x1", "y1", "x2", "y2")], BOXES["green"], atol=3
-    )
+    box = [float(rows[2][side]) for side in ("x1", "y1", "x2", "y2")]
+    np.testing.assert_allclose(box, BOXES["green"], atol=3)
     with (out / "counts.csv").open(newline="") as file:
-        counts = [
-            {key: row[key] for key in ("total", "red", "green", "blue")} for row in csv.DictReader(file)
-        ]
-    assert [list(row.values()) for row in counts] == [list("2101"), list("0000"), list("1010")]
+        counts = [[row[key] for key in ("total", "red", "green", "blue")] for row in csv.DictReader(file)]
+    assert counts == [list("2101"), list("0000"), list("1010")]
     lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
     assert lines == json.loads((out / "predictions.json").read_text()) and len(lines) == 3
 
@@ -137,22 +131,8 @@ def test_where_nothing_was_found_the_missing_crops_are_said(colors, painted_file
     assert predict(colors, [found], out=tmp_path / "2", save=["crops"], device="cpu").notes == []
 
 
-def test_heat_lies_on_the_object(tmp_path):
-    """A real detector whose every output but one is at its lowest."""
-    import torch
-
-    from rankless.data.images.image_file import Decoded
-    from rankless.inference import heatmaps
-    from rankless.inference.predict_detect import BoxFinder
-    from rankless.models.checkpoints import weights
-    from rankless.recipe.schema import Model, Recipe
-    from rankless.tasks.detect import Detect
-
-    torch.manual_seed(0)
-    recipe = Recipe(model=Model(image_size=(96, 128), width=0.25))
-    state = Detect(recipe, ("a", "b")).model().state_dict()
-    path = tmp_path / "w.safetensors"
-    weights.save(path, state, recipe=recipe, class_names=("a", "b"))
+def test_heat_lies_on_the_object(untrained):
+    path = untrained(Recipe(model=Model(image_size=(96, 128), width=0.25)), ("a", "b"))
     finder = BoxFinder(weights.load(path), 0.0, torch.device("cpu"), "w")
     image = torch.randint(0, 255, (3, 150, 300), dtype=torch.uint8)
     item = finder.item(Decoded(image, 1, (150, 300)))
@@ -176,16 +156,8 @@ def test_heat_lies_on_the_object(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_classifier_has_no_boxes_to_save(tmp_path, painted_file):
-    from rankless.models.checkpoints import weights
-    from rankless.recipe.schema import Model, Recipe
-    from rankless.tasks.classify import Classify
-
-    recipe = Recipe(task="classify", model=Model(name="resnet18", image_size=32))
-    path = tmp_path / "c.safetensors"
-    weights.save(
-        path, Classify(recipe, ("a", "b")).model().state_dict(), recipe=recipe, class_names=("a", "b")
-    )
+def test_a_classifier_has_no_boxes_to_save(untrained, tmp_path, painted_file):
+    path = untrained(Recipe(task="classify", model=Model(name="resnet18", image_size=32)), ("a", "b"))
     image = str(painted_file("x.png", "red"))
     with pytest.raises(UserError) as error:
         predict(path, [image], out=tmp_path / "out", save=KINDS, device="cpu")
@@ -209,11 +181,6 @@ def test_a_classifier_has_no_boxes_to_save(tmp_path, painted_file):
 @pytest.mark.parametrize("crop", [1.0, 0.5])
 def test_the_map_of_a_class_lies_where_it_is(crop, tmp_path):
     """A network whose class is the amount of red, of an image with one red square."""
-    import torch
-    from torch import nn
-
-    from rankless.data.datasets.classification_input import place, placement
-    from rankless.inference import heatmaps, predict_classify
 
     class Net(nn.Module):
         def __init__(self):
@@ -259,16 +226,11 @@ def test_the_map_of_a_class_lies_where_it_is(crop, tmp_path):
 def test_files_of_an_earlier_prediction_go_from_every_folder(saved, tmp_path):
     out = saved("crops", "yolo", "voc", "annotated", "json")
     (out / "crops/red/mine.png").write_bytes(b"mine")
-    report = predict(
-        tmp_path / "colors.safetensors",
-        [str(tmp_path / "images/b.png")],
-        out=out,
-        save=["json"],
-        device="cpu",
-        force=True,
-    )
+    source = [str(tmp_path / "images/b.png")]
+    report = predict(tmp_path / "colors.safetensors", source, out=out, save="json", device="cpu", force=True)
     assert files(out) == {"predictions.json", "crops/red/mine.png"}
     assert len(report.removed) == 3 + 4 + 3 + 3
+    assert predict(tmp_path / "colors.safetensors", source, out=out, save="json", force=True).removed == []
     assert "crops/blue/a-2.jpg" in report.as_json()["removed"]
 
 

@@ -57,9 +57,8 @@ def clip(paint, tmp_path):
 
 def test_every_frame_is_predicted_and_drawn(colors, clip, painted_file, tmp_path):
     still = painted_file("still.png", "green")
-    report = predict(colors, [str(clip), str(still)], out=tmp_path / "out", device="cpu", save=[
-        "annotated", "json", "csv", "yolo"
-    ])  # fmt: skip
+    save = ["annotated", "json", "csv", "yolo"]
+    report = predict(colors, [str(clip), str(still)], out=tmp_path / "out", device="cpu", save=save)
     assert (len(report.images), report.failed, report.exit_code) == (8, [], 0)
     rows = json.loads((report.out / "predictions.json").read_text())
     assert [row.get("frame") for row in rows] == [*range(7), None]
@@ -68,9 +67,8 @@ def test_every_frame_is_predicted_and_drawn(colors, clip, painted_file, tmp_path
         assert (row["source"], row["annotated"]) == (str(clip), "clip.mp4")
         (found,) = row["detections"]
         assert found["name"] == "red" and abs(found["box"][0] - 40 - 20 * number) < 4
-    assert sorted(path.name for path in report.out.iterdir() if path.name[0] != ".") == [
-        "clip.mp4", "predictions.csv", "predictions.json", "still.png", "yolo",
-    ]  # fmt: skip
+    files = {path.name for path in report.out.iterdir() if path.name[0] != "."}
+    assert files == {"clip.mp4", "predictions.csv", "predictions.json", "still.png", "yolo"}
     assert (report.out / "yolo/clip-000006.txt").read_text().startswith("0 ")
     frames, times, codec = decoded(report.out / "clip.mp4")
     assert codec == "h264" and len(frames) == 7 and frames[0].shape == (300, 400, 3)
@@ -140,9 +138,7 @@ def test_a_stopped_video_begins_again_and_the_images_before_do_not(
         predict(colors, sources, out=tmp_path / "out", device="cpu", progress=True)
     said = f"stopped after 3 images; to continue, repeat the command with --out {tmp_path / 'out'} --resume"
     assert said in capsys.readouterr().err
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        ".rankless-outputs", NAME, "still.png",
-    ]  # fmt: skip
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {".rankless-outputs", NAME, "still.png"}
     report = predict(colors, sources, out=tmp_path / "out", device="cpu", resume=True)
     assert (report.computed, len(report.images)) == (7, 8)
     assert [image.frame for image in report.images] == [None, *range(7)]
@@ -182,9 +178,7 @@ def test_names_of_videos_cameras_and_streams():
 
 def test_without_av_it_says_what_to_install(colors, clip, tmp_path, monkeypatch):
     monkeypatch.setattr(video.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        UserError, match=r"clip.mp4': video needs the package av; run `pip install 'rankless\[video\]'`"
-    ):
+    with pytest.raises(UserError, match=r"clip.mp4': video needs the package av; run `pip install 'rank"):
         predict(colors, [str(clip)], out=tmp_path / "out", device="cpu")
 
 
@@ -204,15 +198,12 @@ def test_a_stream_that_sends_nothing_and_one_that_is_not_there_are_told_apart(mo
             with pytest.raises(UnreadableImage, match=r"cannot be opened \(no data for 0\.3 s\)"):
                 list(video.frames(f"{scheme}://127.0.0.1:{port}/x"))
     monkeypatch.setattr(video, "_SECONDS_TO_WAIT", 15)
-    with pytest.raises(
-        UnreadableImage, match=r"cannot be opened \(Connection refused\); check the host, port"
+    for name, said in (
+        (f"rtsp://127.0.0.1:{port}/x", r"cannot be opened \(Connection refused\); check the host, port"),
+        ("webcam:99", r"the camera cannot be opened .*; expected one of the cameras of this machine: "),
     ):
-        list(video.frames(f"rtsp://127.0.0.1:{port}/x"))
-    with pytest.raises(
-        UnreadableImage,
-        match=r"the camera cannot be opened .*; expected one of the cameras of this machine: ",
-    ):
-        list(video.frames("webcam:99"))
+        with pytest.raises(UnreadableImage, match=said):
+            list(video.frames(name))
 
 
 def test_a_stream_that_falls_silent_ends_and_can_be_interrupted_before(clip, monkeypatch):

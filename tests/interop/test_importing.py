@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import io
 import json
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import pytest
 import torch
 
 from rankless import cli
-from rankless.interop.importing import import_weights
+from rankless.interop.importing import checked_name, import_weights
 from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.models.classifiers.catalog import build_classifier
@@ -20,6 +23,7 @@ from rankless.recipe.schema import Model
 NARROW = "model.width=0.125"
 
 
+@functools.cache
 def detector(classes: int) -> DetectionModel:
     torch.manual_seed(classes)
     model = zoo.build(Model(width=0.125), classes)
@@ -27,12 +31,18 @@ def detector(classes: int) -> DetectionModel:
     return model.eval()
 
 
+@pytest.fixture(scope="module")
+def checkpoint() -> bytes:
+    state = {f"module.{name}": tensor for name, tensor in detector(3).state_dict().items()}
+    torch.save({"model": state, "epoch": 7}, content := io.BytesIO())
+    return content.getvalue()
+
+
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(checkpoint: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a checkpoint of three classes."""
     monkeypatch.chdir(tmp_path)
-    state = {f"module.{name}": tensor for name, tensor in detector(3).state_dict().items()}
-    torch.save({"model": state, "epoch": 7}, "their.pt")
+    Path("their.pt").write_bytes(checkpoint)
     return tmp_path
 
 
@@ -75,9 +85,10 @@ def test_the_number_of_classes_is_read_off_the_head(place, capsys, classes):
 @pytest.mark.slow
 def test_a_partial_import_leaves_the_head_as_the_seed_gives_it(place):
     (place / "names").write_text('["a", "b"]')
+    source = Path("their.pt").rename("their-20261122.pth")
     options = {"model": "yolov4-tiny", "names": Path("names"), "overrides": [NARROW, "seed=4"]}
-    reports = [import_weights(Path("their.pt"), Path(f"{n}"), partial=True, **options) for n in range(2)]
-    assert reports[0].sha256 == reports[1].sha256
+    reports = [import_weights(source, Path(f"{n}"), partial=True, **options) for n in range(2)]
+    assert reports[0].sha256 == reports[1].sha256 and "with 20261122 as in its name" in reports[0].notes[0]
     assert reports[0].tensors - reports[0].taken == 4  # weight and bias of two heads
     state = weights.load(Path("0")).state
     theirs = detector(3).state_dict()
@@ -85,8 +96,20 @@ def test_a_partial_import_leaves_the_head_as_the_seed_gives_it(place):
     assert len(same) == reports[0].taken
     assert all(torch.equal(state[name], theirs[name]) for name in same)
     options["overrides"] = [NARROW, "seed=5"]
-    other = import_weights(Path("their.pt"), Path("other"), partial=True, **options)
+    other = import_weights(source, Path("other"), partial=True, **options)
     assert other.sha256 != reports[0].sha256
+
+
+def test_the_sha_256_in_a_name_is_compared(tmp_path):
+    sha = hashlib.sha256(b"weights").hexdigest()[:8]
+    for name, said in (
+        (f"resnet18-{sha}.pth", f"the SHA-256 of the file starts with {sha}, as in its name"),
+        ("mine-20261122.pth", f"warning: the SHA-256 of the file starts with {sha}, not with 20261122 as in"),
+        ("w.pth", ""),
+    ):
+        (tmp_path / name).write_bytes(b"weights")
+        notes = checked_name(tmp_path / name)
+        assert notes[0].startswith(said) if said else not notes
 
 
 def test_nothing_is_overwritten_unasked(place, capsys):
@@ -158,14 +181,11 @@ def test_weights_of_other_classes_than_the_cfg_lead_to_fine_tuning(tmp_path, mon
             f"[yolo]\nmask=0\nanchors=8,8\nclasses={classes}\nnum=1\n"
         )
     # Darknet's: 20 bytes, then float32: bias, scale, mean, variance, kernels; bias, kernels.
-    Path("coco.weights").write_bytes(
-        np.array([0, 2, 5, 0, 0], "<i4").tobytes() + np.ones(4 * 8 + 8 * 27 + 85 + 85 * 8, "<f4").tobytes()
-    )
+    head, numbers = np.array([0, 2, 5, 0, 0], "<i4"), np.ones(4 * 8 + 8 * 27 + 85 + 85 * 8, "<f4")
+    Path("coco.weights").write_bytes(head.tobytes() + numbers.tobytes())
     assert run("coco.weights", "--cfg", "mine.cfg", "--out", "o") == 2
     said = capsys.readouterr().err
-    assert said.startswith(
-        "error: coco.weights: its heads have 80 classes, but the heads in --cfg mine.cfg have 3; exp"
-    )
+    assert "coco.weights: its heads have 80 classes, but the heads in --cfg mine.cfg have 3; expected" in said
     assert run("coco.weights", "--cfg", "other.cfg", "--out", "o") == 2
     assert "belongs to another network" in capsys.readouterr().err
     line = said.splitlines()[1].replace("ORIGINAL", "coco").split()

@@ -50,7 +50,6 @@ def read_by_the_hub(card: Path) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def run(small_recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a detector of rectangles."""
     path = tmp_path_factory.mktemp("runs") / "shapes"
     words = ["epochs=2", "evaluate.every=1 epoch", "batch.images=7", "batch.micro=7", "optim.lr=0.002"]
     assert main(["train", small_recipe, *words, "--devices", "1", "--run", str(path)]) == 0
@@ -58,13 +57,7 @@ def run(small_recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.processes
-def test_the_card_of_a_run_tells_what_is_true(
-    run: Path,
-    small_recipe: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_card_of_a_run_tells_what_is_true(run, small_recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["export", str(run), "--format", "folder"]) == 0
     assert capsys.readouterr().out.split() == [f"shapes/{name}" for name in FILES]
@@ -76,9 +69,8 @@ def test_the_card_of_a_run_tells_what_is_true(
 
     table, digest = rows(card), rankless.digest_file(run / "best.safetensors")
     assert rankless.digest_file("shapes/model.safetensors") == digest == table["SHA-256 of the weights"]
-    assert table["digest of the data: classes, sizes of images, annotations"] == data_digest(
-        load(small_recipe)
-    )
+    data = data_digest(load(small_recipe))
+    assert table["digest of the data: classes, sizes of images, annotations"] == data
     assert table["torch"] == metadata.version("torch")
     scores = rankless.evaluate("shapes", devices=1)
     assert scores["weights"] == "shapes/model.safetensors"
@@ -88,9 +80,7 @@ def test_the_card_of_a_run_tells_what_is_true(
 
     # The commands of the card train the same weights again.
     root = str(Path(small_recipe).with_name("data.yaml"))
-    again, compared = [
-        line.strip() for line in card.splitlines() if line.startswith("    rankless") and "again" in line
-    ]
+    again, compared = re.findall("^    (rankless.*again.*)$", card, re.MULTILINE)
     assert main([*shlex.split(again.replace("DATA", root))[1:], "--devices", "1"]) == 0
     capsys.readouterr()
     assert main(shlex.split(compared)[1:]) == 0
@@ -149,16 +139,12 @@ def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
         export(source, format="folder", out=out)
 
 
-def test_options_that_change_a_computation_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_that_change_a_computation_are_refused(tmp_path: Path) -> None:
     source = written(tmp_path / "mine.safetensors")
-    for more in (["--half"], ["--nms"], ["evaluate.iou=0.5"]):
-        assert main(["export", str(source), "--format", "folder", *more, "--out", str(tmp_path / "out")]) == 2
-        assert "--format folder: writes only weights; remove --nms" in capsys.readouterr().err
+    for more in ({"half": True}, {"nms": True}, {"overrides": "evaluate.iou=0.5"}):
+        with pytest.raises(UserError, match="--format folder: writes only weights; remove --nms"):
+            export(source, format="folder", out=tmp_path / "out", **more)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(UserError, match="did you mean 'folder'"):
-        export(source, format="foldr")
 
 
 def test_names_from_elsewhere_are_text_and_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -44,29 +44,18 @@ def served(trained: Path) -> Path:
 
 def triton_config(path: Path) -> Any:
     """A file in the text format of the fields of Triton's ``ModelConfig`` that an export uses."""
-    kinds = {
-        "name": 9,
-        "backend": 9,
-        "key": 9,
-        "string_value": 9,
-        "max_batch_size": 5,
-        "data_type": 14,
-        "dims": 3,
-    }
+    kinds = {"max_batch_size": 5, "data_type": 14, "dims": 3}
+    kinds |= dict.fromkeys(("name", "backend", "key", "string_value"), 9)
     messages = {
         "Batching": {},
         "Value": {"string_value": ""},
         "Parameter": {"key": "", "value": "Value"},
         "Tensor": {"name": "", "data_type": "", "dims": "*"},
         "ModelConfig": {
-            "backend": "",
-            "max_batch_size": "",
-            "dynamic_batching": "Batching",
-            "input": "*Tensor",
-            "output": "*Tensor",
-            "parameters": "*Parameter",
+            "backend": "", "max_batch_size": "", "dynamic_batching": "Batching",
+            "input": "*Tensor", "output": "*Tensor", "parameters": "*Parameter",
         },
-    }
+    }  # fmt: skip
     file = descriptor_pb2.FileDescriptorProto(name="served.proto", package="served", syntax="proto3")
     file.enum_type.add(name="DataType").value.extend(
         descriptor_pb2.EnumValueDescriptorProto(name=name, number=number)
@@ -86,9 +75,7 @@ def triton_config(path: Path) -> Any:
 
 
 @pytest.mark.parametrize(("options", "most"), [("served", 0), ({}, 8), ({"batch": 2}, 0)], ids=str)
-def test_the_folder_of_a_model_server(
-    trained: Path, served: Path, options: Any, most: int, tmp_path: Path
-) -> None:
+def test_the_folder_of_a_model_server(trained, served, options, most, tmp_path):
     folder = served / "mine"
     if options != "served":
         folder = tmp_path / "models" / "mine"
@@ -158,13 +145,8 @@ def server(request: pytest.FixtureRequest, served: Path) -> Iterator[str]:
             assert given["parameters"]["binary_data_size"] == len(body) - at
             assert (given["name"], given["datatype"]) == ("images", "FP32")
             (found,) = session(np.frombuffer(body[at:], np.float32).reshape(given["shape"]))
-            output = {
-                "name": "detections",
-                "datatype": "FP32",
-                "shape": found.shape,
-                "data": found.ravel().tolist(),
-            }
-            self.answer({"outputs": [output]})
+            output = {"name": "detections", "datatype": "FP32", "shape": found.shape}
+            self.answer({"outputs": [output | {"data": found.ravel().tolist()}]})
 
         def answer(self, value: Any) -> None:
             self.send_response(200)
@@ -192,13 +174,7 @@ def server(request: pytest.FixtureRequest, served: Path) -> Iterator[str]:
     ],
     indirect=True,
 )
-def test_the_page_shows_a_client_of_model_servers(
-    server: str,
-    trained: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_page_shows_a_client_of_model_servers(server, trained, tmp_path, monkeypatch, capsys):
     code = of_page("serving.md", "served-client")
     assert "http://127.0.0.1:8000/v2/models/digits-nms" in code and 'list("0123456789")' in code
     code = code.replace("http://127.0.0.1:8000/v2/models/digits-nms", f"{server}/v2/models/mine")

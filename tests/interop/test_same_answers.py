@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -46,69 +47,69 @@ def seeded(model: nn.Module, seed: int = 3) -> nn.Module:
     return model.eval()
 
 
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small Darknet network of seeded weights, imported."""
+    folder, network = tmp_path_factory.mktemp("net"), darknet.network(NARROW, len(NAMES))
+    torch.manual_seed(1013)  # with others, boxes are a pixel or two apart, which data leaves out
+    state = seeded(zoo.build(NARROW, len(NAMES))).state_dict()
+    numbers, cfg, names = (folder / f"net.{ending}" for ending in ("weights", "cfg", "names"))
+    write_weights(numbers, network, state, seen=12345)
+    cfg.write_text(write_cfg(network).replace("width=416", "width=96").replace("height=416", "height=96"))
+    names.write_text("\n".join(NAMES))
+    import_weights(numbers, folder / "net.safetensors", cfg=cfg, names=names)
+    return folder
+
+
 @pytest.fixture
-def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small Darknet network of seeded weights, imported, in a working directory of its own."""
+def net(imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The network's weights file in a working directory of its own, with the files they were made of."""
+    shutil.copytree(imported, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    network = darknet.network(NARROW, len(NAMES))
-    torch.manual_seed(
-        1013
-    )  # of some, what is found has boxes of a pixel or two of the same, which data leaves out
-    write_weights(
-        Path("net.weights"), network, seeded(zoo.build(NARROW, len(NAMES))).state_dict(), seen=12345
-    )
-    Path("net.cfg").write_text(
-        write_cfg(network).replace("width=416", "width=96").replace("height=416", "height=96")
-    )
-    Path("net.names").write_text("\n".join(NAMES))
-    import_weights(Path("net.weights"), Path("net.safetensors"), cfg=Path("net.cfg"), names=Path("net.names"))
     return Path("net.safetensors")
 
 
 def coco(folder: Path, names: tuple[str, ...], images: int = 4) -> dict:
     """A small data set in COCO's format; the categories in this order."""
     rng = np.random.default_rng(1)
-    folder.mkdir()
-    (folder / "annotations").mkdir()
-    (folder / "val").mkdir()
+    for part in ("annotations", "val"):
+        (folder / part).mkdir(parents=True)
     boxes = []
     for number in range(images):
         pixels = rng.integers(0, 255, (20, 30, 3), np.uint8).repeat(6, 0).repeat(6, 1)
         Image.fromarray(pixels).save(folder / "val" / f"{number}.png")
         for _ in range(3):
             x, y = rng.integers(0, 100), rng.integers(0, 60)
-            boxes.append([number, int(rng.integers(3)), [int(x), int(y), 60, 50]])
+            boxes.append((number, int(rng.integers(3)), [int(x), int(y), 60, 50]))
     tree = {
-        "images": [
-            {"id": n, "file_name": f"{n}.png", "width": 180, "height": 120} for n in range(images)
-        ],
+        "images": [{"id": n, "file_name": f"{n}.png", "width": 180, "height": 120} for n in range(images)],
         "categories": [{"id": 10 + n, "name": name} for n, name in enumerate(names)],
-        "annotations": [
-            {"id": n + 1, "image_id": image, "category_id": 10 + label, "bbox": box,
-             "area": box[2] * box[3], "iscrowd": 0}
-            for n, (image, label, box) in enumerate(boxes)
-        ],
-    }  # fmt: skip
+        "annotations": annotations(boxes),
+    }
     for split in ("train", "val"):
         (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(tree))
     (folder / "train").symlink_to("val")
     return tree
 
 
+def annotations(boxes: list[tuple[int, int, list]]) -> list[dict]:
+    return [
+        {"id": n, "image_id": image, "category_id": 10 + label, "bbox": b, "area": b[2] * b[3], "iscrowd": 0}
+        for n, (image, label, b) in enumerate(boxes, 1)
+    ]  # fmt: skip
+
+
 def annotate_what_is_found(net: Path, folder: Path) -> dict:
     """Make some of what the network finds in the images their truth, so that it scores above 0."""
     found = predict(net, [str(folder / "val")], out=Path("truth"), confidence=0.0, device="cpu")
     file = folder / "annotations" / "instances_val.json"
-    tree = json.loads(file.read_text())
-    tree["annotations"] = []
-    for image, one in enumerate(found.images):
-        for row in one.detections[:20:5]:
-            x1, y1, x2, y2 = row["box"]
-            box = [x1, y1, x2 - x1, y2 - y1]
-            tree["annotations"].append(
-                {"id": len(tree["annotations"]) + 1, "image_id": image, "category_id": 10 + row["label"],
-                 "bbox": box, "area": box[2] * box[3], "iscrowd": 0}
-            )  # fmt: skip
+    boxes = [
+        (image, row["label"], [x1, y1, x2 - x1, y2 - y1])
+        for image, one in enumerate(found.images)
+        for row in one.detections[:20:5]
+        for x1, y1, x2, y2 in [row["box"]]
+    ]
+    tree = json.loads(file.read_text()) | {"annotations": annotations(boxes)}
     file.write_text(json.dumps(tree))
     return tree
 
@@ -137,15 +138,9 @@ def test_evaluate_and_predict_agree_and_name_their_precision(net: Path, capsys):
     assert report.as_json()["computed_in"] == "fp32"
     predictions, truths = [], []
     for number, one in enumerate(report.images):
-        rows = one.detections
-        predictions.append(
-            Detections(
-                number,
-                torch.tensor([row["box"] for row in rows]).view(-1, 4),
-                torch.tensor([row["score"] for row in rows]),
-                torch.tensor([row["label"] for row in rows], dtype=torch.int64),
-            )
-        )
+        columns = ([row[key] for row in one.detections] for key in ("box", "score", "label"))
+        boxes, confidences, labels = map(torch.tensor, columns)
+        predictions.append(Detections(number, boxes.view(-1, 4), confidences, labels.long()))
         known = [each for each in tree["annotations"] if each["image_id"] == number]
         boxes = torch.tensor([each["bbox"] for each in known], dtype=torch.float32)
         boxes[:, 2:] += boxes[:, :2]
@@ -214,12 +209,8 @@ def test_a_box_is_shown_under_its_best_class_or_not_at_all(net: Path):
 def test_predict_takes_changes_to_the_recipe_and_refuses_what_changes_nothing(net: Path, capsys):
     coco(Path("data"), NAMES)
     counts = []
-    for changes in (
-        ["evaluate.iou=0.1"],
-        ["evaluate.iou=0.9"],
-        ["evaluate.iou=0.9", "evaluate.detections=7"],
-    ):
-        words = ["predict", str(net), "data/val/0.png", *changes, "--out", "o", "--force"]
+    for changes in ("evaluate.iou=0.1", "evaluate.iou=0.9", "evaluate.iou=0.9 evaluate.detections=7"):
+        words = ["predict", str(net), "data/val/0.png", *changes.split(), "--out", "o", "--force"]
         assert cli.main([*words, "--confidence", "0.0", "--json"]) == 0
         counts.append(len(json.loads(capsys.readouterr().out)["images"][0]["detections"]))
     assert counts[0] < counts[1] and counts[2] == 7
@@ -233,18 +224,14 @@ def test_predict_takes_changes_to_the_recipe_and_refuses_what_changes_nothing(ne
 
 def test_darknets_own_files_say_import_them_first(net: Path, capsys):
     assert cli.main(["predict", "net.weights", "x.png"]) == 2
-    error = capsys.readouterr().err
-    assert (
-        "import them first: rankless import net.weights --cfg net.cfg --names net.names --out net.safetensors"
-        in error
-    )
+    command = "rankless import net.weights --cfg net.cfg --names net.names --out net.safetensors"
+    assert f"import them first: {command}" in capsys.readouterr().err
     Path("yolov4.weights").write_bytes(b"x")
     assert cli.main(["evaluate", "yolov4.weights"]) == 2
     assert "rankless import yolov4.weights --model yolov4 --out" in capsys.readouterr().err
-    assert cli.main(["import", "net.weights", "--model", "yolo-fastest", "--out", "o"]) == 2
-    assert "network, use --cfg yolo-fastest.cfg" in capsys.readouterr().err
-    assert cli.main(["import", "net.weights", "--model", "own/net.cfg", "--out", "o"]) == 2
-    assert "network, use --cfg own/net.cfg" in capsys.readouterr().err
+    for model, cfg in (("yolo-fastest", "yolo-fastest.cfg"), ("own/net.cfg", "own/net.cfg")):
+        assert cli.main(["import", "net.weights", "--model", model, "--out", "o"]) == 2
+        assert f"network, use --cfg {cfg}" in capsys.readouterr().err
 
 
 def test_the_number_of_images_seen_survives(net: Path):
@@ -283,9 +270,7 @@ def test_imagenets_classifiers_see_the_middle_of_the_image(tmp_path: Path):
         assert found[label] == pytest.approx(score, abs=2e-3)
 
 
-def test_the_snippet_of_the_docs_loads_a_weights_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-):
+def test_the_snippet_of_the_docs_loads_a_weights_file(tmp_path: Path, monkeypatch, capsys):
     """In docs/weights.md: nothing of this project is imported in it."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(2)

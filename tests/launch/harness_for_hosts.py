@@ -6,8 +6,7 @@ import base64
 import json
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,28 +38,19 @@ FAILED: dict[str, Any] = {"failed": {"0": {"code": -9, "cause": "rank 0 was kill
 
 @dataclass
 class Machine:
-    """One host.
-
-    Attributes:
-        rounds: what comes of each round that it is given, the last one again and again; None is no reply
-            until somebody asks for the end of it.
-        answers: replies that differ from the usual, by command.
-        up: whether it answers at all.
-        joined: whether it holds the run.
-        heard: every command, in order.
-    """
+    """One host."""
 
     name: str
+    # What comes of each round, the last one again and again; None is no reply until its end is asked for.
     rounds: list[Reply] = field(default_factory=lambda: [DONE])
-    answers: dict[str, Any] = field(default_factory=dict)
+    answers: dict[str, Any] = field(default_factory=dict)  # replies that differ from the usual, by command
     up: bool = True
     joined: bool = False
-    heard: list[str] = field(default_factory=list)
+    heard: list[str] = field(default_factory=list)  # every command, in order
     channel: FakeChannel | None = None
     pending: int | None = None
 
     def reply(self, do: str, request: dict[str, Any]) -> Reply:
-        """What it answers."""
         if do in self.answers:
             answer = self.answers[do]
             return answer(request) if callable(answer) else answer  # type: ignore[no-any-return]
@@ -149,7 +139,6 @@ class FakeChannel:
             self.answer({"reply_to": request["reply_to"], **reply})
 
     def end(self, reply: dict[str, Any]) -> None:
-        """End the round that runs."""
         order, self.machine.pending = self.machine.pending, None
         self.answer({"reply_to": order, **ended(reply)})
 
@@ -170,7 +159,6 @@ class Cluster:
     requests: Requests
 
     def off(self, name: str) -> None:
-        """Take the power from one."""
         machine = self.machines[name]
         machine.up = False
         if machine.channel is not None:
@@ -189,8 +177,7 @@ class Cluster:
         self.coordinator.pool.pump = pumped  # type: ignore[method-assign]
 
 
-@contextmanager
-def cluster(patch: pytest.MonkeyPatch, *machines: Machine, **wanted: Any) -> Iterator[Cluster]:
+def cluster(patch: pytest.MonkeyPatch, *machines: Machine, **wanted: Any) -> Cluster:
     """A coordinator and its hosts; each waits for nothing."""
     by_name = {machine.name: machine for machine in machines}
     patch.setattr(FakeChannel, "machines", by_name, raising=False)
@@ -200,9 +187,8 @@ def cluster(patch: pytest.MonkeyPatch, *machines: Machine, **wanted: Any) -> Ite
     asked = Wanted(overrides=(), name="x", devices=1, sinks=(), **fields)
     requests = Requests()
     hosts = parse_hosts(",".join(by_name))
-    yield Cluster(by_name, coordinator.Coordinator(asked, hosts, ACCESS, requests), requests)
+    return Cluster(by_name, coordinator.Coordinator(asked, hosts, ACCESS, requests), requests)
 
 
 def interrupt(cluster: Cluster) -> None:
-    """Press Ctrl-C."""
     cluster.requests.ask(signal.SIGINT)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-from harness_for_faults import HERE, RECIPE
+from harness_for_faults import FINDS_TASK, RECIPE
 
 from process_server import SERVER
 from rankless.runs import journal
@@ -23,82 +23,71 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
 def rankless(
-    folder: Path, *words: str, terminal: int | None = None, sleep: str = "0.1"
+    folder: Path, *words: str, code: int = 0, terminal: int | None = None, sleep: str = "0.1"
 ) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
-    more = {"RANKLESS_CPU": "1", "FAULT_SLEEP": sleep, "PYTHONPATH": path}
+    more = {"RANKLESS_CPU": "1", "FAULT_SLEEP": sleep, "PYTHONPATH": FINDS_TASK}
     command = ["-m", "rankless", *words]
     if terminal is None:
-        return SERVER.run(*command, cwd=folder, **more)
-    return subprocess.run(
-        [sys.executable, *command], cwd=folder, env={**os.environ, **more}, stdout=terminal,
-        stderr=subprocess.PIPE, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        done = SERVER.run(*command, cwd=folder, **more)
+    else:
+        streams = {"stdout": terminal, "stderr": subprocess.PIPE, "text": True, "timeout": 120}
+        done = subprocess.run([sys.executable, *command], cwd=folder, env={**os.environ, **more}, **streams)
+    assert done.returncode == code, done
+    return done
 
 
-def test_a_detached_training_is_watched_stopped_and_gone_on_with(tmp_path: Path) -> None:
+def test_a_detached_training_is_watched_stopped_and_gone_on_with(tmp_path):
     (tmp_path / "small.yaml").write_text(RECIPE, encoding="utf-8")
     run = RunDirectory(tmp_path / "runs" / "d")
     hosts = ("--hosts", "localhost:2", "--run", "runs/d", "--detach")
     screen, terminal = pty.openpty()
-    begun = rankless(tmp_path, "train", "small.yaml", *hosts, terminal=terminal, sleep="1")
-    assert begun.returncode == 0, begun.stderr
+    rankless(tmp_path, "train", "small.yaml", *hosts, terminal=terminal, sleep="1")
     assert b"\ntraining in runs/d, coordinated by localhost (process " in os.read(screen, 4096)
     assert any("step" in entry for entry in journal.read(run.journal)), "it returns when a rank trains"
     for descriptor in (screen, terminal):
         os.close(descriptor)
-    again = rankless(tmp_path, "train", "small.yaml", *hosts)
-    assert again.returncode == 2
+    again = rankless(tmp_path, "train", "small.yaml", *hosts, code=2)
     assert "a run in this directory is already coordinated by process" in again.stderr
 
-    stopped = rankless(tmp_path, "attach", "runs/d", "--stop")
-    assert stopped.returncode == 85, stopped.stderr
+    stopped = rankless(tmp_path, "attach", "runs/d", "--stop", code=85)
     assert f"stopped by SIGTERM; saved after step {run.pointed('last')}; continue with: " in stopped.stdout
     assert "\x1b" not in stopped.stdout, "nothing of a terminal's goes into the log"
-    ended = rankless(tmp_path, "attach", "runs/d", "--stop")
-    assert ended.returncode == 85
+    ended = rankless(tmp_path, "attach", "runs/d", "--stop", code=85)
     assert ended.stdout.startswith("runs/d: this run has ended; its output:")
 
     steps = sum("step" in entry for entry in journal.read(run.journal))
-    assert rankless(tmp_path, "train", "--resume", *hosts).returncode == 0
+    rankless(tmp_path, "train", "--resume", *hosts)
     assert sum("step" in entry for entry in journal.read(run.journal)) > steps, "those before do not count"
-    followed = rankless(tmp_path, "attach", "runs/d")
-    assert followed.returncode == 0, followed.stdout
-    assert "best (step " in followed.stdout
+    assert "best (step " in rankless(tmp_path, "attach", "runs/d").stdout
     assert run.pointed("last") == 20
 
 
-def test_a_coordinator_that_was_killed_is_reported(tmp_path: Path) -> None:
+def test_a_coordinator_that_was_killed_is_reported(tmp_path):
     (tmp_path / "small.yaml").write_text(RECIPE, encoding="utf-8")
     words = ("small.yaml", "--hosts", "localhost:1", "--run", "d", "--detach")
-    begun = rankless(tmp_path, "train", *words, sleep="1")
-    assert begun.returncode == 0, begun.stderr
+    rankless(tmp_path, "train", *words, sleep="1")
     os.kill(json.loads((tmp_path / "d" / "coordinator.json").read_text())["pid"], signal.SIGKILL)
-    followed = rankless(tmp_path, "attach", "d")
-    assert followed.returncode == 128 + signal.SIGKILL
+    rankless(tmp_path, "attach", "d", code=128 + signal.SIGKILL)
 
 
-def test_a_start_that_fails_is_told_at_once_with_its_reason(tmp_path: Path) -> None:
+def test_a_start_that_fails_is_told_at_once_with_its_reason(tmp_path):
     there = ("--hosts", "localhost:1", "--run", "d", "--detach")
-    begun = rankless(tmp_path, "train", "--resume", *there)
-    assert begun.returncode == 2
+    begun = rankless(tmp_path, "train", "--resume", *there, code=2)
     assert "\nerror: d: nothing to resume on localhost: there is no recipe.yaml" in begun.stderr
     assert "training in" not in begun.stdout
     assert not (tmp_path / "d" / "detached.json").exists()
 
 
-def test_a_host_that_does_not_answer_names_the_way_on_without_it(tmp_path: Path) -> None:
+def test_a_host_that_does_not_answer_names_the_way_on_without_it(tmp_path):
     """A start over SSH, of which nothing is there any more when it is asked about."""
     (tmp_path / "ssh").write_text("#!/bin/sh\n[ -e gone ] && exit 255\necho 77\n")
     (tmp_path / "ssh").chmod(0o700)
     words = ("--hosts", "h1:1,h2:3,h3", "--run", "my d", "--ssh", "./ssh", "--detach")
-    assert rankless(tmp_path, "train", "digits", *words).returncode == 0
+    rankless(tmp_path, "train", "digits", *words)
     (tmp_path / "gone").touch()
-    asked = rankless(tmp_path, "attach", "my d")
-    assert asked.returncode == 2
-    on = "continue with: rankless train --resume --run 'my d' --hosts h2:3,h3"
-    assert "h1: does not respond; if it is up, the training continues; if it is lost, " in asked.stderr
-    assert on in asked.stderr
+    said = rankless(tmp_path, "attach", "my d", code=2).stderr
+    assert "h1: does not respond; if it is up, the training continues; if it is lost, " in said
+    assert "continue with: rankless train --resume --run 'my d' --hosts h2:3,h3" in said
 
 
 BANNER = """\
@@ -121,14 +110,11 @@ Host key verification failed.
 
 
 @pytest.mark.parametrize("detach", [(), ("--detach",)])
-def test_of_a_changed_host_key_one_line_is_quoted_and_what_to_do(
-    tmp_path: Path, detach: tuple[str, ...]
-) -> None:
+def test_of_a_changed_host_key_one_line_is_quoted_and_what_to_do(tmp_path, detach):
     (tmp_path / "said").write_text(BANNER.replace("\n", "\r\n"), newline="")
     (tmp_path / "ssh").write_text("#!/bin/sh\ncat said >&2\nexit 255\n")
     (tmp_path / "ssh").chmod(0o700)
-    done = rankless(tmp_path, "train", "digits", "--hosts", "h1", "--ssh", "./ssh", *detach)
-    assert done.returncode == 2
+    done = rankless(tmp_path, "train", "digits", "--hosts", "h1", "--ssh", "./ssh", *detach, code=2)
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "Host key for [h1]:2222 has changed and you have requested strict checking" in error
     assert "; run ssh-keygen -R '[h1]:2222' if the change is expected" in error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ Machine = Callable[..., None]
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(monkeypatch):
     def has(gpus: int, limited: str | None = None) -> None:
         monkeypatch.delenv("RANKLESS_CPU", raising=False)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -34,12 +33,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     ("text", "meant"),
     [("auto", None), ("3", 3), ("0,2", (0, 2)), ("2,", (2,)), (" 1, 0 ", (1, 0)), ("7,3,5,", (7, 3, 5))],
 )
-def test_what_is_written_is_a_number_or_numbers(text: str, meant: object) -> None:
+def test_what_is_written_is_a_number_or_numbers(text, meant):
     assert devices_here(text) == meant
 
 
 @pytest.mark.parametrize("text", ["0,x", ",", "1,,2", "-1,2", "cuda:0,1"])
-def test_what_is_neither_is_an_error(text: str) -> None:
+def test_what_is_neither_is_an_error(text):
     with pytest.raises(UserError, match="expected a number, auto, or the numbers of GPUs, as in 0,2"):
         devices_here(text)
 
@@ -55,9 +54,7 @@ def test_what_is_neither_is_an_error(text: str) -> None:
         (2, "GPU-8932f937,MIG-1", (1,), "MIG-1"),
     ],
 )
-def test_the_processes_see_the_chosen_ones(
-    gpus: int, limited: str | None, chosen: tuple[int, ...], seen: str, machine: Machine
-) -> None:
+def test_the_processes_see_the_chosen_ones(gpus, limited, chosen, seen, machine):
     machine(gpus, limited)
     with visible(chosen) as count:
         assert count == len(chosen) and os.environ["CUDA_VISIBLE_DEVICES"] == seen
@@ -65,13 +62,13 @@ def test_the_processes_see_the_chosen_ones(
 
 
 @pytest.mark.parametrize("devices", [None, 3])
-def test_a_number_leaves_them_as_they_are(devices: int | None, machine: Machine) -> None:
+def test_a_number_leaves_them_as_they_are(devices, machine):
     machine(4, "1,2,3,0")
     with visible(devices) as count:
         assert count == devices and os.environ["CUDA_VISIBLE_DEVICES"] == "1,2,3,0"
 
 
-def test_devices_are_left_out_round_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_are_left_out_round_by_round(monkeypatch):
     monkeypatch.setattr(devices, "gpu_count", lambda: 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9,5,7,1")
     left_out = LeftOut()
@@ -85,7 +82,7 @@ def test_devices_are_left_out_round_by_round(monkeypatch: pytest.MonkeyPatch) ->
         left_out.variables()
 
 
-def test_without_gpus_there_are_fewer_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gpus_there_are_fewer_ranks(monkeypatch):
     monkeypatch.setattr(devices, "gpu_count", lambda: 0)
     left_out = LeftOut()
     left_out.add([1])
@@ -115,9 +112,7 @@ def test_without_gpus_there_are_fewer_ranks(monkeypatch: pytest.MonkeyPatch) -> 
         ),
     ],
 )  # fmt: skip
-def test_what_is_not_there_is_one_sentence(
-    gpus: int, limited: str | None, chosen: tuple[int, ...], problem: str, machine: Machine
-) -> None:
+def test_what_is_not_there_is_one_sentence(gpus, limited, chosen, problem, machine):
     machine(gpus, limited)
     with pytest.raises(UserError) as caught, visible(chosen):
         pass
@@ -125,9 +120,7 @@ def test_what_is_not_there_is_one_sentence(
 
 
 @pytest.mark.processes
-def test_without_gpus_the_command_says_so(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_without_gpus_the_command_says_so(monkeypatch, capfd, tmp_path):
     monkeypatch.setenv("RANKLESS_CPU", "1")
     run = tmp_path / "run"
     assert cli.main(["train", "digits", "--devices", "0,2", "--run", str(run)]) == 2
@@ -137,6 +130,6 @@ def test_without_gpus_the_command_says_so(
     )
     assert not run.exists()
     assert cli.main(["train", "digits", "--devices", "0"]) == 2
-    assert "to select GPU 0, give '0,'" in capfd.readouterr().err
+    assert "to select GPU 0, use '0,'" in capfd.readouterr().err
     assert cli.main(["train", "digits", "--devices", "0,1", "--hosts", "a,b"]) == 2
     assert "set CUDA_VISIBLE_DEVICES" in capfd.readouterr().err

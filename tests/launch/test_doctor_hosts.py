@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import socket
 import sys
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ from rankless.launch.doctor import hosts
 from rankless.launch.hosts import host, messages, reach
 from rankless.launch.hosts.channel import Access
 from rankless.launch.hosts.host_pool import HostPool, Member
-from rankless.launch.hosts.messages import Answer, Command, Value
+from rankless.launch.hosts.messages import Answer, Value
 from rankless.launch.hosts.names import Host
 from rankless.world import speed
 from rankless.world.process_group import World
@@ -30,28 +30,20 @@ ACCESS = Access(["ssh"], "/opt/python", "python3", {}, "/")
     [
         ("me@b: Permission denied (publickey,password).", "SSH", "ssh-copy-id b"),
         ("Host key verification failed.", "SSH", "ssh b once"),
-        (
-            "RSA host key for b has changed and you have requested strict checking.",
-            "SSH",
-            "ssh-keygen -R b if",
-        ),
+        ("RSA host key for b has changed and you have requested strict checking.", "SSH", "ssh-keygen -R b"),
         ("ssh: Could not resolve hostname b: Name or service not known", "SSH", "~/.ssh/config"),
         ("ssh: connect to host b port 22: Connection refused", "SSH", "systemctl start ssh"),
         ("ssh: connect to host b port 22: Connection timed out", "SSH", "ping b"),
         ("ssh: connect to host b port 22: No route to host", "SSH", "ping b"),
         ("/opt/python: No module named rankless", "rankless", "add --sync, or install rankless "),
-        (
-            "ModuleNotFoundError: No module named 'rankless'",
-            "rankless",
-            "add --sync, or install rankless ",
-        ),
+        ("ModuleNotFoundError: No module named 'rankless'", "rankless", "add --sync, or install rankless "),
         ("ModuleNotFoundError: No module named 'torch'", "packages", "install the same packages there"),
         ("[Errno 2] No such file or directory: '/opt/python' there", "Python", "--python PATH"),
         ("bash: line 1: python3: command not found", "Python", "--python PATH"),
         ("no answer for 8 s", "answer", "ssh b /opt/python -m rankless --version"),
     ],
 )
-def test_why_a_host_cannot_be_used(said: str, name: str, fix: str) -> None:
+def test_why_a_host_cannot_be_used(said, name, fix):
     found = hosts.lost(Member(Host("b"), 0, lost=said), ACCESS)
     assert (found.name, found.level, found.value) == (name, "error", said)
     assert fix in found.fix
@@ -84,27 +76,24 @@ def member(name: str, **changes: Any) -> Member:
         ({"isa": "AVX512"}, "warning", "the instruction set: AVX2 on a; AVX512 on b", "cpu_isa=avx2"),
     ],
 )
-def test_hosts_that_are_not_alike(changes: dict[str, Any], level: str, value: str, fix: str) -> None:
+def test_hosts_that_are_not_alike(changes, level, value, fix):
     (found,) = hosts.consistency([member("a"), member("b", **changes)])
     assert found.level == level
     assert value in found.value
     assert fix in found.fix
 
 
-def test_clocks_are_compared_with_what_the_round_trip_leaves_open() -> None:
+def test_clocks_are_compared_with_what_the_round_trip_leaves_open():
     assert hosts.clocks({"a": (0.1, 0.05), "b": (-0.2, 0.05)}).value == "at most 0.400 s apart"
     apart = hosts.clocks({"a": (60.0, 0.05), "b": (0.0, 0.05), "c": (1.0, 0.1)})
     assert (apart.level, "a is 60.0 s ahead of b" in apart.value) == ("warning", True)
     assert hosts.clocks({"a": (6.0, 2.0), "b": (0.0, 2.0)}).level == "ok"  # it may be 2 s
 
 
-def answer(**changes: Any) -> dict[str, Any]:
-    """What an attempt to connect came to."""
-    return {"source": "10.0.0.9", "interface": "eth0", "mtu": 1500, "large": True, **changes}
-
-
 def answers(there: dict[str, Any], back: dict[str, Any]) -> dict[str, Any]:
     """What two hosts say of each other: the first of ``b`` at 10.0.0.2, the second of ``a`` at 10.0.0.1."""
+    usual = {"source": "10.0.0.9", "interface": "eth0", "mtu": 1500, "large": True}
+    there, back = (one if "failed" in one else {**usual, **one} for one in (there, back))
     return {
         "a": {"b": {"tried": {"10.0.0.2": there}, "resolved": ["10.0.0.2"]}},
         "b": {"a": {"tried": {"10.0.0.1": back}, "resolved": ["127.0.1.1"]}},
@@ -114,39 +103,27 @@ def answers(there: dict[str, Any], back: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("there", "back", "level", "value"),
     [
-        (
-            answer(),
-            answer(),
-            "ok",
-            "a → b at 10.0.0.2 by eth0 (MTU 1500); b → a at 10.0.0.1 by eth0 (MTU 1500)",
-        ),
-        ({"failed": "timed out"}, answer(), "error", "a → b: no connection (10.0.0.2: timed out)"),
-        (
-            answer(large=False, mtu=9000),
-            answer(mtu=9000),
-            "error",
-            "a → b at 10.0.0.2: connects, but large packets are lost (eth0 has MTU 9000)",
-        ),
-        (answer(mtu=9000), answer(mtu=1500), "warning", "9000 on a, 1500 on b"),
+        ({}, {}, "ok", "a → b at 10.0.0.2 by eth0 (MTU 1500); b → a at 10.0.0.1 by eth0 (MTU 1500)"),
+        ({"failed": "timed out"}, {}, "error", "a → b: no connection (10.0.0.2: timed out)"),
+        ({"large": False, "mtu": 9000}, {"mtu": 9000}, "error", "large packets are lost (eth0 has MTU 9000)"),
+        ({"mtu": 9000}, {"mtu": 1500}, "warning", "9000 on a, 1500 on b"),
     ],
 )
-def test_connections_in_both_directions(
-    there: dict[str, Any], back: dict[str, Any], level: str, value: str
-) -> None:
+def test_connections_in_both_directions(there, back, level, value):
     (found,) = hosts.connections(answers(there, back))
     assert found.level == level
     assert value in found.value
     assert bool(found.fix) == (level != "ok")
 
 
-def test_an_address_that_does_not_answer_does_no_harm_beside_one_that_does() -> None:
-    both = answers(answer(), answer())
+def test_an_address_that_does_not_answer_does_no_harm_beside_one_that_does():
+    both = answers({}, {})
     both["a"]["b"]["tried"] = {"172.17.0.1": {"failed": "timed out"}, **both["a"]["b"]["tried"]}
     assert [check.level for check in hosts.connections(both)] == ["ok"]
 
 
-def test_names_that_lead_elsewhere() -> None:
-    (found,) = hosts.resolving(answers(answer(), answer()), {"a": "node-a", "b": "node-b"})
+def test_names_that_lead_elsewhere():
+    (found,) = hosts.resolving(answers({}, {}), {"a": "node-a", "b": "node-b"})
     assert found.value == "b: node-a does not resolve to a"
     assert found.fix.startswith("add to /etc/hosts there: 10.0.0.1 node-a")
 
@@ -161,14 +138,14 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[reach.Listener]:
         listening.close()
 
 
-def test_large_packets_go_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_packets_go_there_and_back(monkeypatch):
     with echo(monkeypatch) as listening:
         found = reach.attempt("127.0.0.1", listening.ports()["127.0.0.1"], large=True)
     assert found == {"source": "127.0.0.1", "interface": "lo", "mtu": found["mtu"], "large": True}
     assert found["mtu"] > 1000
 
 
-def test_a_host_that_swallows_packets_or_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_swallows_packets_or_refuses(monkeypatch):
     monkeypatch.setattr(reach, "WAIT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
@@ -176,7 +153,7 @@ def test_a_host_that_swallows_packets_or_refuses(monkeypatch: pytest.MonkeyPatch
     assert reach.attempt("127.0.0.1", port, large=True) == {"failed": "Connection refused"}
 
 
-def test_all_hosts_are_tried_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_hosts_are_tried_and_named(monkeypatch):
     with echo(monkeypatch) as listening:
         ports = listening.ports()
         monkeypatch.setattr(reach, "own_addresses", lambda: ["192.0.2.1"])
@@ -195,7 +172,7 @@ def measured(world: World) -> tuple[list[dict[str, Any]], float]:
 
 
 @pytest.mark.processes
-def test_every_rank_measures_the_same(ranks: Any) -> None:
+def test_every_rank_measures_the_same(ranks):
     (timings, exchange), *others = ranks(2, measured)
     assert all(other == (timings, exchange) for other in others)
     assert [(one["name"], one["size"]) for one in timings] == [
@@ -211,7 +188,7 @@ TIMINGS = [
 ]
 
 
-def test_latency_and_bandwidth() -> None:
+def test_latency_and_bandwidth():
     """Of an all-reduce between two hosts each sends its vector once, of an all-to-all half of it."""
     assert hosts.bandwidth(TIMINGS[1], 2) == (1 << 26) / 0.5
     assert hosts.bandwidth(TIMINGS[1], 4) == 1.5 * (1 << 26) / 0.5
@@ -226,7 +203,7 @@ def test_latency_and_bandwidth() -> None:
     ]
 
 
-def test_what_a_network_means_for_a_step() -> None:
+def test_what_a_network_means_for_a_step():
     found = hosts.step(0.344, 0.038, [1, 1])
     assert found.level == "ok"
     assert found.value.startswith("about 210 ms, of which 38 ms network, with 2 ranks on 2 hosts")
@@ -235,40 +212,18 @@ def test_what_a_network_means_for_a_step() -> None:
     assert hosts.step(0.4, 0.01, [4, 4]).value.startswith("about 240 ms, of which 40 ms network")
 
 
-class Silent:
-    """A connection to a host that says nothing."""
-
-    heard = float("inf")
-
-    def command(self, command: Command[Any]) -> None:
-        """Take a command."""
-
-    def drop(self) -> None:
-        """Go."""
-
-
-class Answering(Silent):
-    """A connection to a host that answers at once."""
-
-    def __init__(self, replies: deque[Any]) -> None:
-        self.replies = replies
-
-    def command(self, command: Command[Any]) -> None:
-        self.replies.append(Value(value={"10.0.0.2": 1}))
-
-
-def test_a_host_that_does_not_get_done_is_given_up() -> None:
-    pool = HostPool([Host("a"), Host("b")], ACCESS)
-    for member in pool.members:
-        member.channel, member.is_ready, member.has_connected = cast("Any", Silent()), True, True
+def test_a_host_that_does_not_get_done_is_given_up():
+    pool, answer = HostPool([Host("a"), Host("b")], ACCESS), Value(value={"10.0.0.2": 1})
+    for member, does in zip(pool.members, (lambda _: None, lambda _: replies.append(answer)), strict=True):
+        member.channel = SimpleNamespace(heard=float("inf"), command=does, drop=lambda: None)
+        member.is_ready = member.has_connected = True
         member.answered = float("inf")
-    answering = pool.members[1]
-    answering.channel = cast("Any", Answering(answering.replies))
-    assert pool.ask(pool.members, messages.Listen(), 0.1) == {1: Value(value={"10.0.0.2": 1})}
+    replies = pool.members[1].replies
+    assert pool.ask(pool.members, messages.Listen(), 0.1) == {1: answer}
     assert [member.lost for member in pool.members] == ["'listen' did not finish within 0.1 s", ""]
 
 
-def test_a_host_with_an_older_version_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_with_an_older_version_says_so(monkeypatch):
     answers = io.BytesIO()
     monkeypatch.setattr(sys, "stdin", io.StringIO('{"do": "dance", "reply_to": 7}\n'))
     host.HostProcess(answers)._read()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,96 +13,52 @@ from rankless import cli
 from rankless.errors import UserError
 from rankless.launch import environments
 
-TORCHRUN = {
-    "LOCAL_RANK": "1",
-    "RANK": "3",
-    "GROUP_RANK": "1",
-    "ROLE_RANK": "3",
-    "LOCAL_WORLD_SIZE": "2",
-    "WORLD_SIZE": "4",
-    "GROUP_WORLD_SIZE": "2",
-    "ROLE_WORLD_SIZE": "4",
-    "MASTER_ADDR": "node1.example",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_RESTART_COUNT": "2",
-    "TORCHELASTIC_MAX_RESTARTS": "3",
-    "TORCHELASTIC_RUN_ID": "none",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-}
+
+def env(text: str) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in text.split())
+
+
+TORCHRUN = env("""
+    LOCAL_RANK=1 RANK=3 GROUP_RANK=1 ROLE_RANK=3 LOCAL_WORLD_SIZE=2 WORLD_SIZE=4 GROUP_WORLD_SIZE=2
+    ROLE_WORLD_SIZE=4 MASTER_ADDR=node1.example MASTER_PORT=29500 TORCHELASTIC_RESTART_COUNT=2
+    TORCHELASTIC_MAX_RESTARTS=3 TORCHELASTIC_RUN_ID=none TORCHELASTIC_USE_AGENT_STORE=True
+""")
 # `srun -N 2 -n 3` of Slurm 22.05, the second task of the first node, without what says nothing about ranks.
-SRUN = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_JOB_NODELIST": "n[1-2]",
-    "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "0",
-    "SLURM_NODELIST": "n[1-2]",
-    "SLURM_NTASKS": "3",
-    "SLURM_PROCID": "1",
-    "SLURM_STEPID": "0",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "n[1-2]",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NUM_TASKS": "3",
-    "SLURM_STEP_TASKS_PER_NODE": "2,1",
-    "SLURM_TASKS_PER_NODE": "2,1",
-    "SLURMD_NODENAME": "n1",
-}
+SRUN = env("""
+    SLURM_JOB_ID=4711 SLURM_JOB_NODELIST=n[1-2] SLURM_LAUNCH_NODE_IPADDR=127.0.0.1 SLURM_LOCALID=1
+    SLURM_NODEID=0 SLURM_NODELIST=n[1-2] SLURM_NTASKS=3 SLURM_PROCID=1 SLURM_STEPID=0 SLURM_STEP_ID=0
+    SLURM_STEP_NODELIST=n[1-2] SLURM_STEP_NUM_NODES=2 SLURM_STEP_NUM_TASKS=3 SLURM_STEP_TASKS_PER_NODE=2,1
+    SLURM_TASKS_PER_NODE=2,1 SLURMD_NODENAME=n1
+""")
 # The shell of `sbatch -N 2 -n 2`.
-SBATCH = {
-    "SLURM_JOB_ID": "2",
-    "SLURM_JOB_NODELIST": "n[1-2]",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_NODELIST": "n[1-2]",
-    "SLURM_NTASKS": "2",
-    "SLURM_PROCID": "0",
-    "SLURM_TASKS_PER_NODE": "1(x2)",
-}
+SBATCH = env("""
+    SLURM_JOB_ID=2 SLURM_JOB_NODELIST=n[1-2] SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NODELIST=n[1-2]
+    SLURM_NTASKS=2 SLURM_PROCID=0 SLURM_TASKS_PER_NODE=1(x2)
+""")
 # `srun --pty bash`.
-PTY = {
-    **SRUN,
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_STEP_NUM_TASKS": "1",
-    "SLURM_STEP_TASKS_PER_NODE": "1",
-    "SLURM_PTY_PORT": "34891",
-}
-MPIRUN = {
-    "OMPI_COMM_WORLD_RANK": "2",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "2",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-    "OMPI_COMM_WORLD_NODE_RANK": "2",
-    "OMPI_UNIVERSE_SIZE": "4",
-    "PMIX_NAMESPACE": "prterun-host-1234@1",
-    "PMIX_RANK": "2",
-}
-HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
-RAY = {
-    "RANK": "0",
-    "LOCAL_RANK": "0",
-    "WORLD_SIZE": "2",
-    "LOCAL_WORLD_SIZE": "1",
-    "NODE_RANK": "0",
-    "MASTER_ADDR": "10.0.0.4",
-    "MASTER_PORT": "51321",
-}
-ALONE = {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}  # on its machine
-PRUN = {"PMIX_RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-PYTORCHJOB = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+PTY = SRUN | env("SLURM_LOCALID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_TASKS_PER_NODE=1")
+PTY["SLURM_PTY_PORT"] = "34891"
+MPIRUN = env("""
+    OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=2 OMPI_COMM_WORLD_LOCAL_SIZE=4
+    OMPI_COMM_WORLD_NODE_RANK=2 OMPI_UNIVERSE_SIZE=4 PMIX_NAMESPACE=prterun-host-1234@1 PMIX_RANK=2
+""")
+HYDRA = env("PMI_RANK=1 PMI_SIZE=2 PMI_FD=9 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2")
+RAY = env("""
+    RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=1 NODE_RANK=0 MASTER_ADDR=10.0.0.4 MASTER_PORT=51321
+""")
+ALONE = env("MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1")  # on its machine
+PRUN = env("PMIX_RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2")
+PYTORCHJOB = env("RANK=1 WORLD_SIZE=2 MASTER_ADDR=job-master-0 MASTER_PORT=23456")
 
 
 @pytest.fixture(autouse=True)
-def no_slurm_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_slurm_here(monkeypatch):
     monkeypatch.setenv("PATH", "")  # and so no scontrol
 
 
 def standard(variables: dict[str, str]) -> list[str | None]:
-    environment = environments.detect(variables)
-    assert environment is not None
     exported: dict[str, str] = {}
-    environment.export(exported)
+    environments.detect(variables).export(exported)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
     return [exported.get(name) for name in names]
 
@@ -131,7 +86,7 @@ def standard(variables: dict[str, str]) -> list[str | None]:
         (PRUN, ["1", "2", "1", "2", "127.0.0.1"]),
     ],
 )
-def test_every_launcher_is_read(variables: dict[str, str], expected: list[str | None]) -> None:
+def test_every_launcher_is_read(variables, expected):
     assert standard(variables) == expected
 
 
@@ -150,7 +105,7 @@ def test_every_launcher_is_read(variables: dict[str, str], expected: list[str | 
         {"RANK": "1"},
     ],
 )
-def test_what_is_no_rank_is_taken_for_none(variables: dict[str, str]) -> None:
+def test_what_is_no_rank_is_taken_for_none(variables):
     assert environments.detect(variables) is None
 
 
@@ -166,7 +121,7 @@ def test_what_is_no_rank_is_taken_for_none(variables: dict[str, str]) -> None:
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "1"}, r"TASKS_PER_NODE is '2'"),
     ],
 )
-def test_what_makes_no_sense_is_an_error(variables: dict[str, str], message: str) -> None:
+def test_what_makes_no_sense_is_an_error(variables, message):
     with pytest.raises(UserError, match=message):
         environments.detect(variables)
 
@@ -179,17 +134,14 @@ def test_what_makes_no_sense_is_an_error(variables: dict[str, str], message: str
         ({**SRUN, "SLURM_STEP_NODELIST": "n[1-"}, r"SLURM_STEP_NODELIST is 'n\[1-'"),
     ],
 )
-def test_several_machines_need_an_address(variables: dict[str, str], message: str) -> None:
+def test_several_machines_need_an_address(variables, message):
     environment = environments.detect(variables)
-    assert environment is not None
     with pytest.raises(UserError, match=message):
         environment.export({})
 
 
 @pytest.mark.processes
-def test_the_address_of_a_node_is_its_address_and_not_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_address_of_a_node_is_its_address_and_not_its_name(tmp_path, monkeypatch):
     command = tmp_path / "scontrol"
     command.write_text('#!/bin/sh\necho "NodeName=$4 Arch=x86_64 NodeAddr=10.1.2.3 NodeHostName=$4"\n')
     command.chmod(0o755)
@@ -199,11 +151,9 @@ def test_the_address_of_a_node_is_its_address_and_not_its_name(
     assert standard(SRUN)[-1] == "n1"
 
 
-def test_ports_are_the_same_on_all_ranks_and_differ_between_jobs() -> None:
+def test_ports_are_the_same_on_all_ranks_and_differ_between_jobs():
     def port(variables: dict[str, str]) -> int:
-        environment = environments.detect(variables)
-        assert environment is not None
-        return environment.port
+        return environments.detect(variables).port
 
     first = port(SRUN)
     assert first == port({**SRUN, "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "1"})
@@ -212,7 +162,7 @@ def test_ports_are_the_same_on_all_ranks_and_differ_between_jobs() -> None:
     assert port({**SRUN, "MASTER_PORT": "4711"}) == 4711
 
 
-def test_what_starts_ranks_by_itself_is_no_rank() -> None:
+def test_what_starts_ranks_by_itself_is_no_rank():
     for variables in ({}, SBATCH, PTY, {"RANK": "0", "WORLD_SIZE": "1"}):
         environments.refuse("verify", "run it alone", variables)
     with pytest.raises(UserError, match=r"verify: starts.*one of 3 \(Slurm\); run it alone"):
@@ -223,9 +173,7 @@ def test_what_starts_ranks_by_itself_is_no_rank() -> None:
 
 
 @pytest.mark.parametrize("verb", [("verify",), ("evaluate", "run"), ("train", "--nothing")])
-def test_a_command_line_that_is_wrong_on_all_ranks_is_printed_by_one(
-    verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_line_that_is_wrong_on_all_ranks_is_printed_by_one(verb, monkeypatch, capsys):
     for name, value in PYTORCHJOB.items():
         monkeypatch.setenv(name, value)
     printed = []
@@ -238,23 +186,18 @@ def test_a_command_line_that_is_wrong_on_all_ranks_is_printed_by_one(
     assert printed[1] == ""
 
 
-def test_a_rank_of_ray_goes_with_its_worker() -> None:
+def test_a_rank_of_ray_goes_with_its_worker():
     environment = environments.detect({**RAY, "RANKLESS_RAY_WORKER": "1"})
-    assert environment is not None
     assert (environment.name, environment.leaves_orphans) == ("Ray Train", True)
-    scripted = environments.detect(RAY)
-    assert scripted is not None
-    assert not scripted.leaves_orphans
+    assert not environments.detect(RAY).leaves_orphans
 
 
-def test_a_job_has_one_name_in_all_its_starts() -> None:
+def test_a_job_has_one_name_in_all_its_starts():
     assert environments.job(SRUN) == environments.job({**SRUN, "SLURM_RESTART_COUNT": "3"}) == "4711"
     assert environments.job({**SRUN, **TORCHRUN}) == "4711"
     assert environments.job({**SRUN, "RANKLESS_JOB_ID": "mine"}) == "mine"
     assert environments.job(TORCHRUN) == ""
-    restarted = environments.detect({**SRUN, "SLURM_RESTART_COUNT": "3"})
-    assert restarted is not None
-    assert restarted.restart == 3
+    assert environments.detect({**SRUN, "SLURM_RESTART_COUNT": "3"}).restart == 3
 
 
 numbers = st.integers(0, 120)
@@ -264,9 +207,7 @@ words = st.text("abz-", min_size=1, max_size=3)
 
 
 @given(st.lists(st.tuples(words, st.lists(st.tuples(brackets, words), max_size=2)), min_size=1, max_size=3))
-def test_the_first_host_of_a_list_is_found(
-    parts: list[tuple[str, list[tuple[tuple[int, list[tuple[int, int]]], str]]]],
-):
+def test_the_first_host_of_a_list_is_found(parts):
     text, expected = [], []
     for name, groups in parts:
         short, pieces = name, [[name]]
@@ -280,7 +221,7 @@ def test_the_first_host_of_a_list_is_found(
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 5)), min_size=1, max_size=5))
-def test_tasks_per_node_are_read(repeated: list[tuple[int, int]]) -> None:
+def test_tasks_per_node_are_read(repeated):
     text = ",".join(f"{tasks}(x{count})" if count > 1 else str(tasks) for tasks, count in repeated)
     expected = [tasks for tasks, count in repeated for _ in range(count)]
     assert [environments.nth_number(text, index) for index in range(len(expected))] == expected
@@ -289,12 +230,12 @@ def test_tasks_per_node_are_read(repeated: list[tuple[int, int]]) -> None:
 
 
 @given(st.text("n[]0123,- ", max_size=12))
-def test_no_list_of_nodes_ends_in_another_error(text: str) -> None:
+def test_no_list_of_nodes_ends_in_another_error(text):
     with contextlib.suppress(ValueError):
         environments.first_host(text)
 
 
 @pytest.mark.parametrize("text", ["", ",n1", "n[1", "n]1", "n[]", "n[a-b]", "n[1,]", "n[1--2]"])
-def test_a_damaged_list_of_nodes_is_refused(text: str) -> None:
+def test_a_damaged_list_of_nodes_is_refused(text):
     with pytest.raises(ValueError, match=r".*"):
         environments.first_host(text)

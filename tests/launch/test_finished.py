@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from rankless import UserError, evaluate, train
+from rankless import UserError, cli, evaluate, train
 from rankless.models.checkpoints import weights
 from rankless.recipe.load import changed, load
 from rankless.runs.directory import RunDirectory
@@ -25,30 +24,20 @@ SMALL = (
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     run = tmp_path_factory.mktemp("finished") / "run"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "rankless", "train", *SMALL, "--run", str(run), "--devices", "1"]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "rankless", "train", *SMALL, "--run", str(run), "--devices", "1"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=300,
-            check=False,
-            env=environment,
-        )
+        streams = {"stdout": full, "stderr": subprocess.PIPE, "text": True}
+        done = subprocess.run(command, env=environment, timeout=300, check=False, **streams)
     # What could not be written was not what the run is for.
     sentence = f"the run is finished and saved in {run}, but the output could not be written"
     assert (done.returncode, done.stderr) == (0, f"warning: {sentence} (No space left on device)\n")
     return run
 
 
-def test_the_weights_lie_under_plain_names(
-    finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from rankless import cli
-
+def test_the_weights_lie_under_plain_names(finished, tmp_path):
     checkpoint = finished / "checkpoints" / "step-000000002" / "ema.safetensors"
     for name in ("best", "last"):
         assert (finished / f"{name}.safetensors").samefile(checkpoint)
@@ -57,42 +46,31 @@ def test_the_weights_lie_under_plain_names(
     assert cli.main(["predict", best, "digits:val:0", "--out", str(tmp_path / "found")]) == 0
     assert cli.main(["export", best, "--format", "pth", "--out", str(tmp_path / "net")]) == 0
     assert (tmp_path / "net.pth").exists()
-    # The links are made again for a run that was copied without them.
-    (finished / "best.safetensors").unlink()
-    recipe = changed(load(finished / "recipe.yaml"), ["epochs=2"])
-    (tmp_path / "more").mkdir()
-    copy = tmp_path / "more" / "run"
-    shutil.copytree(finished, copy, symlinks=True)
-    run = RunDirectory(finished)
-    run.link("best")
-    capfd.readouterr()
-    assert train(recipe, copy, devices=1, resume=True) == 0
+
+
+def test_going_on_with_it_says_what_to_give_and_makes_lost_links_again(finished, tmp_path, capfd):
+    before = (finished / "journal.jsonl").read_bytes()
+    recipe = load(finished / "recipe.yaml")
+    assert train(recipe, finished, devices=1, resume=True) == 0
+    assert capfd.readouterr().out == (
+        f"{finished}: this run is finished, at step 2 of 2; to train for more than 1 epoch, run: "
+        f"rankless train --resume --run {finished} epochs=2\n"
+    )
+    assert (finished / "journal.jsonl").read_bytes() == before
+    copy = shutil.copytree(finished, tmp_path / "run", symlinks=True)
+    (copy / "best.safetensors").unlink()
+    assert train(changed(recipe, ["epochs=2"]), copy, devices=1, resume=True) == 0
     out = capfd.readouterr().out
+    assert "resuming after step 2" in out
     assert f"weights: {copy / 'best.safetensors'}, {copy / 'last.safetensors'}\n" in out
     assert (copy / "last.safetensors").samefile(copy / "checkpoints/step-000000004/ema.safetensors")
     assert (copy / "best.safetensors").is_file()
 
 
-def test_going_on_with_it_says_what_to_give(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    before = (finished / "journal.jsonl").read_bytes()
-    recipe = load(finished / "recipe.yaml")
-    assert train(recipe, finished, devices=1, resume=True) == 0
-    out = capfd.readouterr().out
-    assert out == (
-        f"{finished}: this run is finished, at step 2 of 2; to train longer, give more epochs than 1: "
-        f"rankless train --resume --run {finished} epochs=2\n"
-    )
-    assert (finished / "journal.jsonl").read_bytes() == before
-    assert train(changed(recipe, ["epochs=2"]), finished, devices=1, resume=True) == 0
-    assert "resuming after step 2" in capfd.readouterr().out
-
-
 @pytest.mark.parametrize(("last", "is_followed"), [("step-000000099", False), ("?", True)])
 def test_where_last_names_no_checkpoint_it_is_said_and_put_right(
-    finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], last: str, is_followed: bool
-) -> None:
-    from rankless import cli
-
+    finished, tmp_path, capfd, last, is_followed
+):
     shutil.copytree(finished, tmp_path / "run", symlinks=True)
     run = RunDirectory(tmp_path / "run")
     step = run.pointed("last") or 0
@@ -116,7 +94,7 @@ def test_where_last_names_no_checkpoint_it_is_said_and_put_right(
     assert cli.main(["runs", str(run.path)]) == 0 and not capfd.readouterr().err
 
 
-def test_a_split_that_is_not_there_is_an_option_that_is_wrong(finished: Path) -> None:
+def test_a_split_that_is_not_there_is_an_option_that_is_wrong(finished):
     with pytest.raises(UserError) as caught:
         evaluate(finished, devices=1, split="nosuch")
     assert caught.value.problems == (
@@ -124,7 +102,7 @@ def test_a_split_that_is_not_there_is_an_option_that_is_wrong(finished: Path) ->
     )
 
 
-def test_keys_without_effect_on_scores_are_refused(finished: Path) -> None:
+def test_keys_without_effect_on_scores_are_refused(finished):
     keys = ["optim.lr=1", "epochs=3", "evaluate.iou=0.5", "evaluate.every=2", "data.augment=none"]
     with pytest.raises(UserError) as caught:
         evaluate(finished, keys, devices=1)
@@ -134,11 +112,7 @@ def test_keys_without_effect_on_scores_are_refused(finished: Path) -> None:
     ]
 
 
-def test_where_nothing_is_found_a_lower_confidence_is_named(
-    finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from rankless import cli
-
+def test_where_nothing_is_found_a_lower_confidence_is_named(finished, tmp_path, capfd):
     assert evaluate(finished, ["evaluate.confidence=0.999"], devices=1)["AR100"] == 0
     assert "evaluate.confidence=0.001" in capfd.readouterr().err
     words = [str(finished), "digits:val:0-1", "--out", str(tmp_path / "out")]
@@ -147,17 +121,9 @@ def test_where_nothing_is_found_a_lower_confidence_is_named(
     assert "--confidence 0.999; try --confidence " in advice or "and --confidence is 0.999; try " in advice
 
 
-def test_a_low_confidence_that_finds_nothing_is_not_advised_again(
-    finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from rankless import cli
-
-    loaded = weights.load(finished / "best.safetensors")
-    mute = {  # no score is above zero
-        name: torch.full_like(one, -1e4) if name.endswith(".classes.bias") else one
-        for name, one in loaded.state.items()
-    }
-    file = tmp_path / "mute.safetensors"
+def test_a_low_confidence_that_finds_nothing_is_not_advised_again(finished, tmp_path, capfd):
+    loaded, file = weights.load(finished / "best.safetensors"), tmp_path / "mute.safetensors"
+    mute = {name: one - 1e4 * name.endswith(".classes.bias") for name, one in loaded.state.items()}
     weights.save(file, mute, recipe=loaded.recipe, class_names=loaded.class_names)
     words = [str(file), "digits:val:0-1", "--out", str(tmp_path / "out"), "--confidence", "0.01"]
     assert cli.main(["predict", *words]) == 0

@@ -86,7 +86,7 @@ def launched(folder: Path, *how: str) -> tuple[dict[str, int], str, dict[str, di
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
-def test_a_forked_worker_is_what_a_new_interpreter_would_be(tmp_path: Path) -> None:
+def test_a_forked_worker_is_what_a_new_interpreter_would_be(tmp_path):
     codes, printed, notes = launched(tmp_path, "0", "75", "raise", "kill", "wait")
     assert codes == {"0": 0, "75": 75, "raise": 1, "kill": -signal.SIGKILL, "wait": -signal.SIGKILL}
     assert printed.count("Traceback") == 1 and printed.endswith("ValueError: deliberately\n")
@@ -106,9 +106,7 @@ def test_a_forked_worker_is_what_a_new_interpreter_would_be(tmp_path: Path) -> N
         assert note["handlers"] == [str(signal.SIG_DFL), str(signal.SIG_IGN)]
 
 
-def test_nothing_is_forked_from_a_process_that_is_not_the_command_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nothing_is_forked_from_a_process_that_is_not_the_command_alone(monkeypatch):
     monkeypatch.setattr(fork_server, "_running", None)
     fork_server.start()
     assert fork_server.running() is None

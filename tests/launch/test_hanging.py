@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,8 +19,6 @@ from rankless.launch.job import Pulse, leave_pulse, read_pulse
 
 
 class Watched:
-    """A judge, what its ranks tell it, and its clock."""
-
     def __init__(self) -> None:
         self.now, self.pulses = 100.0, dict[int, Pulse]()
         self.judge = HangDetector(lambda rank, pid: self.pulses.get(rank), lambda: self.now)
@@ -36,7 +33,7 @@ class Watched:
 
 
 @pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+def sleeper():
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()
@@ -48,7 +45,7 @@ def wait_for_state(pid: int, state: str) -> None:
 
 
 @pytest.mark.processes
-def test_a_stopped_process_hangs_whatever_it_was_at(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_stopped_process_hangs_whatever_it_was_at(sleeper):
     for rank in (0, FORK_SERVER):
         watched = Watched()
         watched.pulses[0] = Pulse(3, None, "step 2, waiting for other ranks")
@@ -67,7 +64,7 @@ def test_a_stopped_process_hangs_whatever_it_was_at(sleeper: subprocess.Popen[by
         sleeper.send_signal(signal.SIGCONT)
 
 
-def test_a_rank_that_does_not_get_on_hangs_and_one_that_waits_for_it_does_not() -> None:
+def test_a_rank_that_does_not_get_on_hangs_and_one_that_waits_for_it_does_not():
     watched = Watched()
     for step in range(4):
         watched.pulses = {0: Pulse(step, 75.0, f"step {step}, computing")}
@@ -78,11 +75,7 @@ def test_a_rank_that_does_not_get_on_hangs_and_one_that_waits_for_it_does_not() 
     assert found[0].startswith("rank 0 hung for 7") and "(step 3, computing)" in found[0]
 
 
-def test_a_rank_of_which_nothing_is_known_does_not_hang() -> None:
-    assert not Watched().after(5_000, 0)
-
-
-def test_the_time_in_which_the_judge_itself_was_away_does_not_count() -> None:
+def test_the_time_in_which_the_judge_itself_was_away_does_not_count():
     """A machine that slept, a job that its cluster suspended with all its processes."""
     watched = Watched()
     watched.pulses[0] = Pulse(1, 60.0, "step 1, computing")
@@ -92,8 +85,8 @@ def test_the_time_in_which_the_judge_itself_was_away_does_not_count() -> None:
     assert watched.after(20, 0)
 
 
-def test_the_users_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert patience() is None
+def test_the_users_patience(monkeypatch):
+    assert patience() is None and not Watched().after(5_000, 0), "nothing is known of the rank"
     monkeypatch.setenv("RANKLESS_PATIENCE", "5")
     watched = Watched()
     watched.pulses = {0: Pulse(0, 40.0, "starting"), 1: Pulse(7, 1800.0, "step 6, scoring")}
@@ -107,13 +100,13 @@ def test_the_users_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", "inf"])
-def test_patience_that_is_no_number_of_seconds(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patience_that_is_no_number_of_seconds(text, monkeypatch):
     monkeypatch.setenv("RANKLESS_PATIENCE", text)
     with pytest.raises(UserError, match=f"RANKLESS_PATIENCE is '{text}': expected a number of seconds above"):
         patience()
 
 
-def test_only_what_a_process_itself_has_told_counts(tmp_path: Path) -> None:
+def test_only_what_a_process_itself_has_told_counts(tmp_path):
     """The rank before it with the same number may have left something."""
     job = tmp_path / "job.json"
     assert read_pulse(job, 1, os.getpid()) is None
@@ -124,7 +117,7 @@ def test_only_what_a_process_itself_has_told_counts(tmp_path: Path) -> None:
     assert read_pulse(job, 1, os.getpid()) is None
 
 
-def test_a_process_that_no_signal_ends_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_no_signal_ends_is_an_error_that_names_it(monkeypatch):
     """As one whose driver or disk does not answer in the kernel: waiting for it would never end."""
     monkeypatch.setattr(ranks, "_UNKILLABLE", 0.01)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from rankless.cli import main
@@ -17,23 +15,17 @@ def problems(text: str) -> tuple[str, ...]:
     return caught.value.problems
 
 
-def test_words() -> None:
-    assert parse_hosts("a, me@b:4 ,c:2:/mnt/data,[fe80::1]:3") == [
-        Host("a"),
-        Host("me@b", 4),
-        Host("c", 2, "/mnt/data"),
-        Host("[fe80::1]", 3),
-    ]
-    assert parse_hosts("[fe80::1]")[0].address == "fe80::1"
-
-
-def test_a_file(tmp_path: Path) -> None:
+def test_words_and_a_file(tmp_path):
+    hosts = parse_hosts("a, me@b:4 ,c:2:/mnt/data,d::/x,[fe80::1]:3")
+    expected = [Host("a"), Host("me@b", 4), Host("c", 2, "/mnt/data"), Host("d", None, "/x")]
+    assert hosts == [*expected, Host("[fe80::1]", 3)] and hosts[-1].address == "fe80::1"
+    assert [str(host) for host in hosts] == ["a", "me@b:4", "c:2:/mnt/data", "d::/x", "[fe80::1]:3"]
     file = tmp_path / "hosts"
     file.write_text("# ours\na:4  # the fast one\n\nb::/data\n")
     assert parse_hosts(str(file)) == [Host("a", 4), Host("b", None, "/data")]
 
 
-def test_every_mistake_of_a_file_is_named_with_its_line(tmp_path: Path) -> None:
+def test_every_mistake_of_a_file_is_named_with_its_line(tmp_path):
     file = tmp_path / "machines.txt"
     file.write_text("a:4\n-oProxyCommand=x\nb:none\n\na\nfe80::1\n")
     assert problems(str(file)) == (
@@ -46,28 +38,25 @@ def test_every_mistake_of_a_file_is_named_with_its_line(tmp_path: Path) -> None:
     assert problems(str(file)) == (f"{file}: no hosts; expected at least one host, as in a,b:4",)
 
 
+EMPTY = " contains an empty name; expected hosts such as a,b:4"
+NO_FILE = ": no such file; expected hosts such as a,b:4, or a file that lists them"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a,,b", "--hosts: 'a,,b' contains an empty name; expected hosts such as a,b:4"),
-        ("a,", "--hosts: 'a,' contains an empty name; expected hosts such as a,b:4"),
+        ("a,,b", f"--hosts: 'a,,b'{EMPTY}"),
         (",", "--hosts: no hosts; expected at least one host, as in a,b:4"),
         ("a:0", "--hosts: 'a:0': the number of devices is '0'; expected a whole number of at least 1"),
-        (
-            "machnes.txt",
-            "--hosts is 'machnes.txt': no such file; expected hosts such as a,b:4, or a file that lists them",
-        ),
-        (
-            "./two",
-            "--hosts is './two': no such file; expected hosts such as a,b:4, or a file that lists them",
-        ),
+        ("machnes.txt", f"--hosts is 'machnes.txt'{NO_FILE}"),
+        ("./two", f"--hosts is './two'{NO_FILE}"),
     ],
 )
-def test_mistakes_in_words(text: str, expected: str) -> None:
+def test_mistakes_in_words(text, expected):
     assert problems(text) == (expected,)
 
 
-def test_a_number_of_devices_that_no_host_would_use(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_of_devices_that_no_host_would_use(capsys):
     assert main(["train", "digits", "--hosts", "a:1,b:2", "--devices", "4"]) == 2
     assert capsys.readouterr().err == (
         "error: --devices is 4, but --hosts already gives the number of devices of every host; remove "

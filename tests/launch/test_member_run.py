@@ -1,23 +1,24 @@
-"""Which run directory the ranks of a cluster's launcher use."""
+"""What a rank of a cluster's launcher does before the ranks meet."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from rankless.errors import UserError
+from rankless.launch import environments
 from rankless.launch.job import Wanted
-from rankless.launch.member_run import _job_and_path
+from rankless.launch.member_run import MemberRun, _job_and_path
 from rankless.world.process_group import World
 
 
 @pytest.mark.parametrize("mine", [True, False])
 def test_a_run_that_an_earlier_start_remembered_is_only_taken_if_this_user_made_it(
-    mine: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    mine, tmp_path, monkeypatch
+):
     """Every user of the machine can write into torchrun's store."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
@@ -29,3 +30,10 @@ def test_a_run_that_an_earlier_start_remembered_is_only_taken_if_this_user_made_
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     _, path = _job_and_path(world, Wanted(None, "small"))
     assert path.absolute() == tmp_path / ("elsewhere/runs/small" if mine else "runs/small")
+
+
+def test_another_number_of_devices_than_ranks_is_refused():
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    run = MemberRun(environments.detect(ranks), Wanted(None, "small", devices=3), output=None)
+    with pytest.raises(UserError, match="--devices is 3, but the launcher has started 2 ranks"):
+        run._prepared()

@@ -14,7 +14,7 @@ def start(path: Path, why: str, text: str) -> None:
     os.close(log)
 
 
-def test_every_start_appends_after_a_header(tmp_path: Path) -> None:
+def test_every_start_appends_after_a_header(tmp_path):
     path = tmp_path / "logs" / "rank-0.log"
     start(path, "train begins", "Traceback (most recent call last):\nKeyError: 1\n")
     assert last_traceback(path) == ["Traceback (most recent call last):", "KeyError: 1"]
@@ -29,7 +29,7 @@ def test_every_start_appends_after_a_header(tmp_path: Path) -> None:
     assert last_traceback(path) == [], "of the last start"
 
 
-def test_a_long_one_is_put_aside(tmp_path: Path) -> None:
+def test_a_long_one_is_put_aside(tmp_path):
     path = tmp_path / "rank-0.log"
     start(path, "train begins", "x" * LIMIT)
     start(path, "again", "short\n")
@@ -40,5 +40,5 @@ def test_a_long_one_is_put_aside(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["rank-0.log", "rank-0.log.1"]
 
 
-def test_no_log_has_no_traceback(tmp_path: Path) -> None:
+def test_no_log_has_no_traceback(tmp_path):
     assert last_traceback(tmp_path / "none.log") == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
@@ -20,12 +19,12 @@ ONE_PIXEL = ("data.train_images=4", "data.val_images=2", "batch.micro=1", *SMALL
 
 
 @pytest.fixture
-def said(capfd: pytest.CaptureFixture[str]) -> Any:
+def said(capfd):
     return lambda: capfd.readouterr().out
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_nothing_of_it_stays(tmp_path: Path, is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_it_stays(tmp_path, is_there, monkeypatch):
     run = tmp_path / "runs" / "run"
     if is_there:
         run.mkdir(parents=True)
@@ -37,9 +36,7 @@ def test_nothing_of_it_stays(tmp_path: Path, is_there: bool, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
-def test_a_command_that_is_refused_leaves_no_numbered_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_taken: bool
-) -> None:
+def test_a_command_that_is_refused_leaves_no_numbered_folder(tmp_path, monkeypatch, is_taken):
     monkeypatch.chdir(tmp_path)
     there = [Path("runs"), Path("runs/digits"), Path("runs/digits/a")] if is_taken else []
     for folder in there:
@@ -48,14 +45,14 @@ def test_a_command_that_is_refused_leaves_no_numbered_folder(
     assert sorted(Path().rglob("*")) == there
 
 
-def test_a_name_is_not_a_recipe(tmp_path: Path) -> None:
+def test_a_name_is_not_a_recipe(tmp_path):
     with pytest.raises(
         UserError, match=r"recipe is 'digits'; expected a Recipe, as returned by rankless.load_recipe"
     ):
         train("digits", tmp_path / "run")  # type: ignore[arg-type]
 
 
-def test_a_run_that_goes_on_stays(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_stays(tmp_path):
     """It was stopped before its first checkpoint; its files are not for a refused start to remove."""
     run = RunDirectory(tmp_path / "run")
     with pytest.raises(UserError):
@@ -70,7 +67,7 @@ def test_a_run_that_goes_on_stays(tmp_path: Path) -> None:
         weights_of(run.path)
 
 
-def test_training_is_announced_once_the_data_is_open(tmp_path: Path, said: Any) -> None:
+def test_training_is_announced_once_the_data_is_open(tmp_path, said):
     for split, names in (("train", "ab"), ("val", "abc")):
         for name in names:
             (tmp_path / "data" / split / name).mkdir(parents=True)

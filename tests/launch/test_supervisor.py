@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,6 @@ class Client:
             start_new_session=True,
             env={**os.environ, "HOME": str(folder)},
         )
-        assert self.process.stdin
-        assert self.process.stdout
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
 
     def send(self, do: str, **request: Any) -> None:
@@ -87,7 +85,7 @@ class Client:
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[Callable[..., Client]]:
+def client(tmp_path):
     made: list[Client] = []
 
     def make(**constants: float) -> Client:
@@ -119,7 +117,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("how", ["end of input", "silence", "end", "the process ends"])
-def test_nothing_is_left_wherever_it_went(how: str, client: Callable[..., Client]) -> None:
+def test_nothing_is_left_wherever_it_went(how, client):
     one = client(LEASE=1.0 if how == "silence" else 10.0, GRACE=0.2)
     one.start(ORPHAN + DEAF + ("" if how == "the process ends" else WAIT))
     orphan = one.orphan()
@@ -137,17 +135,15 @@ def test_nothing_is_left_wherever_it_went(how: str, client: Callable[..., Client
     assert not is_alive(orphan)
 
 
-def test_a_process_is_asked_before_it_is_killed(client: Callable[..., Client]) -> None:
+def test_a_process_is_asked_before_it_is_killed(client):
     one = client()
-    one.start(
-        "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(7))\nprint(flush=True)\n" + WAIT
-    )
+    one.start("import signal, sys\nsignal.signal(15, lambda *_: sys.exit(7))\nprint(flush=True)\n" + WAIT)
     one.event("out")
     one.send("end", grace=20)
     assert one.event("ended") == 7
 
 
-def test_signs_of_life_are_answered_while_the_process_does_not_read(client: Callable[..., Client]) -> None:
+def test_signs_of_life_are_answered_while_the_process_does_not_read(client):
     one = client()
     one.start(WAIT)
     one.send("input", text="x" * 1_000_000)
@@ -155,24 +151,16 @@ def test_signs_of_life_are_answered_while_the_process_does_not_read(client: Call
     assert one.event("beat") == 1
 
 
-def test_the_process_is_asked_for_signs_of_life_too(client: Callable[..., Client]) -> None:
+def test_what_is_written_to_the_process_comes_whole_and_signs_of_life_too(client):
     one = client()
-    one.start("import sys\nprint(sys.stdin.readline(), flush=True)")
-    one.send("beat")
-    assert json.loads(one.event("out")) == {"do": "beat"}
-
-
-def test_what_is_written_to_the_process_comes_whole(client: Callable[..., Client]) -> None:
-    one = client()
-    one.start("import sys, time\ntime.sleep(0.3)\nprint(sum(len(sys.stdin.readline()) for _ in range(2)))")
+    one.start("import sys, time\ntime.sleep(0.3)\nr = sys.stdin.readline\nprint(len(r()), len(r()), r())")
     one.send("input", text="ä" * 100_000)
     one.send("input", text="y")
-    assert one.event("out").strip() == b"100003"
+    one.send("beat")
+    assert one.event("out").strip() == b'100001 2 {"do": "beat"}'
 
 
-def test_a_flood_of_output_comes_whole_and_does_not_stop_the_signs_of_life(
-    client: Callable[..., Client],
-) -> None:
+def test_a_flood_of_output_comes_whole_and_does_not_stop_the_signs_of_life(client):
     one = client()
     one.start("import sys\nsys.stdout.write('z' * 30_000_000)\nsys.stdout.flush()\nsys.exit(3)")
     one.send("beat")
@@ -187,42 +175,40 @@ def test_a_flood_of_output_comes_whole_and_does_not_stop_the_signs_of_life(
     assert (size, beats) == (30_000_000, 1)
 
 
-def test_a_process_that_cannot_be_started(client: Callable[..., Client]) -> None:
+def test_a_process_that_cannot_be_started(client):
     one = client()
     one.send("start", argv=["/no/such/python"], env={}, cwd="/no/such/folder")
     assert "No such file or directory: '/no/such/python'" in one.event("failed")
 
 
-def test_code_is_unpacked_once_and_found(client: Callable[..., Client], tmp_path: Path) -> None:
+def packed() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("sent/__init__.py", "print('found')")
-    data = base64.b64encode(buffer.getvalue()).decode()
-    one = client()
+    return buffer.getvalue()
+
+
+def test_code_is_unpacked_once_and_found(client, tmp_path):
+    one, argv = client(), [sys.executable, "-c", "import sent"]
     for _ in range(2):
-        one.send("unpack", folder=".cache/code/1", data=data)
-    one.send(
-        "start", argv=[sys.executable, "-c", "import sent"], env={"PYTHONPATH": "~/.cache/code/1"}, cwd="/"
-    )
+        one.send("unpack", folder=".cache/code/1", data=base64.b64encode(packed()).decode())
+    one.send("start", argv=argv, env={"PYTHONPATH": "~/.cache/code/1"}, cwd="/")
     assert one.event("out").strip() == b"found"
     assert [path.name for path in (tmp_path / ".cache/code").iterdir()] == ["1"]
 
 
-def test_a_damaged_archive_leaves_nothing(client: Callable[..., Client], tmp_path: Path) -> None:
+def test_a_damaged_archive_leaves_nothing(client, tmp_path):
     one = client()
     one.start(ORPHAN + WAIT)
     orphan = one.orphan()
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("sent/__init__.py", "print('found')")
-    damaged = buffer.getvalue().replace(b"found", b"other")
+    damaged = packed().replace(b"found", b"other")
     one.send("unpack", folder=".cache/code/1", data=base64.b64encode(damaged).decode())
     assert one.process.wait(30) != 0
     assert not is_alive(orphan)
     assert list((tmp_path / ".cache/code").iterdir()) == []
 
 
-def test_processes_that_the_machine_hides_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_the_machine_hides_are_not_looked_at(monkeypatch):
     """As /proc is where it is mounted with hidepid=1."""
     read = Path.read_bytes
 
@@ -237,7 +223,7 @@ def test_processes_that_the_machine_hides_are_not_looked_at(monkeypatch: pytest.
         child.kill()
 
 
-def test_a_killed_supervisor_takes_a_host_process_along(client: Callable[..., Client]) -> None:
+def test_a_killed_supervisor_takes_a_host_process_along(client):
     one = client()
     one.start("from rankless.hardware.processes import die_with_parent\ndie_with_parent()\n" + ORPHAN + WAIT)
     one.orphan()
@@ -247,7 +233,7 @@ def test_a_killed_supervisor_takes_a_host_process_along(client: Callable[..., Cl
     os.kill(one.orphan(), signal.SIGKILL)
 
 
-def test_the_process_list_of_a_host_stays_readable() -> None:
+def test_the_process_list_of_a_host_stays_readable():
     """The supervisor's source is sent through its input, and not as an argument of several pages."""
     events: Events = queue.Queue()
     channel = Channel(Host("localhost"), (), sys.executable, events)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import textwrap
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def outcome(run: Path) -> tuple[str, list[dict[str, Any]]]:
 
 
 @pytest.fixture(scope="module")
-def recipe(small_recipe: str) -> Callable[..., Recipe]:
+def recipe(small_recipe):
     def of(case: str, *more: str) -> Recipe:
         name, *words = CASES[case]
         return load(small_recipe if name == "SMALL" else name, [*words, *more])
@@ -52,9 +51,7 @@ def recipe(small_recipe: str) -> Callable[..., Recipe]:
 
 
 @pytest.fixture
-def expected(
-    recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], tuple[str, list[dict[str, Any]]]]:
+def expected(recipe, tmp_path_factory):
     """The outcome of a case on one device, or with two processes."""
 
     def of(case: str) -> tuple[str, list[dict[str, Any]]]:
@@ -72,9 +69,7 @@ OUTCOMES: dict[str, tuple[str, list[dict[str, Any]]]] = {}
 
 
 @pytest.mark.parametrize(("case", "size"), [("detector", 3), ("detector, bf16, sync", 2), ("classifier", 2)])
-def test_the_weights_do_not_know_the_number_of_threads(
-    case: str, size: int, recipe: Callable[..., Recipe], expected: Any, tmp_path: Path
-) -> None:
+def test_the_weights_do_not_know_the_number_of_threads(case, size, recipe, expected, tmp_path):
     torch.manual_seed(5)
     drawn, threads = torch.get_rng_state(), set(threading.enumerate())
     run = tmp_path / "run"
@@ -85,9 +80,7 @@ def test_the_weights_do_not_know_the_number_of_threads(
     assert not torch.distributed.is_initialized()
 
 
-def test_in_a_thread_of_a_notebook_and_with_loader_processes(
-    recipe: Callable[..., Recipe], expected: Any, tmp_path: Path
-) -> None:
+def test_in_a_thread_of_a_notebook_and_with_loader_processes(recipe, expected, tmp_path):
     """Some notebooks run cells in threads. Loaders start as ever."""
     codes: list[int] = []
 
@@ -113,20 +106,11 @@ class Interrupting(rankless.Sink):
 """
 
 
-def test_ctrl_c_saves_and_processes_go_on(
-    recipe: Callable[..., Recipe],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_ctrl_c_saves_and_processes_go_on(recipe, tmp_path, monkeypatch, capfd):
     (tmp_path / "interrupting.py").write_text(INTERRUPTING)
     run, short = tmp_path / "run", recipe("detector", "evaluate.every=0")
-    words: dict[str, Any] = {
-        "parallel": "threads",
-        "devices": 3,
-        "sinks": [f"{tmp_path}/interrupting.py:Interrupting"],
-    }
-    assert rankless.train(short, run, **words) == INTERRUPTED
+    sinks = [f"{tmp_path}/interrupting.py:Interrupting"]
+    assert rankless.train(short, run, parallel="threads", devices=3, sinks=sinks) == INTERRUPTED
     printed = capfd.readouterr()
     assert "on 3 threads, fp32" in printed.out and "stopped by SIGINT; saved after step" in printed.err
     assert rankless.train(short, run, resume=True, devices=2) == 0
@@ -156,9 +140,7 @@ BROKEN = """
 """
 
 
-def test_an_error_of_one_thread_ends_all_and_keeps_its_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_one_thread_ends_all_and_keeps_its_cause(tmp_path, monkeypatch):
     (tmp_path / "breaking_task.py").write_text(textwrap.dedent(BROKEN))
     monkeypatch.syspath_prepend(tmp_path)
     words = ["task=breaking_task:Broken", *CLASSIFIER[1:], "batch.micro=4", "evaluate.every=0"]
@@ -166,11 +148,12 @@ def test_an_error_of_one_thread_ends_all_and_keeps_its_cause(
     with pytest.raises(TaskError) as caught:
         rankless.train(broken, tmp_path / "run", parallel="threads", devices=3)
     assert "return {" in str(caught.value) and "breaking_task.py:9, in loss" in str(caught.value)
-    assert isinstance(caught.value.__cause__, KeyError)
+    assert isinstance(caught.value.__cause__, KeyError)  # what a debugger shows, frame by frame
+    assert journal.ending(tmp_path / "run" / "journal.jsonl") != "it finished after step 1"
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("rank ")] == []
 
 
-def test_a_breakpoint_in_the_task_holds_all_threads(small_recipe: str, tmp_path: Path) -> None:
+def test_a_breakpoint_in_the_task_holds_all_threads(small_recipe, tmp_path):
     (tmp_path / "stopping_task.py").write_text(textwrap.dedent(BROKEN))
     words = [small_recipe, "task=stopping_task.py:Stops", "epochs=1", "evaluate.every=0"]
     words += ["batch.images=6", "batch.micro=3"]
@@ -187,7 +170,7 @@ def test_a_breakpoint_in_the_task_holds_all_threads(small_recipe: str, tmp_path:
     assert "['rank 1']" in printed and "run directory: run" in printed
 
 
-def test_what_is_in_the_way_is_said_at_once(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_what_is_in_the_way_is_said_at_once(recipe, tmp_path):
     run, words = tmp_path / "run", ["reduce=fast", "model.checkpointing=true", "cpu_isa=avx2"]
     with pytest.raises(UserError) as caught:
         rankless.train(recipe("detector", *words), run, parallel="threads", devices=2)
@@ -202,7 +185,7 @@ def test_what_is_in_the_way_is_said_at_once(recipe: Callable[..., Recipe], tmp_p
     assert not run.exists()
 
 
-def test_the_first_cause_is_raised() -> None:
+def test_the_first_cause_is_raised():
     lost, died = LostPeerError("rank 1 has ended"), LoaderDiedError("was killed by SIGKILL")
     one, other = UserError("a: is 1"), UserError("b: is 2")
     assert _main_error([None, None]) is None

@@ -1,8 +1,9 @@
-"""What the fuzzing of all inputs has of hostile checkpoints, these tests look at one by one."""
+"""Helpers of these tests lie beside them, and hostile checkpoints with the fuzzing of all inputs."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE / "heads"), str(HERE.parent / "fuzz")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankless.errors import UserError
@@ -197,6 +197,7 @@ def test_files_are_read_whatever_their_line_ends_and_encoding(tmp_path: Path) ->
         read_cfg(str(tmp_path / "none.cfg"))
 
 
+@settings(settings.get_profile("files"))
 @given(
     st.text(max_size=80),
     st.integers(0, 15),

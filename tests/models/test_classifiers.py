@@ -8,14 +8,16 @@ import pytest
 import timm
 import torch
 import torchvision
+from norms import with_statistics
 from torch import nn
 
 from rankless.errors import UserError
+from rankless.models import zoo
 from rankless.models.classifiers import catalog
 from rankless.models.classifiers.catalog import CLASSIFIERS, build_classifier, variant
-from rankless.recipe import model_kinds
+from rankless.recipe.model_kinds import Densenet, Model, Separable
 
-TINY = model_kinds.Densenet(growth=2)
+TINY = Densenet(growth=2)
 # A plain one, one inside a module, two heads, a convolution before the head, one that is a convolution.
 TIMM = ("vit_tiny_patch16_224", "convnext_atto", "levit_128s", "mobilenetv3_small_050", "dpn48b")
 NAMES = ("resnet18", "resnet50", "densenet121", "densenet-bc-100-12", *(f"timm/{name}" for name in TIMM))
@@ -32,7 +34,7 @@ def seeded_and_without_network(monkeypatch):
 
 def on_meta(name, classes, **keys):
     with torch.device("meta"):
-        return build_classifier(model_kinds.Model(name=name, **keys), classes)
+        return build_classifier(Model(name=name, **keys), classes)
 
 
 @pytest.mark.slow
@@ -46,13 +48,13 @@ def test_size_and_work_are_those_torchvision_publishes(name):
 def test_size_of_the_small_one_and_of_timms():
     # The paper's table 2 says 0.8 M, its authors' code counts 769,162.
     assert CLASSIFIERS["densenet-bc-100-12"].parameters == 769_162
-    found = variant(model_kinds.Model(name="timm/resnet18"))
+    found = variant(Model(name="timm/resnet18"))
     assert (found.parameters, round(found.gflops, 1)) == (11_689_512, 3.6)
 
 
 def test_looking_at_the_sizes_takes_no_chance():
     before = torch.get_rng_state()
-    assert variant(model_kinds.Model(name="densenet121", densenet=TINY)).parameters < 100_000
+    assert variant(Model(name="densenet121", densenet=TINY)).parameters < 100_000
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -60,33 +62,26 @@ def test_looking_at_the_sizes_takes_no_chance():
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_torchvision_weights_fit(name):
     theirs = torchvision.models.get_model(name, weights=None)
-    agrees(theirs, build_classifier(model_kinds.Model(name=name), 1000))
+    agrees(theirs, build_classifier(Model(name=name), 1000))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet18", "densenet121"])
-def test_timm_weights_fit(name):
-    theirs = timm.create_model(name, pretrained=False, num_classes=12)
-    agrees(theirs, build_classifier(model_kinds.Model(name=name), 12))
+def test_timm_weights_fit():
+    theirs = timm.create_model("resnet18", pretrained=False, num_classes=12)
+    agrees(theirs, build_classifier(Model(name="resnet18"), 12))
 
 
 @pytest.mark.slow
 def test_another_activation_computes_what_timm_computes_with_it():
     theirs = timm.create_model("resnet18", num_classes=5, act_layer=nn.SiLU)
-    agrees(theirs, build_classifier(model_kinds.Model(name="resnet18", activation="swish"), 5))
+    agrees(theirs, build_classifier(Model(name="resnet18", activation="swish"), 5))
 
 
 def agrees(theirs, mine):
-    for m in theirs.modules():
-        if isinstance(m, nn.BatchNorm2d):
-            nn.init.uniform_(m.weight, 0.5, 1.5)
-            nn.init.uniform_(m.bias, -0.5, 0.5)
-            nn.init.uniform_(m.running_mean, -0.5, 0.5)
-            nn.init.uniform_(m.running_var, 0.5, 1.5)
-    mine.load_state_dict(theirs.state_dict(), strict=True)
+    mine.load_state_dict(with_statistics(theirs).state_dict(), strict=True)
     x = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        expected = theirs.eval()(x)
+        expected = theirs(x)
         scale = expected.abs().max()  # random weights make numbers of any size
         torch.testing.assert_close(mine.eval()(x) / scale, expected / scale, rtol=1e-5, atol=1e-5)
 
@@ -127,7 +122,7 @@ def test_the_head_is_what_depends_on_the_number_of_classes_and_the_backbone_all_
 
 
 def test_a_frozen_backbone_leaves_the_head_to_learn():
-    model = build_classifier(model_kinds.Model(name="densenet-bc-100-12", densenet=TINY), 3)
+    model = build_classifier(Model(name="densenet-bc-100-12", densenet=TINY), 3)
     for part in catalog.backbone_modules(model):
         part.requires_grad_(False)
     model(torch.randn(2, 3, 8, 8)).sum().backward()
@@ -139,8 +134,8 @@ def test_a_frozen_backbone_leaves_the_head_to_learn():
 
 @pytest.mark.slow
 def test_dropout_of_a_resnet_is_before_its_last_layer():
-    plain = build_classifier(model_kinds.Model(name="resnet18"), 4).eval()
-    model = build_classifier(model_kinds.Model(name="resnet18", dropout=0.25), 4)
+    plain = build_classifier(Model(name="resnet18"), 4).eval()
+    model = build_classifier(Model(name="resnet18", dropout=0.25), 4)
     model.load_state_dict(plain.state_dict(), strict=True)
     x = torch.randn(8, 3, 64, 64)  # four pixels to pool: dropped before, they would leave a part
     seen = []
@@ -162,18 +157,14 @@ def test_dropout_of_a_timm_model_is_its_drop_rate():
 
 @pytest.mark.parametrize("size", [96, (64, 96)])
 def test_a_timm_model_of_fixed_size_is_built_for_the_recipes(size):
-    model = build_classifier(model_kinds.Model(name="timm/vit_tiny_patch16_224", image_size=size), 3)
+    model = build_classifier(Model(name="timm/vit_tiny_patch16_224", image_size=size), 3)
     height, width = (size, size) if isinstance(size, int) else size
     assert model(torch.randn(1, 3, height, width)).shape == (1, 3)
 
 
 def test_normalization_and_side():
     def known(name, **densenet):
-        found = variant(
-            model_kinds.Model(
-                name=name, **({"densenet": model_kinds.Densenet(**densenet)} if densenet else {})
-            )
-        )
+        found = variant(Model(name=name, **({"densenet": Densenet(**densenet)} if densenet else {})))
         return found.side, found.mean[0], found.std[2]
 
     assert known("resnet50") == known("densenet201") == (224, 0.485, 0.225)
@@ -185,8 +176,8 @@ def test_normalization_and_side():
 
 @pytest.mark.slow
 def test_densenet_options_reach_the_network():
-    options = model_kinds.Densenet(
-        growth=3, bottleneck=False, separable=model_kinds.Separable(dilation=1), stem="small", compression=1.0
+    options = Densenet(
+        growth=3, bottleneck=False, separable=Separable(dilation=1), stem="small", compression=1.0
     )
     model = on_meta("densenet121", 4, densenet=options, activation="prelu")
     keys = model.state_dict()
@@ -214,27 +205,27 @@ def test_densenet_options_reach_the_network():
 )
 def test_unknown_names(name, message):
     with pytest.raises(UserError, match=message):
-        variant(model_kinds.Model(name=name))
+        variant(Model(name=name))
 
 
 def test_cfg_of_a_classifier_is_answered_with_the_key_that_was_given():
     with pytest.raises(UserError, match=r"'model.cfg' is 'my.cfg'.*model.name"):
-        variant(model_kinds.Model(cfg="my.cfg"))
+        variant(Model(cfg="my.cfg"))
 
 
 def test_every_problem_is_reported_at_once():
     with pytest.raises(UserError) as caught:
-        build_classifier(model_kinds.Model(name="resnet19"), 1)
+        build_classifier(Model(name="resnet19"), 1)
     name, classes = caught.value.problems
     assert "'resnet19'" in name and "1 class" in classes
 
 
 def test_too_small_a_image_is_refused():
     with pytest.raises(UserError, match=r"'model.image_size' is 28.*at least 29"):
-        variant(model_kinds.Model(name="densenet121", image_size=28))
+        variant(Model(name="densenet121", image_size=28))
     with pytest.raises(UserError, match=r"'model.image_size' is \[64, 16\].*at least 29"):
-        variant(model_kinds.Model(name="densenet121", image_size=(64, 16)))
-    assert variant(model_kinds.Model(name="densenet121", image_size=29))
+        variant(Model(name="densenet121", image_size=(64, 16)))
+    assert variant(Model(name="densenet121", image_size=29))
 
 
 def test_timm_that_cannot_build_it_says_what_was_asked():
@@ -251,13 +242,107 @@ def test_timm_that_cannot_build_it_says_what_was_asked():
 )
 def test_cifar_resnets_have_the_size_that_others_report(name, parameters):
     """Those of the ResNets that CIFAR repositories share; the 3×3 stem keeps the size."""
-    with torch.device("meta"):
-        net = build_classifier(model_kinds.Model(name=name), 10)
-    assert sum(p.numel() for p in net.parameters()) == parameters
-    known = variant(model_kinds.Model(name=name))
+    net = on_meta(name, 10)
+    assert count_of(net) == parameters
+    known = variant(Model(name=name))
     assert (known.side, known.classes) == (32, 10)
-    small = build_classifier(model_kinds.Model(name="resnet18-cifar"), 10).eval()
+    net.layer1.register_forward_hook(lambda _m, _i, out: sizes.append(out.shape[2:]))
     sizes = []
-    small.layer1.register_forward_hook(lambda _m, _i, out: sizes.append(tuple(out.shape)))
-    small(torch.zeros(1, 3, 32, 32))
-    assert sizes == [(1, 64, 32, 32)]
+    net(torch.zeros(2, 3, 32, 32, device="meta"))
+    assert sizes == [(32, 32)]
+
+
+def count_of(net: nn.Module) -> int:
+    return sum(one.numel() for one in net.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("resnet20-cifar", 269_722),  # He et al., 2016, table 6: 0.27 M
+        ("resnet32-cifar", 464_154),  # 0.46 M
+        ("resnet44-cifar", 658_586),  # 0.66 M
+        ("resnet56-cifar", 853_018),  # 0.85 M
+    ],
+)
+def test_cifars_residual_networks(name: str, count: int):
+    net = build_classifier(Model(name=name), 10).eval()
+    assert count_of(net) == count == CLASSIFIERS[name].parameters
+    depth = int(name[6:8])
+    assert sum(isinstance(one, nn.Conv2d | nn.Linear) for one in net.modules()) == depth
+    x = torch.rand(2, 3, 32, 32)
+    maps = net.layer3(net.layer2(net.layer1(net.activation(net.bn1(net.conv1(x))))))
+    assert maps.shape == (2, 64, 8, 8) and net(x).shape == (2, 10)
+
+
+def test_a_shortcut_has_no_parameters_and_skips_pixels():
+    net = build_classifier(Model(name="resnet20-cifar"), 10).eval()
+    block = net.layer2[0]
+    nn.init.zeros_(block.bn2.weight)
+    x = torch.rand(1, 16, 8, 8)
+    out = block(x)
+    assert torch.equal(out[:, 8:24], x[:, :, ::2, ::2])
+    assert not out[:, :8].any() and not out[:, 24:].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("densenet-40-12", 1.0),
+        ("densenet-100-12", 7.0),
+        ("densenet-100-24", 27.2),
+        ("densenet-bc-100-12", 0.8),
+        ("densenet-bc-190-40", 25.6),
+    ],
+)
+def test_cifars_dense_networks(name: str, millions: float):
+    """Huang et al., 2017, table 2."""
+    net = on_meta(name, 10)
+    assert round(count_of(net) / 1e6, 1) == millions
+    depth = int(name.split("-")[-2])
+    assert sum(isinstance(one, nn.Conv2d | nn.Linear) for one in net.modules()) == depth
+
+
+def test_the_depth_of_a_dense_network_is_a_key():
+    options = Densenet(depth=22)
+    net = build_classifier(Model(name="densenet-40-12", densenet=options), 10)
+    assert sum(isinstance(one, nn.Conv2d | nn.Linear) for one in net.modules()) == 22
+    with pytest.raises(UserError, match=r"is 23; .* 3n \+ 4 .*without bottlenecks, such as 22 or 25"):
+        build_classifier(Model(name="densenet-40-12", densenet=Densenet(depth=23)), 10)
+    with pytest.raises(UserError, match=r"6n \+ 4 for a DenseNet with bottlenecks, such as 22 or 28"):
+        build_classifier(Model(name="densenet-bc-100-12", densenet=Densenet(depth=25)), 10)
+    with pytest.raises(UserError, match="only the DenseNets for CIFAR have this option"):
+        build_classifier(Model(name="densenet121", densenet=options), 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "detector"), [("darknet53", "yolov3"), ("cspdarknet53", "yolov4")])
+def test_the_backbones_of_the_detectors_as_classifiers(name: str, detector: str):
+    with torch.device("meta"):
+        net = build_classifier(Model(name=name), 1000)
+        theirs = timm.create_model(name)
+        whole = zoo.build(Model(name=detector), 80)
+    assert count_of(net) == count_of(theirs)
+    ours = {key: value.shape for key, value in net.state_dict().items() if key.startswith("layers.")}
+    assert ours.items() <= {key: value.shape for key, value in whole.state_dict().items()}.items()
+    assert len(ours) == len(net.state_dict()) - 2
+    assert [*net.head_names] == ["classifier."] and catalog.backbone_modules(net)
+
+
+@pytest.mark.slow
+def test_a_backbone_computes_what_it_does_in_the_detector():
+    torch.manual_seed(0)
+    net = build_classifier(Model(name="cspdarknet53"), 5).eval()
+    whole = zoo.build(Model(name="yolov4"), 3).eval()
+    whole.load_state_dict(net.state_dict() | {}, strict=False)
+    seen = {}
+    last = [*whole.layers.values()][whole.network.backbone - 1]
+    last.register_forward_hook(lambda _, __, out: seen.update(map=out))
+    x = torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        whole(x)
+        logits = net(x)
+    expected = net.classifier(seen["map"].mean((2, 3)))
+    torch.testing.assert_close(logits, expected)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from norms import with_statistics
 from torch import nn
 
 from rankless.errors import UserError
@@ -24,18 +25,6 @@ from rankless.models.detectors.darknet import MODELS
 
 OPENCV_EPS = 1e-6  # OpenCV's reader; Darknet's, PyTorch's and ours is 1e-5
 TINY = with_classes(with_width(MODELS["yolov4-tiny"].network(), 0.125), 4)
-
-
-def with_statistics(model: DetectionModel) -> DetectionModel:
-    """Numbers that show a missing or misplaced norm."""
-    rng = torch.Generator().manual_seed(2)
-    for m in model.modules():
-        if isinstance(m, nn.BatchNorm2d):
-            nn.init.uniform_(m.weight, 0.5, 1.2, generator=rng)
-            nn.init.normal_(m.bias, 0, 0.1, generator=rng)
-            nn.init.normal_(m.running_mean, 0, 0.1, generator=rng)
-            nn.init.uniform_(m.running_var, 0.5, 1.5, generator=rng)
-    return model.eval()
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def test_a_strict_fit_is_a_fit_of_everything():
     net.load_state_dict(fitted.state)
     assert torch.equal(net.module.weight, found["module.module.weight"])
     assert net.model.num_batches_tracked.dtype == torch.int64  # the file has it in float32
-    assert not (fitted.missing or fitted.unexpected or fitted.misshapen)
+    assert not fitted.misfits
 
 
 def test_counters_of_old_files_begin_at_zero():
@@ -68,7 +68,7 @@ def test_counters_of_old_files_begin_at_zero():
     net.num_batches_tracked += 5
     found = {name: one for name, one in state(net).items() if "num_batches" not in name}
     fitted = fit(net.state_dict(), found)
-    assert fitted.state["num_batches_tracked"] == 0 and not fitted.missing
+    assert fitted.state["num_batches_tracked"] == 0 and not fitted.misfits
     assert any("num_batches_tracked" in note for note in fitted.notes)
 
 
@@ -101,7 +101,8 @@ def test_a_partial_fit_takes_what_fits_and_lists_the_rest():
     del found["module.0.bias"]
     found |= {f"module.extra{n}": torch.ones(1) for n in range(30)}
     fitted = fit(own, found, partial=True)
-    assert fitted.missing == ("0.bias",) and fitted.misshapen == ("1.bias",) and len(fitted.unexpected) == 30
+    misfits = fitted.misfits
+    assert (misfits.missing, misfits.misshapen, len(misfits.unexpected)) == (("0.bias",), ("1.bias",), 30)
     for name, tensor in fitted.state.items():
         assert torch.equal(tensor, own[name] + name.endswith("weight")), name
     text = "\n".join(fitted.notes)

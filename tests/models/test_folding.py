@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from norms import with_statistics
 from torch import nn
 
 from rankless.models.folding import fold_batch_norms
@@ -23,17 +24,6 @@ def some_net() -> nn.Module:
         ConvBlock(8, 5, 1, norm=False, activation="linear"),
     )
     return with_statistics(net)
-
-
-def with_statistics(net: nn.Module) -> nn.Module:
-    for module in net.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            assert module.running_mean is not None and module.running_var is not None
-            module.running_mean.normal_()
-            module.running_var.uniform_(0.1, 3)
-            nn.init.normal_(module.weight)
-            nn.init.normal_(module.bias)
-    return net.eval()
 
 
 @pytest.mark.parametrize(

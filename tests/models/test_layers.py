@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rankless.models.layers import ConvBlock, Involution, PaddedPool, max_pool, upsample
+from rankless.models.detectors.convolutional import Upsample
+from rankless.models.layers import ConvBlock, Involution, PaddedPool, max_pool
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_involution_weighs_neighbors_by_the_kernel_of_the_pixel(channels, size):
 
 def test_upsample_repeats_and_keeps_channels_last():
     x = torch.randn(2, 4, 3, 5).contiguous(memory_format=torch.channels_last)
-    y = upsample(x)
+    y = Upsample(2, 1.0)(x)
     assert torch.equal(y, x.repeat_interleave(2, 2).repeat_interleave(2, 3))
     assert y.is_contiguous(memory_format=torch.channels_last)
 

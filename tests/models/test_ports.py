@@ -1,14 +1,13 @@
 """Checkpoints of other projects' ports: every name and shape, and raw outputs of an independent forward pass.
 
-The modules here are written from the ports' module names and orders alone; nothing of this project computes
+The networks here are written from the papers, and the names from the ports; nothing of this project computes
 in them.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,386 +35,243 @@ def narrow(channels: int) -> int:
     return max(8, 8 * int(channels / 64 + 0.5))
 
 
-class Two(nn.Module):
-    """A convolution, a batch norm and an activation under the names that a port gives them."""
-
-    def __init__(self, a, b, k=1, s=1, *, act="leaky", names=("conv", "bn"), active=True, eps=1e-5):
-        super().__init__()
-        self.names, self.act, self.active = names, act, active
-        self.add_module(names[0], nn.Conv2d(a, b, k, s, k // 2, bias=not active))
-        self.add_module(names[1], nn.BatchNorm2d(b, eps=eps))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = getattr(self, self.names[0])(x)
-        if not self.active:
-            return x
-        x = getattr(self, self.names[1])(x)
-        return F.mish(x) if self.act == "mish" else F.leaky_relu(x, 0.1)
-
-
-class Listed(nn.Module):
-    """Tianxiaomo's block: a ModuleList called ``conv``."""
-
-    def __init__(self, a, b, k=1, s=1, *, act="leaky", norm=True):
-        super().__init__()
-        self.act = act if norm else None
-        self.conv = nn.ModuleList([nn.Conv2d(a, b, k, s, k // 2, bias=not norm)])
-        if norm:
-            self.conv.append(nn.BatchNorm2d(b))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for one in self.conv:
-            x = one(x)
-        if self.act is None:
-            return x
-        return F.mish(x) if self.act == "mish" else F.leaky_relu(x, 0.1)
-
-
-def five(block, a: int, b: int, c: int) -> list[nn.Module]:
-    return [block(a, b), block(b, c, 3), block(c, b), block(b, c, 3), block(c, b)]
-
-
 def up(x: Tensor) -> Tensor:
     return x.repeat_interleave(2, -1).repeat_interleave(2, -2)
 
 
-def pyramid(x: Tensor) -> Tensor:
-    pooled = [F.max_pool2d(x, size, 1, size // 2) for size in (13, 9, 5)]
-    return torch.cat([*pooled, x], 1)
+def five(a: int, b: int, c: int) -> list[tuple[int, ...]]:
+    return [(a, b), (b, c, 3), (c, b), (b, c, 3), (c, b)]
 
 
-class Tianxiaomo(nn.Module):
-    def __init__(self, w: Width):
+class Port(nn.Module):
+    """Convolutions with norms under the names of a port, as the network computes them one after another."""
+
+    mish = 0  # the first so many have this activation
+
+    def __init__(self, names: Iterable[tuple[str, str]], w: Width, eps: float = 1e-5):
         super().__init__()
-        for stage, blocks in enumerate(STAGES, 1):
-            part = nn.Module()
-            a, b = w(2 ** (4 + stage)), w(2 ** (5 + stage))
-            half = w(2 ** (5 + stage) if stage == 1 else 2 ** (4 + stage))
-            shapes = [(a, b, 3, 2), (b, half), (b, half)]
-            if stage == 1:
-                shapes = [(3, a, 3), *shapes, (half, w(32)), (w(32), half, 3), (half, half), (2 * half, b)]
-            else:
-                shapes += [(half, half), (2 * half, b)]
-                part.resblock = nn.Module()
-                part.resblock.module_list = nn.ModuleList(
-                    nn.ModuleList([Listed(half, half, act="mish"), Listed(half, half, 3, act="mish")])
-                    for _ in range(blocks)
-                )
-            for number, shape in enumerate(shapes, 1):
-                part.add_module(f"conv{number}", Listed(*shape, act="mish"))
-            self.add_module(f"down{stage}", part)
-        c, m, f = w(512), w(256), w(128)
-        self.neek = nn.Module()
-        neck = [
-            (w(1024), c),
-            (c, w(1024), 3),
-            (w(1024), c),
-            (4 * c, c),
-            (c, w(1024), 3),
-            (w(1024), c),
-            (c, m),
-        ]
-        neck += [(w(512), m), (2 * m, m), (m, c, 3), (c, m), (m, c, 3), (c, m), (m, f)]
-        neck += [(w(256), f), (2 * f, f), (f, m, 3), (m, f), (f, m, 3), (m, f)]
-        for number, shape in enumerate(neck, 1):
-            self.neek.add_module(f"conv{number}", Listed(*shape))
-        self.head = nn.Module()
-        head = [
-            (f, m, 3),
-            (m, OUT),
-            (f, m, 3, 2),
-            (2 * m, m),
-            (m, c, 3),
-            (c, m),
-            (m, c, 3),
-            (c, m),
-            (m, c, 3),
-        ]
-        head += [(c, OUT), (m, c, 3, 2), (2 * c, c), (c, w(1024), 3), (w(1024), c), (c, w(1024), 3)]
-        head += [(w(1024), c), (c, w(1024), 3), (w(1024), OUT)]
-        for number, shape in enumerate(head, 1):
-            self.head.add_module(f"conv{number}", Listed(*shape, norm=number not in (2, 10, 18)))
+        self.order: list[nn.Module] = []
+        for (conv, norm), shape in zip(names, self.shapes(w), strict=True):
+            a, b, k, s = (*shape, *(1, 1)[len(shape) - 2 :])  # channels in and out, size and stride
+            block = [self.add(conv, nn.Conv2d(a, b, k, s, k // 2, bias=not norm))]
+            if norm:
+                block.append(self.add(norm, nn.BatchNorm2d(b, eps=eps)))
+                block.append(nn.Mish() if len(self.order) < self.mish else nn.LeakyReLU(0.1))
+            self.order.append(nn.Sequential(*block))
 
-    def forward(self, x: Tensor) -> list[Tensor]:
-        d = self.down1
-        x = d.conv2(d.conv1(x))
-        aside, x = d.conv3(x), d.conv4(x)
-        x = d.conv7(x + d.conv6(d.conv5(x)))
-        x = d.conv8(torch.cat([x, aside], 1))
-        maps = []
-        for stage in range(2, 6):
-            d = getattr(self, f"down{stage}")
-            x = d.conv1(x)
-            aside, x = d.conv2(x), d.conv3(x)
-            for one, two in d.resblock.module_list:
-                x = x + two(one(x))
-            x = d.conv5(torch.cat([d.conv4(x), aside], 1))
-            maps.append(x)
-        n = self.neek
-        p5 = n.conv3(n.conv2(n.conv1(x)))
-        p5 = n.conv6(n.conv5(n.conv4(pyramid(p5))))
-        p4 = torch.cat([n.conv8(maps[2]), up(n.conv7(p5))], 1)
-        for number in range(9, 14):
-            p4 = getattr(n, f"conv{number}")(p4)
-        p3 = torch.cat([n.conv15(maps[1]), up(n.conv14(p4))], 1)
-        for number in range(16, 21):
-            p3 = getattr(n, f"conv{number}")(p3)
-        h = self.head
-        outs = [h.conv2(h.conv1(p3))]
-        last = p3
-        for number, coarser in ((3, p4), (11, p5)):
-            x = torch.cat([getattr(h, f"conv{number}")(last), coarser], 1)
-            for one in range(number + 1, number + 6):
-                x = getattr(h, f"conv{one}")(x)
-            last = x
-            outs.append(getattr(h, f"conv{number + 7}")(getattr(h, f"conv{number + 6}")(x)))
-        return outs
+    def add(self, path: str, part: nn.Module) -> nn.Module:
+        """Register a part under a name with dots."""
+        at: nn.Module = self
+        *parents, name = path.split(".")
+        for parent in parents:
+            if parent not in at._modules:
+                at.add_module(parent, nn.Module())
+            at = at.get_submodule(parent)
+        at.add_module(name, part)
+        return part
+
+    def runner(self) -> Callable[..., Tensor]:
+        """A function that applies the next block, or the next few."""
+        blocks = iter(self.order)
+
+        def run(x: Tensor, count: int = 1) -> Tensor:
+            for _ in range(count):
+                x = next(blocks)(x)
+            return x
+
+        return run
 
 
-class Bubbliiiing4(nn.Module):
-    def __init__(self, w: Width):
-        super().__init__()
-
-        def mish(a, b, k=1, s=1):
-            return Two(a, b, k, s, act="mish")
-
-        self.backbone = nn.Module()
-        self.backbone.conv1 = mish(3, w(32), 3)
-        self.backbone.stages = nn.ModuleList()
+class Yolov3(Port):
+    @staticmethod
+    def shapes(w: Width) -> Iterator[tuple[int, ...]]:
+        yield 3, w(32), 3
         for stage, blocks in enumerate(STAGES):
-            a, b = w(2 ** (5 + stage)), w(2 ** (6 + stage))
-            half, inner = (b, w(32)) if stage == 0 else (w(2 ** (5 + stage)),) * 2
-            part = nn.Module()
-            part.downsample_conv, part.concat_conv = mish(a, b, 3, 2), mish(2 * half, b)
-            part.split_conv0, part.split_conv1 = mish(b, half), mish(b, half)
-            residual = []
-            for _ in range(blocks):
-                one = nn.Module()
-                one.block = nn.Sequential(mish(half, inner), mish(inner, half, 3))
-                residual.append(one)
-            part.blocks_conv = nn.ModuleList([*residual, mish(half, half)])
-            self.backbone.stages.append(part)
-        c, m, f, top = w(512), w(256), w(128), w(1024)
-        self.conv1 = nn.Sequential(Two(top, c), Two(c, top, 3), Two(top, c))
-        self.conv2 = nn.Sequential(Two(4 * c, c), Two(c, top, 3), Two(top, c))
-        self.upsample1, self.upsample2 = nn.Module(), nn.Module()
-        self.upsample1.upsample, self.upsample2.upsample = nn.Sequential(Two(c, m)), nn.Sequential(Two(m, f))
-        self.conv_for_P4, self.conv_for_P3 = Two(w(512), m), Two(w(256), f)
-        self.make_five_conv1 = nn.Sequential(*five(Two, 2 * m, m, c))
-        self.make_five_conv2 = nn.Sequential(*five(Two, 2 * f, f, m))
-        self.make_five_conv3 = nn.Sequential(*five(Two, 2 * m, m, c))
-        self.make_five_conv4 = nn.Sequential(*five(Two, 2 * c, c, top))
-        self.down_sample1, self.down_sample2 = Two(f, m, 3, 2), Two(m, c, 3, 2)
-        for number, a, b in ((3, f, m), (2, m, c), (1, c, top)):
-            self.add_module(f"yolo_head{number}", nn.Sequential(Two(a, b, 3), nn.Conv2d(b, OUT, 1)))
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        x, maps = self.backbone.conv1(x), []
-        for part in self.backbone.stages:
-            x = part.downsample_conv(x)
-            aside, x = part.split_conv0(x), part.split_conv1(x)
-            *blocks, last = part.blocks_conv
-            for one in blocks:
-                x = x + one.block(x)
-            x = part.concat_conv(torch.cat([last(x), aside], 1))
-            maps.append(x)
-        p5 = self.conv2(pyramid(self.conv1(x)))
-        p4 = torch.cat([self.conv_for_P4(maps[3]), up(self.upsample1.upsample(p5))], 1)
-        p4 = self.make_five_conv1(p4)
-        p3 = torch.cat([self.conv_for_P3(maps[2]), up(self.upsample2.upsample(p4))], 1)
-        p3 = self.make_five_conv2(p3)
-        p4 = self.make_five_conv3(torch.cat([self.down_sample1(p3), p4], 1))
-        p5 = self.make_five_conv4(torch.cat([self.down_sample2(p4), p5], 1))
-        return [self.yolo_head3(p3), self.yolo_head2(p4), self.yolo_head1(p5)]
-
-
-class Bubbliiiing3(nn.Module):
-    def __init__(self, w: Width):
-        super().__init__()
-        self.backbone = nn.Module()
-        self.backbone.conv1, self.backbone.bn1 = (
-            nn.Conv2d(3, w(32), 3, 1, 1, bias=False),
-            nn.BatchNorm2d(w(32)),
-        )
-        for stage, blocks in enumerate(STAGES, 1):
-            a, b = w(2 ** (4 + stage)), w(2 ** (5 + stage))
-            part = nn.Module()
-            part.ds_conv, part.ds_bn = nn.Conv2d(a, b, 3, 2, 1, bias=False), nn.BatchNorm2d(b)
-            for number in range(blocks):
-                block = nn.Module()
-                block.conv1, block.bn1 = nn.Conv2d(b, a, 1, bias=False), nn.BatchNorm2d(a)
-                block.conv2, block.bn2 = nn.Conv2d(a, b, 3, 1, 1, bias=False), nn.BatchNorm2d(b)
-                part.add_module(f"residual_{number}", block)
-            self.backbone.add_module(f"layer{stage}", part)
-        before = 0
-        for level, c in enumerate((w(512), w(256), w(128))):
-            a, wide = (w(1024), w(512), w(256))[level], (w(1024), w(512), w(256))[level]
+            a, b = w(32 << stage), w(64 << stage)
+            yield a, b, 3, 2
+            yield from [(b, a), (a, b, 3)] * blocks
+        for level, (c, wide) in enumerate(((w(512), w(1024)), (w(256), w(512)), (w(128), w(256)))):
             if level:
-                self.add_module(f"last_layer{level}_conv", Two(before, c))
-                a += c
-            layers = [*five(Two, a, c, wide), Two(c, wide, 3), nn.Conv2d(wide, OUT, 1)]
-            self.add_module(f"last_layer{level}", nn.Sequential(*layers))
-            before = c
+                yield wide, c
+            yield from [*five(wide + c if level else wide, c, wide), (c, wide, 3), (wide, OUT)]
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        def step(x, conv, norm):
-            return F.leaky_relu(norm(conv(x)), 0.1)
-
-        b, maps, outs = self.backbone, [], []
-        x = step(x, b.conv1, b.bn1)
-        for stage, blocks in enumerate(STAGES, 1):
-            part = getattr(b, f"layer{stage}")
-            x = step(x, part.ds_conv, part.ds_bn)
-            for number in range(blocks):
-                one = getattr(part, f"residual_{number}")
-                x = x + step(step(x, one.conv1, one.bn1), one.conv2, one.bn2)
+        run, maps, outs = self.runner(), [], []
+        x = run(x)
+        for count in STAGES:
+            x = run(x)
+            for _ in range(count):
+                x = x + run(x, 2)
             maps.append(x)
         for level in range(3):
             if level:
-                x = torch.cat([up(getattr(self, f"last_layer{level}_conv")(x)), maps[4 - level]], 1)
-            *head, three, predict = getattr(self, f"last_layer{level}")
-            for one in head:
-                x = one(x)
-            outs.append(predict(three(x)))
+                x = torch.cat([up(run(x)), maps[4 - level]], 1)
+            x = run(x, 5)
+            outs.append(run(x, 2))
         return outs
 
 
-class Aladdin(nn.Module):
-    def __init__(self, w: Width):
-        super().__init__()
+class Yolov4(Port):
+    mish = 1 + sum(5 + 2 * blocks for blocks in STAGES)
 
-        def repeated(channels, inner, count):
-            one = nn.Module()
-            one.layers = nn.ModuleList(
-                nn.Sequential(Two(channels, inner), Two(inner, channels, 3)) for _ in range(count)
-            )
-            return one
-
-        layers: list[nn.Module] = [Two(3, w(32), 3)]
+    @staticmethod
+    def shapes(w: Width) -> Iterator[tuple[int, ...]]:
+        yield 3, w(32), 3
         for stage, blocks in enumerate(STAGES):
-            a, b = w(2 ** (5 + stage)), w(2 ** (6 + stage))
-            layers += [Two(a, b, 3, 2), repeated(b, a, blocks)]
-        before = w(1024)
-        for level, (c, wide) in enumerate(((w(512), w(1024)), (w(256), w(512)), (w(128), w(256)))):
-            if level:
-                layers += [Two(before, c), nn.Upsample(scale_factor=2)]
-            a = wide + c if level else wide
-            scale = nn.Module()
-            scale.pred = nn.Sequential(Two(c, wide, 3), Two(wide, OUT, active=False))
-            layers += [Two(a, c), Two(c, wide, 3), repeated(wide, c, 1), Two(wide, c), scale]
-            before = c
-        self.layers = nn.ModuleList(layers)
+            a, b = w(32 << stage), w(64 << stage)
+            half, inner = (a, a) if stage else (b, w(32))
+            yield from [(a, b, 3, 2), (b, half), (b, half)]
+            yield from [(half, inner), (inner, half, 3)] * blocks
+            yield from [(half, half), (2 * half, b)]
+        f, m, c, top = w(128), w(256), w(512), w(1024)
+        yield from [(top, c), (c, top, 3), (top, c), (4 * c, c), (c, top, 3), (top, c)]
+        yield from [(c, m), (c, m), *five(2 * m, m, c), (m, f), (m, f), *five(2 * f, f, m)]
+        yield from [(f, m, 3), (m, OUT)]
+        for a, b, wide in ((f, m, c), (m, c, top)):
+            yield from [(a, b, 3, 2), *five(2 * b, b, wide), (b, wide, 3), (wide, OUT)]
+
+    def last(self, level: int, x: Tensor) -> Tensor:
+        """What a head and the next down-sampling read."""
+        return x
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        outs, taps = [], []
-        for number, layer in enumerate(self.layers):
-            if hasattr(layer, "pred"):
-                outs.append(layer.pred(x))
-            elif hasattr(layer, "layers"):
-                for one in layer.layers:
-                    x = x + one(x) if number < 11 else one(x)
-                if len(layer.layers) == 8:
-                    taps.append(x)
-            else:
-                x = layer(x)
-                if isinstance(layer, nn.Upsample):
-                    x = torch.cat([x, taps.pop()], 1)
-        # Theirs: objectness, x, y, width, height; ours has the objectness last of the five.
-        return [
-            out.unflatten(1, (3, 5 + CLASSES))[:, :, [1, 2, 3, 4, 0, 5, 6, 7]].flatten(1, 2) for out in outs
-        ]
-
-
-class Mmdetection(nn.Module):
-    def __init__(self, w: Width):
-        super().__init__()
-        self.backbone, self.neck, self.bbox_head = nn.Module(), nn.Module(), nn.Module()
-        self.backbone.conv1 = Two(3, w(32), 3)
-        for stage, blocks in enumerate(STAGES, 1):
-            a, b = w(2 ** (4 + stage)), w(2 ** (5 + stage))
-            part = nn.Module()
-            part.conv = Two(a, b, 3, 2)
-            for number in range(blocks):
-                block = nn.Module()
-                block.conv1, block.conv2 = Two(b, a), Two(a, b, 3)
-                part.add_module(f"res{number}", block)
-            self.backbone.add_module(f"conv_res_block{stage}", part)
-        self.bbox_head.convs_bridge, self.bbox_head.convs_pred = nn.ModuleList(), nn.ModuleList()
-        before = 0
-        for level, (c, wide) in enumerate(((w(512), w(1024)), (w(256), w(512)), (w(128), w(256)))):
-            if level:
-                self.neck.add_module(f"conv{level}", Two(before, c))
-            detect = nn.Module()
-            for number, one in enumerate(five(Two, wide + c if level else wide, c, wide), 1):
-                detect.add_module(f"conv{number}", one)
-            self.neck.add_module(f"detect{level + 1}", detect)
-            self.bbox_head.convs_bridge.append(Two(c, wide, 3))
-            self.bbox_head.convs_pred.append(nn.Conv2d(wide, OUT, 1))
-            before = c
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        x, maps, outs = self.backbone.conv1(x), [], []
-        for stage, blocks in enumerate(STAGES, 1):
-            part = getattr(self.backbone, f"conv_res_block{stage}")
-            x = part.conv(x)
-            for number in range(blocks):
-                one = getattr(part, f"res{number}")
-                x = x + one.conv2(one.conv1(x))
+        run, maps = self.runner(), []
+        x = run(x)
+        for count in STAGES:
+            x = run(x)
+            aside, x = run(x), run(x)
+            for _ in range(count):
+                x = x + run(x, 2)
+            x = run(torch.cat([run(x), aside], 1))
             maps.append(x)
-        for level in range(3):
-            if level:
-                x = torch.cat([up(getattr(self.neck, f"conv{level}")(x)), maps[4 - level]], 1)
-            for number in range(1, 6):
-                x = getattr(getattr(self.neck, f"detect{level + 1}"), f"conv{number}")(x)
-            outs.append(self.bbox_head.convs_pred[level](self.bbox_head.convs_bridge[level](x)))
+        x = run(x, 3)
+        p5 = run(torch.cat([*(F.max_pool2d(x, size, 1, size // 2) for size in (13, 9, 5)), x], 1), 3)
+        coarse = up(run(p5))
+        p4 = run(torch.cat([run(maps[3]), coarse], 1), 5)
+        coarse = up(run(p4))
+        x = self.last(3, run(torch.cat([run(maps[2]), coarse], 1), 5))
+        outs = [run(x, 2)]
+        for level, coarser in ((4, p4), (5, p5)):
+            x = self.last(level, run(torch.cat([run(x), coarser], 1), 5))
+            outs.append(run(x, 2))
         return outs
 
 
-class OfCfg(nn.Module):
-    """yolov3-tiny as the ports that walk through a cfg name it; its forward pass is written out."""
+class Yolov3Tiny(Port):
+    """As the ports that walk through a cfg name it."""
 
-    def __init__(self, w: Width, conv: str, norm: str, eps: float, extra: bool = False):
-        super().__init__()
-        shapes = {0: (3, w(16), 3), 13: (w(1024), w(256), 1), 14: (w(256), w(512), 3), 15: (w(512), OUT, 1)}
-        shapes |= {n: (w(2 ** (3 + n // 2)), w(2 ** (4 + n // 2)), 3) for n in (2, 4, 6, 8, 10, 12)}
-        shapes |= {18: (w(256), w(128), 1), 21: (w(128) + w(256), w(256), 3), 22: (w(256), OUT, 1)}
-        self.conv, self.norm, self.numbers = conv, norm, sorted(shapes)
-        parts = []
-        for n in range(24):
-            part = nn.Module()
-            if n in shapes:
-                a, b, size = shapes[n]
-                k = self.numbers.index(n) + 1
-                bare = n in (15, 22)
-                part.add_module(conv.format(n=n, k=k), nn.Conv2d(a, b, size, 1, size // 2, bias=bare))
-                if not bare:
-                    part.add_module(norm.format(n=n, k=k), nn.BatchNorm2d(b, eps=eps))
-            elif n in (16, 23) and extra:
-                part.add_module(f"yolo_{n}", nn.Module())
-                part.get_submodule(f"yolo_{n}").register_buffer("anchors", torch.zeros(3, 2))
-            parts.append(part)
-        self.add_module("models" if conv == "conv{k}" else "module_list", nn.ModuleList(parts))
+    NUMBERS = (0, 2, 4, 6, 8, 10, 12, 13, 14, 15, 18, 21, 22)
+
+    def __init__(self, w: Width, conv: str, norm: str, eps: float = 1e-5, anchors: bool = False):
+        names = [
+            (conv.format(n=n, k=k), "" if n in (15, 22) else norm.format(n=n, k=k))
+            for k, n in enumerate(self.NUMBERS, 1)
+        ]
+        super().__init__(names, w, eps)
+        for n in (16, 23) if anchors else ():
+            self.add(f"module_list.{n}.yolo_{n}", nn.Module()).register_buffer("anchors", torch.zeros(3, 2))
+
+    @staticmethod
+    def shapes(w: Width) -> Iterator[tuple[int, ...]]:
+        yield 3, w(16), 3
+        yield from ((w(16 << n), w(32 << n), 3) for n in range(6))
+        yield from [(w(1024), w(256)), (w(256), w(512), 3), (w(512), OUT)]
+        yield from [(w(256), w(128)), (w(128) + w(256), w(256), 3), (w(256), OUT)]
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        parts = next(iter(self.children()))
-
-        def run(n, x):
-            made = list(parts[n].children())
-            x = made[0](x)
-            return F.leaky_relu(made[1](x), 0.1) if len(made) > 1 else x
-
+        one = dict(zip(self.NUMBERS, self.order, strict=True))
         for n in (0, 2, 4, 6):
-            x = F.max_pool2d(run(n, x), 2, 2)
-        tap = run(8, x)
-        x = run(10, F.max_pool2d(tap, 2, 2))
+            x = F.max_pool2d(one[n](x), 2, 2)
+        tap = one[8](x)
+        x = one[10](F.max_pool2d(tap, 2, 2))
         x = F.max_pool2d(F.pad(x, (0, 1, 0, 1), value=-torch.inf), 2, 1)
-        neck = run(13, run(12, x))
-        fine = torch.cat([up(run(18, neck)), tap], 1)
-        return [run(15, run(14, neck)), run(22, run(21, fine))]
+        neck = one[13](one[12](x))
+        fine = torch.cat([up(one[18](neck)), tap], 1)
+        return [one[15](one[14](neck)), one[22](one[21](fine))]
 
 
-def of_cfg(conv: str, norm: str, eps: float = 1e-5, extra: bool = False) -> Callable[[Width], nn.Module]:
-    return lambda w: OfCfg(w, conv, norm, eps, extra)
+def pairs(names: Iterable[str], conv: str = "conv", norm: str = "bn") -> list[tuple[str, str]]:
+    """Of each block; one that ends with a ``!`` predicts, without a norm."""
+    return [(name[:-1], "") if name.endswith("!") else (f"{name}.{conv}", f"{name}.{norm}") for name in names]
+
+
+def tianxiaomo(w: Width) -> nn.Module:
+    names = [f"down1.conv{n}" for n in range(1, 9)]
+    for stage, blocks in enumerate(STAGES[1:], 2):
+        at = f"down{stage}"
+        names += [f"{at}.conv{n}" for n in (1, 2, 3)]
+        names += [f"{at}.resblock.module_list.{block}.{n}" for block in range(blocks) for n in (0, 1)]
+        names += [f"{at}.conv4", f"{at}.conv5"]
+    names += [f"neek.conv{n}" for n in range(1, 21)]
+    names += [f"head.conv{n}{'.conv.0!' if n in (2, 10, 18) else ''}" for n in range(1, 19)]
+    return Yolov4(pairs(names, "conv.0", "conv.1"), w)
+
+
+def of_bubbliiiing4() -> list[tuple[str, str]]:
+    names = ["backbone.conv1"]
+    for stage, blocks in enumerate(STAGES):
+        at = f"backbone.stages.{stage}"
+        names += [f"{at}.downsample_conv", f"{at}.split_conv0", f"{at}.split_conv1"]
+        names += [f"{at}.blocks_conv.{block}.block.{n}" for block in range(blocks) for n in (0, 1)]
+        names += [f"{at}.blocks_conv.{blocks}", f"{at}.concat_conv"]
+    names += [f"conv{part}.{n}" for part in (1, 2) for n in range(3)]
+    for number, level in ((1, 4), (2, 3)):
+        names += [f"upsample{number}.upsample.0", f"conv_for_P{level}"]
+        names += [f"make_five_conv{number}.{n}" for n in range(5)]
+    names += ["yolo_head3.0", "yolo_head3.1!"]
+    for number, head in ((1, 2), (2, 1)):
+        names += [f"down_sample{number}", *(f"make_five_conv{number + 2}.{n}" for n in range(5))]
+        names += [f"yolo_head{head}.0", f"yolo_head{head}.1!"]
+    return pairs(names)
+
+
+def bubbliiiing4(w: Width) -> nn.Module:
+    return Yolov4(of_bubbliiiing4(), w)
+
+
+def bubbliiiing3(w: Width) -> nn.Module:
+    names = [("backbone.conv1", "backbone.bn1")]
+    for stage, blocks in enumerate(STAGES, 1):
+        at = f"backbone.layer{stage}"
+        names.append((f"{at}.ds_conv", f"{at}.ds_bn"))
+        for block in range(blocks):
+            names += [(f"{at}.residual_{block}.conv{n}", f"{at}.residual_{block}.bn{n}") for n in (1, 2)]
+    for level in range(3):
+        at = f"last_layer{level}"
+        names += pairs([f"{at}_conv"] * (level > 0) + [f"{at}.{n}" for n in range(6)] + [f"{at}.6!"])
+    return Yolov3(names, w)
+
+
+class Aladdin(Yolov3):
+    def __init__(self, w: Width):
+        names = ["layers.0"]
+        for stage, blocks in enumerate(STAGES):
+            names.append(f"layers.{2 * stage + 1}")
+            names += [f"layers.{2 * stage + 2}.layers.{block}.{n}" for block in range(blocks) for n in (0, 1)]
+        for level, at in enumerate((11, 18, 25)):
+            names += [f"layers.{at - 2}"] * (level > 0) + [f"layers.{at}", f"layers.{at + 1}"]
+            names += [f"layers.{at + 2}.layers.0.{n}" for n in (0, 1)]
+            names += [f"layers.{at + 3}", f"layers.{at + 4}.pred.0", f"layers.{at + 4}.pred.1.conv!"]
+        super().__init__(pairs(names), w)
+        for at in (15, 22, 29):
+            self.add(f"layers.{at}.pred.1.bn", nn.BatchNorm2d(OUT))  # never used
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Theirs: objectness, x, y, width, height; ours has the objectness last of the five."""
+        order = [1, 2, 3, 4, 0, 5, 6, 7]
+        return [out.unflatten(1, (3, 5 + CLASSES))[:, :, order].flatten(1, 2) for out in super().forward(x)]
+
+
+def mmdetection(w: Width) -> nn.Module:
+    names = ["backbone.conv1"]
+    for stage, blocks in enumerate(STAGES, 1):
+        at = f"backbone.conv_res_block{stage}"
+        names += [f"{at}.conv", *(f"{at}.res{block}.conv{n}" for block in range(blocks) for n in (1, 2))]
+    for level in range(3):
+        names += [f"neck.conv{level}"] * (level > 0)
+        names += [f"neck.detect{level + 1}.conv{n}" for n in range(1, 6)]
+        names += [f"bbox_head.convs_bridge.{level}", f"bbox_head.convs_pred.{level}!"]
+    return Yolov3(pairs(names), w)
 
 
 class RefInvolution(nn.Module):
@@ -443,31 +299,36 @@ class RefInvolution(nn.Module):
         return sum(parts).view(b, c, h, w)
 
 
-class WithInvolution(Bubbliiiing4):
+class WithInvolution(Yolov4):
     """P3 and P4 are replaced by their involutions, which the next down-sampling reads, too."""
 
     def __init__(self, w: Width):
-        super().__init__(w)
+        super().__init__(of_bubbliiiing4(), w)
         for level, channels in ((3, 128), (4, 256), (5, 512)):
-            self.add_module(f"involution_P{level}", RefInvolution(w(channels), 7))
-        self.make_five_conv2.append(self.involution_P3)
-        self.make_five_conv3.append(self.involution_P4)
-        self.make_five_conv4.append(self.involution_P5)
+            self.add(f"involution_P{level}", RefInvolution(w(channels), 7))
 
-    def state_dict(self, *args, **keys):
-        state = super().state_dict(*args, **keys)
-        return {key: tensor for key, tensor in state.items() if not re.search(r"five_conv\d\.5\.", key)}
+    def last(self, level: int, x: Tensor) -> Tensor:
+        out: Tensor = self.get_submodule(f"involution_P{level}")(x)
+        return out
 
 
+def tiny(conv: str, norm: str, eps: float = 1e-5, anchors: bool = False) -> Callable[[Width], nn.Module]:
+    return lambda w: Yolov3Tiny(w, conv, norm, eps, anchors)
+
+
+ERIK = tiny("module_list.{n}.conv_{n}", "module_list.{n}.batch_norm_{n}", anchors=True)
 THEIRS: dict[str, tuple[str, Callable[[Width], nn.Module]]] = {
-    "eriklindernoren": ("yolov3-tiny", of_cfg("conv_{n}", "batch_norm_{n}", extra=True)),
-    "ultralytics-yolov3": ("yolov3-tiny", of_cfg("Conv2d", "BatchNorm2d", 1e-4)),
-    "tianxiaomo": ("yolov4", Tianxiaomo),
-    "tianxiaomo-darknet": ("yolov3-tiny", of_cfg("conv{k}", "bn{k}")),
-    "bubbliiiing-yolov3": ("yolov3", Bubbliiiing3),
-    "bubbliiiing-yolov4": ("yolov4", Bubbliiiing4),
+    "eriklindernoren": ("yolov3-tiny", ERIK),
+    "ultralytics-yolov3": (
+        "yolov3-tiny",
+        tiny("module_list.{n}.Conv2d", "module_list.{n}.BatchNorm2d", 1e-4),
+    ),
+    "tianxiaomo": ("yolov4", tianxiaomo),
+    "tianxiaomo-darknet": ("yolov3-tiny", tiny("models.{n}.conv{k}", "models.{n}.bn{k}")),
+    "bubbliiiing-yolov3": ("yolov3", bubbliiiing3),
+    "bubbliiiing-yolov4": ("yolov4", bubbliiiing4),
     "aladdinpersson": ("yolov3", Aladdin),
-    "mmdetection": ("yolov3", Mmdetection),
+    "mmdetection": ("yolov3", mmdetection),
 }
 
 
@@ -482,6 +343,19 @@ def trained(build: Callable[[Width], nn.Module], seed: int) -> nn.Module:
             nn.init.normal_(one.running_mean, std=0.2)
             nn.init.uniform_(one.running_var, 0.01, 1.0)
     return model.eval()
+
+
+def agree(path: Path, theirs: nn.Module) -> Tensor:
+    """The raw outputs with weights from a file are those of a port, for the returned images."""
+    loaded = weights.load(path)
+    ours = zoo.build(loaded.recipe.model, CLASSES).eval()
+    weights.load_into(ours, loaded.state, "ours")
+    images = torch.rand(2, 3, 64, 96)
+    with torch.no_grad():
+        for a, b in zip(ours(images), theirs(images), strict=True):
+            assert b.std() > 1e-3
+            torch.testing.assert_close(a, b, atol=2e-5 * float(b.abs().max()), rtol=1e-4)
+    return images
 
 
 def test_every_port_is_tested():
@@ -500,15 +374,9 @@ def test_raw_outputs_equal_those_of_the_port(name: str, tmp_path: Path):
         tmp_path / "their.pth", tmp_path / "ours", port=name, overrides=["model.width=0.125"], **any_cfg
     )
     assert (report.taken, len(report.class_names)) == (report.tensors, CLASSES)
-    loaded = weights.load(tmp_path / "ours")
-    assert loaded.recipe.precision == "fp32" and loaded.recipe.model.name == model
-    ours = zoo.build(loaded.recipe.model, CLASSES).eval()
-    weights.load_into(ours, loaded.state, "ours")
-    images = torch.rand(2, 3, 64, 96)
-    with torch.no_grad():
-        for a, b in zip(ours(images), theirs(images), strict=True):
-            assert b.std() > 1e-3
-            torch.testing.assert_close(a, b, atol=2e-5 * float(b.abs().max()), rtol=1e-4)
+    recipe = weights.load(tmp_path / "ours").recipe
+    assert recipe.precision == "fp32" and recipe.model.name == model
+    agree(tmp_path / "ours", theirs)
 
 
 @pytest.mark.slow
@@ -532,22 +400,16 @@ def test_port_with_involution_in_its_trunk_gives_the_same_outputs(tmp_path: Path
         tmp_path / "their.pth", tmp_path / "ours", port="bubbliiiing-yolov4", overrides=options
     )
     assert report.taken == report.tensors
-    loaded = weights.load(tmp_path / "ours")
-    ours = zoo.build(loaded.recipe.model, CLASSES).eval()
-    weights.load_into(ours, loaded.state, "ours")
-    images = torch.rand(2, 3, 64, 96)
+    images = agree(tmp_path / "ours", theirs)
     with torch.no_grad():
-        for a, b in zip(ours(images), theirs(images), strict=True):
-            assert b.std() > 1e-3
-            torch.testing.assert_close(a, b, atol=2e-5 * float(b.abs().max()), rtol=1e-4)
-        plain = trained(Bubbliiiing4, 5)
+        plain = trained(bubbliiiing4, 5)
         plain.load_state_dict(theirs.state_dict(), strict=False)
         assert not torch.allclose(plain(images)[1], theirs(images)[1], rtol=0.01)
 
 
 @pytest.mark.slow
 def test_no_port_moves_centers_as_the_published_network_unless_it_does_so(tmp_path: Path):
-    torch.save(trained(Bubbliiiing4, 1).state_dict(), tmp_path / "their.pth")
+    torch.save(trained(bubbliiiing4, 1).state_dict(), tmp_path / "their.pth")
     narrowed = ["model.width=0.125"]
     import_weights(tmp_path / "their.pth", tmp_path / "o", port="bubbliiiing-yolov4", overrides=narrowed)
     recipe = weights.load(tmp_path / "o").recipe
@@ -560,7 +422,7 @@ def test_a_cfg_gives_the_network(tmp_path: Path):
     made = darknet.network(Model(name="yolov3-tiny"), CLASSES)
     (tmp_path / "their.cfg").write_text(write_cfg(made))
     torch.manual_seed(0)
-    theirs = OfCfg(lambda c: c, "conv_{n}", "batch_norm_{n}", 1e-5, extra=True)
+    theirs = ERIK(lambda c: c)
     torch.save(theirs.state_dict(), tmp_path / "their.pth")
     report = import_weights(
         tmp_path / "their.pth", tmp_path / "ours", port="eriklindernoren", cfg=tmp_path / "their.cfg"
@@ -586,7 +448,7 @@ def test_a_cfg_gives_the_network(tmp_path: Path):
     ],
 )
 def test_a_mistake_is_a_sentence(tmp_path: Path, capsys, words: list[str], sentence: str):
-    torch.save(trained(Bubbliiiing3, 1).state_dict(), tmp_path / "their.pth")
+    torch.save(trained(bubbliiiing3, 1).state_dict(), tmp_path / "their.pth")
     assert cli.main(["import", str(tmp_path / "their.pth"), "--out", str(tmp_path / "o"), *words]) == 2
     error = capsys.readouterr().err
     assert sentence in error and "Traceback" not in error

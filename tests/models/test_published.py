@@ -96,7 +96,7 @@ def test_timm_says_where_its_weights_are() -> None:
             "fits yolov4, yolov4-anchor-free, but model.name is",
         ),
         (Model(name="yolov3"), "timm", "the model is not a timm model"),
-        (Model(name="yolov3", width=0.5), "published", "model.width is 0.5; published weights need 1"),
+        (Model(name="yolov3", width=0.5), "published", "is 0.5; published weights have a width of 1"),
         (Model(name="resnet18"), "published/timm/nothing", "timm .* has no such model"),
     ],
 )

@@ -180,14 +180,6 @@ def test_digest_sees_a_flipped_bit_a_name_a_shape_and_a_dtype(name):
     assert weights.digest(changed | {name: tensor.view(other)}) != whole
 
 
-def test_load_into_fills_every_tensor():
-    source, model = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
-    nn.init.normal_(source.weight)
-    source.num_batches_tracked += 4
-    weights.load_into(model, source.state_dict(), "here")
-    assert weights.digest(model.state_dict()) == weights.digest(source.state_dict())
-
-
 def test_load_into_lists_what_does_not_fit():
     model = nn.ModuleDict({f"l{i}": nn.Linear(2, 3) for i in range(30)})
     before = weights.digest(model.state_dict())

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from norms import with_statistics
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from rankless.errors import UserError
 from rankless.models.darknet.reshape import scaled
-from rankless.models.detectors.convolutional import DetectionModel
-from rankless.models.detectors.darknet import network
 from rankless.models.layers import ConvBlock
 from rankless.models.zoo import build
 from rankless.recipe import model_kinds
@@ -79,14 +78,8 @@ def interpret(layers, parts, x):
 @pytest.mark.parametrize("name", CFG)
 def test_computes_what_the_cfg_says(name):
     torch.manual_seed(1)
-    model = build(model_kinds.Model(name=name), classes=3).eval()
+    model = with_statistics(build(model_kinds.Model(name=name), classes=3))
     parts = [m for m in model.modules() if isinstance(m, ConvBlock)]
-    for m in model.modules():  # numbers that show a missing or misplaced norm
-        if isinstance(m, nn.BatchNorm2d):
-            nn.init.uniform_(m.weight, 0.5, 1.5)
-            nn.init.uniform_(m.bias, -0.5, 0.5)
-            nn.init.uniform_(m.running_mean, -0.5, 0.5)
-            nn.init.uniform_(m.running_var, 0.5, 1.5)
     x = torch.rand(1, 3, 64, 96)
     with torch.no_grad():
         found = model(x)
@@ -174,14 +167,6 @@ def test_a_fresh_model_expects_few_objects_and_every_class_alike():
         assert cells[:, :, 5:].sigmoid().mean().item() == pytest.approx(0.1, rel=0.3)
 
 
-def test_every_norm_has_the_same_momentum():
-    model = DetectionModel(network(model_kinds.Model(width=0.25), classes=1))
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-    assert len(norms) == 19  # of 21 convolutions, the two heads have none
-    assert {norm.momentum for norm in norms} == {0.03}
-    assert {norm.eps for norm in norms} == {1e-5}
-
-
 @pytest.mark.parametrize(
     ("channels", "width", "expected"),
     [(64, 1, 64), (32, 0.5, 16), (32, 0.1, 8), (100, 1, 100), (100, 0.99, 96), (24, 0.5, 16)],
@@ -190,14 +175,17 @@ def test_channels_are_multiples_of_eight(channels, width, expected):
     assert scaled(channels, width) == expected
 
 
-def test_unknown_model_is_named_with_the_nearest():
-    with pytest.raises(UserError, match=r"'YOLOv4_tiny'.*one of .*yolov3-tiny.*; did you mean 'yolov4-tiny'"):
-        build(model_kinds.Model(name="YOLOv4_tiny"), classes=3)
-
-
-def test_anchors_are_as_many_as_the_heads_have():
-    with pytest.raises(UserError, match="1 pair; expected 6 for the 2 heads of yolov4-tiny"):
-        build(model_kinds.Model(anchors=((1.0, 2.0),)), classes=3)
+@pytest.mark.parametrize(
+    ("keys", "classes", "said"),
+    [
+        ({"name": "YOLOv4_tiny"}, 3, "'YOLOv4_tiny'.*one of .*yolov3-tiny.*; did you mean 'yolov4-tiny'"),
+        ({"anchors": ((1.0, 2.0),)}, 3, "1 pair; expected 6 for the 2 heads of yolov4-tiny"),
+        ({}, 0, "0 classes"),
+    ],
+)
+def test_what_cannot_be_built_is_an_error(keys, classes, said):
+    with pytest.raises(UserError, match=said):
+        build(model_kinds.Model(**keys), classes)
 
 
 def test_num_anchors_gives_each_head_so_many_the_smallest_on_the_finest_map():
@@ -223,8 +211,3 @@ def test_options_change_what_they_say():
     assert model.heads[0].anchors == given
     slopes = [m for m in model.modules() if isinstance(m, nn.PReLU)]
     assert len(slopes) == len({id(m) for m in slopes}) == 19  # each convolution its own
-
-
-def test_no_classes_is_an_error():
-    with pytest.raises(UserError, match="0 classes"):
-        build(model_kinds.Model(), classes=0)

@@ -65,7 +65,6 @@ OLD = Recipe(
 
 
 def recorded_before() -> str:
-    """``OLD`` as it was recorded when bare numbers were steps in one key and epochs in three."""
     tree = json.loads(to_json(OLD))
     tree["schedule"]["warmup"] = 7
     tree["evaluate"]["every"], tree["model"]["freeze"] = 5, 3

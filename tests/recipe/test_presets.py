@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from rankless.errors import UserError
-from rankless.recipe.json_schema import schema
 from rankless.recipe.load import dump, from_json, load, to_json
 from rankless.recipe.schema import Augment
 
@@ -84,10 +83,3 @@ def test_a_preset_hides_no_error(tmp_path):
     assert len(caught.value.problems) == 2
     with pytest.raises(UserError, match=r"'data\.augment\.preset' is 3: expected one of none"):
         augment(tmp_path, "data: {augment: 3}")
-
-
-@pytest.mark.slow
-def test_the_schema_takes_a_name_or_a_section():
-    section, name = schema()["$defs"]["Data"]["properties"]["augment"]["anyOf"]
-    assert section == {"$ref": "#/$defs/Augment"}
-    assert name["enum"] == ["none", "light", "yolov3", "yolov4", "heavy"]

@@ -18,14 +18,8 @@ from rankless.runs.journal import Follower, Journal
 
 def step(number: int, **more: Any) -> dict[str, Any]:
     timing = {"seconds": 0.5, "time": 1000.0 + number, "waited": 0.2, "network": 0.4, **more}
-    return {
-        "step": number,
-        "epoch": number / 10,
-        "lr": 0.1,
-        "loss": 8 / number,
-        "parts": {"box": 1.0},
-        "timing": timing,
-    }
+    numbers = {"epoch": number / 10, "lr": 0.1, "loss": 8 / number, "parts": {"box": 1.0}}
+    return {"step": number, **numbers, "timing": timing}
 
 
 def write(path: Path, *entries: dict[str, Any]) -> None:
@@ -45,6 +39,8 @@ def test_what_is_new_is_read_and_a_line_under_way_is_left_for_later(tmp_path: Pa
     with path.open("a") as file:
         file.write(line[10:])
     assert run.refresh().evaluations == [(3, {"AP": 0.5})]
+    write(path, {"event": "stop", "at": 3}, {"event": "note", "at": 3})
+    assert run.refresh().state == "stopped"
     assert list(run.steps.points("loss")) == [(1, 8), (2, 4), (3, 8 / 3)]
     assert run.steps.total("network") == pytest.approx(3 * 0.5 * 0.4)
     assert run.times == (1000.5, 1003)
@@ -83,28 +79,12 @@ def test_a_step_that_stands_there_twice_counts_once(tmp_path: Path) -> None:
         ("auto", [{"things": 1}], 1),
     ],
 )
-def test_the_best_evaluation_is_the_one_whose_weights_are_kept(
-    tmp_path: Path, best: str, scores: list[dict[str, Any]], expected: int
-) -> None:
+def test_the_best_evaluation_is_the_one_whose_weights_are_kept(tmp_path, best, scores, expected):
     (tmp_path / "recipe.yaml").write_text(f"evaluate: {{best: {best}}}\n")
     entries = [{"evaluation": number, "scores": one} for number, one in enumerate(scores, 1)]
     write(tmp_path / "journal.jsonl", *entries)
     run = Collected(tmp_path).refresh()
     assert run.best == (expected, scores[expected - 1])
-
-
-@pytest.mark.parametrize(
-    ("events", "state"),
-    [
-        (["start", "end"], "finished"),
-        (["start", "stop"], "stopped"),
-        (["start", "stop", "resume", "end"], "finished"),
-        (["start", "warning", "end", "note"], "finished"),
-    ],
-)
-def test_the_state_is_that_of_the_last_ending(tmp_path: Path, events: list[str], state: str) -> None:
-    write(tmp_path / "journal.jsonl", *({"event": name, "at": 0} for name in events))
-    assert Collected(tmp_path).refresh().state == state
 
 
 def test_speed_is_that_of_all_steps_but_the_first_of_each_start(tmp_path: Path) -> None:
@@ -134,9 +114,6 @@ def test_the_rows_the_end_and_the_report_agree_on_the_speed(tmp_path: Path) -> N
 
 
 def test_a_folder_without_a_journal_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
+    said = r"nothing: not a run directory with a journal \(No such file or directory\); expected the direc"
+    with pytest.raises(UserError, match=said):
         Collected(tmp_path / "nothing").refresh()
-    assert str(caught.value) == (
-        f"{tmp_path / 'nothing'}: not a run directory with a journal (No such file or directory); expected "
-        "the directory of a run, whose journal exists a few seconds after the run starts"
-    )

@@ -20,13 +20,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, list[
     return code, (out + err).splitlines()
 
 
-def test_a_report_lies_in_its_run_and_one_of_several_here(
-    run: Path,
-    trained: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_report_lies_in_its_run_and_one_of_several_here(run, trained, tmp_path, capsys, monkeypatch):
     (run / "report.html").unlink()
     assert said(capsys, "report", run) == (0, [str(run / "report.html")])
     assert "AP by object size" in (run / "report.html").read_text(encoding="utf-8")
@@ -42,18 +36,11 @@ def test_a_report_lies_in_its_run_and_one_of_several_here(
 
 
 def test_mistakes_are_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(capsys, "report") == (
-        2,
-        [
-            "error: RUN is missing: expected one or more run directories, shown side by side; "
-            "see: rankless report --help"
-        ],
-    )
+    missing = "error: RUN is missing: expected one or more run directories, shown side by side; see: rankless"
+    assert said(capsys, "report") == (2, [f"{missing} report --help"])
     code, lines = said(capsys, "plot", tmp_path, tmp_path / "none", "--out", tmp_path / "curves.png")
     assert code == 2
-    assert [line.partition(":")[2].partition(":")[0].strip() for line in lines] == [
-        str(tmp_path), str(tmp_path / "none"),
-    ]  # fmt: skip
+    assert [line.split(":")[1].strip() for line in lines] == [str(tmp_path), str(tmp_path / "none")]
     code, lines = said(capsys, "plot", tmp_path, "--out", tmp_path / "curves.txt")
     assert code == 2
     assert "expected a name that ends in one of .png" in lines[0]
@@ -62,17 +49,13 @@ def test_mistakes_are_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_run_without_a_step_has_nothing_to_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "journal.jsonl").write_text('{"event":"start","at":0}\n')
     code, lines = said(capsys, "plot", tmp_path, "--out", tmp_path / "curves.png")
-    assert code == 2
-    assert lines == [
-        f"error: {tmp_path}/journal.jsonl: contains no steps and no evaluations; train for longer first"
-    ]
+    problem = "contains no steps and no evaluations; train for longer first"
+    assert (code, lines) == (2, [f"error: {tmp_path}/journal.jsonl: {problem}"])
     assert said(capsys, "report", tmp_path)[0] == 0
     assert not (tmp_path / "curves.png").exists()
 
 
-def test_curves_are_drawn(
-    run: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_curves_are_drawn(run, trained, tmp_path, capsys):
     text = (run / "journal.jsonl").read_text()
     (run / "journal.jsonl").write_text(re.sub(r'"loss":(\d)', r'"loss":1\1', text))  # so that both are seen
     out = tmp_path / "curves.png"
@@ -86,16 +69,11 @@ def test_curves_are_drawn(
     assert text.startswith("<?xml") and len(re.findall(r'<g id="axes_\d+">', text)) == 4
 
 
-def test_losses_of_different_tasks_have_axes_of_their_own(
-    run: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_losses_of_different_tasks_have_axes_of_their_own(run, trained, tmp_path, capsys):
     cls = tmp_path / "cls"
     cls.mkdir()
-    (cls / "recipe.yaml").write_text(
-        "task: classify\nmodel: {name: resnet18}\ndata: {root: x}\nepochs: 1\nbatch: {images: 4, micro: 4}\n"
-    )
-    steps = ['{"step":1,"loss":2.5,"lr":0.1}\n', '{"step":2,"loss":2.25,"lr":0.1}\n']
-    (cls / "journal.jsonl").write_text("".join(steps))
+    (cls / "recipe.yaml").write_text("task: classify\nmodel: {name: resnet18}\nepochs: 1\n")
+    (cls / "journal.jsonl").write_text('{"step":1,"loss":2.5,"lr":0.1}\n{"step":2,"loss":2.25,"lr":0.1}\n')
     vector, page = tmp_path / "curves.svg", tmp_path / "two.html"
     assert said(capsys, "plot", run, cls, trained, "--out", vector)[0] == 0
     assert len(re.findall(r'<g id="axes_\d+">', vector.read_text())) == 6

@@ -70,18 +70,14 @@ def test_links_lead_to_the_weights_that_the_pointers_name(tmp_path: Path) -> Non
     assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "last.safetensors"]
 
 
-def test_links_replace_nobodys_files_and_are_never_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_replace_nobodys_files_and_are_never_needed(tmp_path, monkeypatch):
     run = make(tmp_path, 5)
     (tmp_path / "best.safetensors").write_text("mine")
     (tmp_path / "last.safetensors").symlink_to("elsewhere")
     for name in ("best", "last"):
         run.point(name, 5)
     assert (tmp_path / "best.safetensors").read_text() == "mine" and link(run, "last") == "elsewhere"
-    with pytest.raises(
-        UserError, match="a link to elsewhere, which does not exist; expected a run directory"
-    ):
+    with pytest.raises(UserError, match="a link to elsewhere, which does not exist; expected a run"):
         weights_of(tmp_path / "last.safetensors")
 
     def unsupported(*_: object) -> None:
@@ -121,31 +117,27 @@ def test_a_run_means_its_best_and_then_its_last(tmp_path: Path) -> None:
     file = run.step_directory(10) / "model.safetensors"
     assert weights_of(file) == file
     assert weights_of(tmp_path / "best.safetensors").samefile(run.step_directory(5) / "ema.safetensors")
-
-
-def test_without_an_average_the_weights_are_the_models(tmp_path: Path) -> None:
-    run = make(tmp_path, 5, average=False)
-    run.point("last", 5)
-    assert weights_of(tmp_path) == run.step_directory(5) / "model.safetensors"
+    (tmp_path / "last").write_bytes(b"weights")  # only those in ``checkpoints`` are pointers
+    assert weights_of(tmp_path / "last") == tmp_path / "last"
+    plain = make(tmp_path / "plain", 5, average=False)
+    plain.point("last", 5)
+    assert weights_of(plain.path) == plain.step_directory(5) / "model.safetensors"
 
 
 def test_what_holds_no_weights_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere: no such file or directory; expected a run"):
-        weights_of(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="not a run directory"):
-        weights_of(tmp_path)
-    begun = tmp_path / "my run"
+    begun, dangling = tmp_path / "my run", make(tmp_path / "other")
     begun.mkdir()
     (begun / "recipe.yaml").touch()
-    with pytest.raises(UserError, match=r"has saved no weights yet.* rankless train --resume --run '.*run'"):
-        weights_of(begun)
-    run = make(tmp_path / "other")
-    run.checkpoints.mkdir(parents=True)
-    run.point("best", 7)
-    with pytest.raises(
-        UserError, match=r"best: points to a missing checkpoint .*; the run's checkpoints: none"
+    dangling.checkpoints.mkdir(parents=True)
+    dangling.point("best", 7)
+    for target, said in (
+        (tmp_path / "nowhere", r"nowhere: no such file or directory; expected a run"),
+        (tmp_path, "not a run directory"),
+        (begun, r"has saved no weights yet.* rankless train --resume --run '.*run'"),
+        (dangling.path, r"best: points to a missing checkpoint .*; the run's checkpoints: none"),
     ):
-        weights_of(run.path)
+        with pytest.raises(UserError, match=said):
+            weights_of(target)
 
 
 @pytest.mark.parametrize("what", ["names nothing", "damaged", "not text", "a line of 10 MB", "a folder"])

@@ -71,14 +71,8 @@ def test_another_process_can_unpickle_what_a_file_defines(tmp_path: Path, forked
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (
-            "Nothing",
-            "task is 'Nothing': expected 'detect', 'classify', 'package.module:Class' or 'file.py:Class'",
-        ),
-        (
-            "no_such_module:Mine",
-            "the module 'no_such_module' cannot be imported .* run the command in the folder",
-        ),
+        ("Nothing", "task is 'Nothing': expected 'detect', 'classify', 'package.module:Class' or 'file.py"),
+        ("missing:Mine", "the module 'missing' cannot be imported .* run the command in the folder"),
         ("none.py:Mine", "no such file .*/none.py; expected the file that defines"),
         ("mine.py:Nein", "'mine.py' has no 'Nein'; expected one of Mine, Bare$"),
         ("mine.py:number", "task is 'mine.py:number': expected a class, found int"),
@@ -86,9 +80,7 @@ def test_another_process_can_unpickle_what_a_file_defines(tmp_path: Path, forked
         ("eager.py:Mine", 'put the call to rankless.train under `if __name__ == "__main__":`'),
     ],
 )
-def test_what_cannot_be_found_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
-) -> None:
+def test_what_cannot_be_found_is_reported(tmp_path, monkeypatch, name, said):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "mine.py", TASK + "    class Bare: ...\n    number = 3\n")
     write(tmp_path / "broken.py", "import nowhere\n")
@@ -98,21 +90,14 @@ def test_what_cannot_be_found_is_reported(
 
 
 def test_every_missing_method_is_named(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "half.py",
-        "class Half:\n    def model(self): ...\n    def loss(self): ...\n    score = 3\n",
-    )
+    text = "class Half:\n    def model(self): ...\n    def loss(self): ...\n    score = 3\n"
+    path = write(tmp_path / "half.py", text)
     with pytest.raises(UserError) as caught:
         open_task(Recipe(task=f"{path}:Half"))
     first, *rest = caught.value.problems
     assert first.endswith("half.py:Half', which lacks 5 required methods; add:")
-    assert [line.split("(")[0] for line in rest] == [
-        "training_data",
-        "evaluation_data",
-        "collate",
-        "predict",
-        "score",
-    ]
+    missing = ["training_data", "evaluation_data", "collate", "predict", "score"]
+    assert [line.split("(")[0] for line in rest] == missing
 
 
 SCRIPT = """\
@@ -132,19 +117,6 @@ for made in (Here, beside.Mine, inner(), "any:Name", 3):
 """
 
 
-def names(folder: Path, *words: str, text: str = "") -> list[str]:
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        input=text or None,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p.endswith("src"))},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.splitlines()
-
-
 @pytest.mark.processes
 def test_the_name_of_a_class(tmp_path: Path, forked: Any) -> None:
     beside = write(tmp_path / "far" / "beside.py", TASK)
@@ -159,5 +131,7 @@ def test_the_name_of_a_class(tmp_path: Path, forked: Any) -> None:
     assert forked(str(script), cwd=beside.parent).stdout.splitlines()[1] == "beside:Mine"
     assert forked("-m", "script", cwd=script.parent).stdout.splitlines()[0] == "script:Here"
     # Typed, not written into a file: as in a notebook.
-    assert "cannot import it" in names(tmp_path, "-", text=script.read_text())[0]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p.endswith("src"))}
+    typed = {"input": script.read_text(), "env": environment, "text": True, "cwd": tmp_path}
+    assert "cannot import it" in subprocess.check_output([sys.executable, "-"], **typed).splitlines()[0]
     assert name_of(Recipe) == "rankless.recipe.schema:Recipe"

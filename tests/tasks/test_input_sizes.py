@@ -35,13 +35,8 @@ def test_boxes_and_losses_are_in_pixels_of_the_input_there_is(size: tuple[int, i
     task = Detect(recipe(), NAMES)
     model = Finds(task.model().heads, criterion=task.model().criterion)
     box = (5, 2, 26, 29)
-    item = DetectionItem(
-        painted(*size, {1: box}),
-        torch.tensor([box], dtype=torch.float32),
-        torch.tensor([1]),
-        0,
-        Letterbox(1.0, 0.0, 0.0, *size),
-    )
+    boxes, place = torch.tensor([box], dtype=torch.float32), Letterbox(1.0, 0.0, 0.0, *size)
+    item = DetectionItem(painted(*size, {1: box}), boxes, torch.tensor([1]), 0, place)
     batch = task.collate([item])
     (found,) = task.predict(model, batch)
     assert found.boxes.tolist() == [pytest.approx(box, abs=1e-3)]

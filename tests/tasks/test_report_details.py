@@ -79,9 +79,7 @@ def test_the_worst_and_the_best_images_are_kept_with_their_boxes(detect: Any) ->
     assert not next(one for one in worst if Path(one["name"]).stem == "02")["found"]
 
 
-def test_unreadable_images_are_left_out_and_images_that_vanished_are_not_shown(
-    detect: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_images_are_left_out_and_images_that_vanished_are_not_shown(detect, monkeypatch):
     found = answers(detect)
     found[0] = Detections(0, found[0].boxes, found[0].scores, found[0].labels, unreadable=True)
     data = detect.evaluation_data()

@@ -82,9 +82,7 @@ def test_smaller_views_find_what_is_too_large():
     assert not rows(find("flip", small)[0])
     found, model = find("full", small)
     for channel, box in wanted(0, 2).items():
-        assert rows(found)[channel] == pytest.approx(
-            box, abs=4
-        )  # a pixel of the small view is 3 of the source
+        assert rows(found)[channel] == pytest.approx(box, abs=4)  # a pixel of the view is 3 of the source
     # 64 × 96 at 0.83 is 53 × 80, at 0.67 43 × 64; with gray up to multiples of 32.
     assert model.inputs == [(64, 96)] * 2 + [(64, 96)] * 2 + [(64, 64)] * 2
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from fixed_tree import tree
 from rankless.world.exchange import Exchange
 from rankless.world.process_group import World
 from rankless.world.tree import own_micro_batches
@@ -23,14 +24,9 @@ def leaf_vector(leaf: int, length: int) -> NDArray[np.float32]:
     return (rng.normal(size=length) * 10.0 ** rng.uniform(-4, 4, length)).astype(np.float32)
 
 
-def reference(leaves: int, length: int, start: int, width: int) -> NDArray[np.float32]:
-    """The tree as it is defined, by recursion."""
-    if width == 1:
-        return leaf_vector(start, length)
-    left = reference(leaves, length, start, width // 2)
-    if start + width // 2 >= leaves:
-        return left
-    return left + reference(leaves, length, start + width // 2, width // 2)
+def reference(leaves: int, length: int) -> bytes:
+    total: NDArray[np.float32] = tree([leaf_vector(leaf, length) for leaf in range(leaves)], np.add)
+    return total.tobytes()
 
 
 def own_leaves(world: World, leaves: int, length: int) -> list[torch.Tensor]:
@@ -70,15 +66,14 @@ def several_under_way(world: World) -> tuple[list[bytes], bool]:
 def test_totals_are_those_of_one_process(ranks: Any, size: int) -> None:
     answers = ranks(size, totals)
     for (leaves, length), found in answers[0].items():
-        width = 1 << (leaves - 1).bit_length()
-        assert found == reference(leaves, length, 0, width).tobytes(), (leaves, length)
+        assert found == reference(leaves, length), (leaves, length)
     assert all(answer == answers[0] for answer in answers)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [2, 3])
 def test_several_exchanges_may_be_under_way(ranks: Any, size: int) -> None:
-    expected = [reference(8, length, 0, 8).tobytes() for length in LENGTHS[2:5]]
+    expected = [reference(8, length) for length in LENGTHS[2:5]]
     for found, in_place in ranks(size, several_under_way):
         assert in_place
         assert found == expected
@@ -89,4 +84,4 @@ def test_the_order_of_adding_shows_in_these_numbers() -> None:
     in_turn = leaf_vector(0, 64)
     for leaf in range(1, 8):
         in_turn = in_turn + leaf_vector(leaf, 64)
-    assert in_turn.tobytes() != reference(8, 64, 0, 8).tobytes()
+    assert in_turn.tobytes() != reference(8, 64)

@@ -40,8 +40,6 @@ def test_more_ranks_than_micro_batches_are_refused() -> None:
 
 
 def met(store: dist.Store, *ranks: tuple[int, int]) -> list[dist.Store | str]:
-    """What ranks with these numbers and sizes find, or why not."""
-
     def one(rank: int, size: int) -> dist.Store | str:
         try:
             return meet(store, rank, size, timedelta(seconds=20))

@@ -98,8 +98,6 @@ def test_listeners_of_the_ranks_take_nobody_after_them(
 
 
 class Network:
-    """Two hosts on a switch, as network namespaces."""
-
     def __init__(self, name: str) -> None:
         self.name = name
 

@@ -199,7 +199,6 @@ class Trap:
 
 
 def packed(classes: Any, node: Any) -> Tensor:
-    """What a hostile rank might send."""
     head = json.dumps([classes, node]).encode()
     return torch.frombuffer(bytearray(struct.pack("<Q", len(head)) + head), dtype=torch.uint8)
 

@@ -29,7 +29,6 @@ DATA, OFFERED, WANTED = 1, 2, 3  # kinds: what follows, what could, and what is 
 
 
 def records(file: Path) -> Iterator[tuple[str, bytes]]:
-    """The keys and values in a file store."""
     data, at = file.read_bytes() if file.exists() else b"", 0
     while at < len(data):
         pair = []
@@ -131,7 +130,6 @@ def job_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def both(store: dist.Store) -> list[dist.Store]:
-    """Where two ranks meet."""
     with ThreadPoolExecutor(2) as threads:
         return list(threads.map(lambda rank: meet(store, rank, 2, timedelta(seconds=20)), range(2)))
 

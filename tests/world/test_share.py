@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fixed_tree import tree
 from rankless.world.tree import Fold, Node, own_micro_batches, owned_nodes
 
 Expression = Any  # a leaf's number, or a pair of expressions
@@ -16,19 +17,6 @@ Expression = Any  # a leaf's number, or a pair of expressions
 
 def pair(left: Expression, right: Expression) -> Expression:
     return (left, right)
-
-
-def tree(leaves: int, start: int = 0, length: int | None = None) -> Expression:
-    """The sum over ``leaves`` leaves as the definition has it: halves of the next power of two."""
-    if length is None:
-        length = 1
-        while length < leaves:
-            length *= 2
-    if length == 1:
-        return start
-    half = length // 2
-    left = tree(leaves, start, half)
-    return left if start + half >= leaves else (left, tree(leaves, start + half, half))
 
 
 @st.composite
@@ -47,14 +35,10 @@ def splits(draw: st.DrawFn) -> tuple[int, list[range]]:
 
 
 def test_the_tree_of_the_tests_is_the_one_that_is_meant() -> None:
-    assert tree(1) == 0
-    assert tree(3) == ((0, 1), 2)
-    assert tree(6) == (((0, 1), (2, 3)), (4, 5))
-    assert tree(7) == (((0, 1), (2, 3)), ((4, 5), 6))
-
-
-def test_eight_on_three_are_three_three_and_two() -> None:
-    assert [own_micro_batches(8, rank, 3) for rank in range(3)] == [range(3), range(3, 6), range(6, 8)]
+    assert tree(range(1), pair) == 0
+    assert tree(range(3), pair) == ((0, 1), 2)
+    assert tree(range(6), pair) == (((0, 1), (2, 3)), (4, 5))
+    assert tree(range(7), pair) == (((0, 1), (2, 3)), ((4, 5), 6))
 
 
 @given(worlds())
@@ -78,7 +62,7 @@ def test_any_split_gives_the_sum_of_one_rank(split: tuple[int, list[range]]) -> 
         for node, value in part.stack:
             whole.push(node, value)
     ((node, value),) = whole.stack
-    assert value == tree(leaves)
+    assert value == tree(range(leaves), pair)
     assert node.index == 0 and 1 << node.level >= leaves
 
 

@@ -18,7 +18,7 @@ from rankless.world.process_group import World
 from rankless.world.transport import PROCESS_GROUP
 
 LENGTHS = (1, 7, 1000, 64, 3)
-STEPS = 30
+STEPS = 20
 
 pytestmark = [
     pytest.mark.processes,
@@ -68,7 +68,7 @@ def held_up(world: World, leaves: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("size", "leaves"), [(2, 2), (2, 6), (3, 7), (4, 4)])
+@pytest.mark.parametrize(("size", "leaves"), [(2, 6), (3, 7), (4, 4)])
 def test_late_ranks_change_nothing(ranks: Any, size: int, leaves: int) -> None:
     assert ranks(size, held_up, leaves) == [True] * size
 
@@ -92,7 +92,6 @@ def test_where_one_rank_does_not_see_the_memory_nobody_uses_it(ranks: Any, blind
 
 
 def left_behind(world: World) -> tuple[int, int, int]:
-    """Mappings while the memory is there, and mappings and open files after it."""
     memory = shared(Exchange(4, world.rank, world.size), 5)
     during = mapped()
     del memory

@@ -12,20 +12,16 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW
-from torchvision.ops import batched_nms
 
 from rankless.data import loader, loader_server
 from rankless.data.datasets.annotated import DetectionImages
 from rankless.data.datasets.detection import DetectionExamples, collate
-from rankless.geometry.nms import nms
 from rankless.recipe.schema import Augment
 from rankless.structures import Sample
 from rankless.world.uncompiled import PlainAdamW, PlainSGD
 
 
 class Nothing(DetectionImages):
-    """A source without images."""
-
     class_names = ()
 
     def __len__(self) -> int:
@@ -44,7 +40,6 @@ HEAVY |= {"cv2", "matplotlib", "onnx", "scipy"}
 
 
 def imported(text: str) -> set[str]:
-    """The modules in what Python says of its imports."""
     return set(re.findall(r"^import time: +\d+ \| +\d+ \| +([\w.]+)$", text, re.MULTILINE))
 
 
@@ -110,15 +105,6 @@ for on in (True, False):
     words = [sys.executable, "-c", program]
     found = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True).stdout.split()
     assert "torch" in found and not HEAVY & set(found)
-
-
-@pytest.mark.parametrize("count", [0, 1, 999, 1001])
-def test_nms_is_torchvisions(count):
-    torch.manual_seed(count)
-    boxes, scores, labels = torch.rand(count, 4) * 400, torch.rand(count), torch.randint(20, (count,))
-    boxes[:, 2:] += boxes[:, :2]
-    found = nms(boxes, scores, labels, kind="iou", threshold=0.5)
-    assert torch.equal(found, batched_nms(boxes, scores, labels, 0.5))
 
 
 @pytest.mark.parametrize("blur", [0.0, 0.5])

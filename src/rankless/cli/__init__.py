@@ -57,13 +57,9 @@ All commands: rankless --help
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one ``rankless`` command.
+    """Run one ``rankless`` command, by default the one in ``sys.argv``, and return its exit code.
 
-    Args:
-        arguments: the words after ``rankless``, by default from ``sys.argv``.
-
-    Returns:
-        The exit code: 0 for success, 1 for a failure, 2 for a user's mistake, 130 after Ctrl-C.
+    The code is 0 for success, 1 for a failure, 2 for a user's mistake, and 130 after Ctrl-C.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # the terminal may be unable to encode a name
@@ -82,8 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CycloptsError as error:
         return _report(as_user_error(error) if environments.speaks() else UserError([]))
     except KeyboardInterrupt:
-        goes_on = "; to continue a training run: rankless train --resume --run RUN"
-        print(f"interrupted{goes_on if 'train' in words[:1] else ''}", file=sys.stderr)
+        advice = "; to continue a training run: rankless train --resume --run RUN"
+        print(f"interrupted{advice if 'train' in words[:1] else ''}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader, such as head, needs no more
         discard_output(sys.stdout)

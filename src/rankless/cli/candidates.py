@@ -1,7 +1,6 @@
 """Completion candidates: recipes, recipe keys and their choices, models and runs.
 
-Keys, choices and models come from the JSON Schema, because reading it is faster than importing the modules
-that it is generated from.
+Keys, choices and models come from the JSON Schema, which loads faster than the modules that define them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Candidates = Iterator[tuple[str, str]]
 
 
 def by_name(context: CompletionContext) -> Candidates:
-    """Yield (completion, description) pairs for an argument, identified by its name in ``--help``."""
+    """Yield completions for an argument, identified by its name in ``--help``, with their descriptions."""
     name, word = " ".join(context.argument.names), context.incomplete
     if re.search(r"\bRECIPE\b", name) and all("=" in one.value for one in context.argument.tokens):
         yield from recipes(context)
@@ -44,14 +43,13 @@ def models(_: CompletionContext) -> Candidates:
 
 
 def _files() -> Iterator[Path]:
-    """Yield the files and folders in the working directory and in ``runs``."""
     for folder in (Path(), Path("runs")):
         if folder.is_dir():
             yield from sorted(folder.iterdir())
 
 
 def keys(word: str) -> Iterator[tuple[str, str]]:
-    """Yield the recipe keys that start with ``word`` or, after ``key=``, the choices for the key."""
+    """Yield recipe keys that start with ``word``, or the values of a key if ``word`` is ``key=…``."""
     from rankless.recipe.installed import schema_text
 
     whole = json.loads(schema_text())
@@ -82,7 +80,6 @@ def keys(word: str) -> Iterator[tuple[str, str]]:
 
 
 def _resolved(node: Mapping[str, Any], whole: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the alternatives that a schema node describes, with references resolved."""
     if "$ref" in node:
         yield from _resolved(whole["$defs"][node["$ref"].rpartition("/")[2]], whole)
     elif options := node.get("anyOf") or node.get("oneOf"):

@@ -22,7 +22,7 @@ _EXPECTED = {int: "a whole number", float: "a number", bool: "no value, because 
 
 
 def as_user_error(error: CycloptsError) -> UserError:
-    """Convert a parser error to a UserError of the form ``where: problem; remedy``."""
+    """Convert an error from cyclopts to a UserError of the form ``where: problem; remedy``."""
     see = f"see: {' '.join(('rankless', *(error.command_chain or ())))} --help"
     if isinstance(error, UnusedCliTokensError):
         return UserError(f"'{_first(error)}': unexpected argument; {see}")
@@ -60,7 +60,6 @@ def as_user_error(error: CycloptsError) -> UserError:
 
 
 def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
-    """Return a hint about the equivalent of another program's option, or an empty string."""
     from rankless.cli.foreign import COMMANDS, OPTIONS, WORDS, key_of
     from rankless.recipe.familiar import ELSEWHERE, answer
 
@@ -81,13 +80,14 @@ def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
 def _unknown_command(error: UnknownCommandError, see: str) -> str:
     from rankless.cli.foreign import line_of_yolo
 
-    app = error.app or App()
+    app, word = error.app or App(), _first(error)
+    if word.startswith("-"):
+        return f"{word}: no such option{nearest(word, [name for name in app if name.startswith('-')])}; {see}"
+    if line := line_of_yolo(error.root_input_tokens or ()) if not error.command_chain else "":
+        return f"'{word}': no such command; {line}"
     shown = [name for name in app if not name.startswith("-") and app[name].show]
     names = sorted(shown, key=lambda name: app[name].sort_key)
     expected = f": expected {one_of(names)}" if names else ""
-    word = _first(error)
-    if line := line_of_yolo(error.root_input_tokens or ()) if not error.command_chain else "":
-        return f"'{word}': no such command; {line}"
     return f"'{word}': no such command{expected}{nearest(word, names)}; {see}"
 
 

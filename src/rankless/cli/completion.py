@@ -107,10 +107,7 @@ complete -c rankless -f -a '(__rankless)'
 
 
 @app.command(name="--install-completion", group=OPTIONS, usage="Usage: rankless --install-completion [SHELL]")
-def install_completion(
-    shell: _Shell = None,
-    /,
-) -> int:
+def install_completion(shell: _Shell = None, /) -> int:
     """Install Tab completion of commands, recipes, keys and runs."""
     from cyclopts.completion.install import add_to_rc_file, get_default_completion_path
 
@@ -125,17 +122,13 @@ def install_completion(
 
 
 @app.command(name="--show-completion", group=OPTIONS, usage="Usage: rankless --show-completion [SHELL]")
-def show_completion(
-    shell: _Shell = None,
-    /,
-) -> int:
+def show_completion(shell: _Shell = None, /) -> int:
     """Print the script that --install-completion installs."""
     print(_SCRIPTS[_known(shell)].lstrip("\n"), end="")
     return 0
 
 
 def _known(shell: str | None) -> Literal["bash", "zsh", "fish"]:
-    """Return the given shell or, by default, the current one."""
     from cyclopts.completion.detect import ShellDetectionError, detect_shell
 
     try:

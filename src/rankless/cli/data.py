@@ -23,6 +23,7 @@ from rankless.cli.options import (
     recipe_and_overrides,
     refuse_stray,
     refuse_without,
+    repeatable,
     whole_number,
 )
 from rankless.errors import UserError, check_all, counted
@@ -71,15 +72,11 @@ def check(
     ] = False,
     drop_invalid: Annotated[
         bool,
-        Parameter(
-            help="With --fix: also omit boxes that would stop training. Their objects become background."
-        ),
+        Parameter(help="With --fix: also drop boxes that stop training. Their objects become background."),
         flag,
-        fraction,
     ] = False,
     out: Annotated[
-        Path | None,
-        Parameter(help="With --fix: folder for the copy. Default: ROOT-fixed.", metavar="FOLDER"),
+        Path | None, Parameter(help="With --fix: folder for the copy. Default: ROOT-fixed.", metavar="FOLDER")
     ] = None,
     link: Link = False,
     as_json: Json = False,
@@ -88,7 +85,7 @@ def check(
     if not fix:
         refuse_without("--fix", {"--out": out, "--drop-invalid": drop_invalid, "--link": link})
     from rankless.cli.data_text import print_check, print_fix
-    from rankless.curation.checking import check as look
+    from rankless.curation.checking import check as check_data
     from rankless.curation.data_set import folder_beside, must_be_outside
     from rankless.curation.fixing import fix as write_fixed
     from rankless.files.work_folder import refuse_existing
@@ -97,7 +94,7 @@ def check(
     if fix:
         must_be_outside(root, target)
         refuse_existing(target)
-    checked = look(root, format, split, classes=chosen_classes(classes), quick=quick)
+    checked = check_data(root, format, split, classes=chosen_classes(classes), quick=quick)
     fixed = write_fixed(checked, target, drop_invalid=drop_invalid, link=link) if fix else None
     if as_json:
         report = checked.as_json()
@@ -172,8 +169,7 @@ def show(
     root: Root,
     /,
     *recipe: Annotated[
-        str,
-        Parameter(name="RECIPE KEY=VALUE", help="With --augmented: the recipe, followed by changes."),
+        str, Parameter(name="RECIPE KEY=VALUE", help="With --augmented: the recipe, followed by changes.")
     ],
     split: Annotated[
         str | None, Parameter(help="Split to show. Default: the first one.", metavar="NAME")
@@ -198,7 +194,6 @@ def show(
         raise UserError(f"--seed is '{seed}': expected a whole number of at least 0")
     if recipe and not augmented:
         raise UserError(f"'{recipe[0]}': a recipe has no effect without --augmented; add --augmented")
-    recipe_for = _recipe_for(root, recipe)
     from rankless.curation import contact_sheet
     from rankless.curation.sampling import select
     from rankless.files.outputs import SHEETS, drawing
@@ -212,7 +207,7 @@ def show(
         seed=seed,
         class_name=class_name,
         classes=chosen_classes(classes),
-        augmented=recipe_for if augmented else None,
+        augmented=_recipe_for(root, recipe) if augmented else None,
     )
     contact_sheet.write(selected, out, outputs)
     unreadable = sum(one.image is None for one in selected.shown)
@@ -222,7 +217,7 @@ def show(
 
 
 def _recipe_for(root: str, words: tuple[str, ...]) -> Callable[[str], Recipe]:
-    """Return a function that loads the recipe in ``words`` or, without one, the default recipe of a task."""
+    """Return a function that loads the given recipe or, if none is given, the default recipe of a task."""
     name, overrides = recipe_and_overrides(words)
     refuse_stray(overrides, "data.augment.mosaic=1")
 
@@ -399,13 +394,8 @@ def split(
     seed: Annotated[int, Parameter(help="Random seed of the split.", metavar="N")] = 0,
     source: Annotated[
         tuple[str, ...],
-        Parameter(
-            name="--split",
-            help="Split only this existing split. Repeatable.",
-            negative="",
-            metavar="NAME",
-            show_default=False,
-        ),
+        Parameter(name="--split", help="Split only this existing split. Repeatable.", metavar="NAME"),
+        repeatable,
     ] = (),
     format: Format = "auto",
     classes: Classes = "auto",
@@ -452,8 +442,7 @@ def pack(
     root: Root,
     /,
     *recipe: Annotated[
-        str,
-        Parameter(name="RECIPE KEY=VALUE", help="With --decoded: the recipe, followed by changes."),
+        str, Parameter(name="RECIPE KEY=VALUE", help="With --decoded: the recipe, followed by changes.")
     ],
     out: Annotated[Path | None, Parameter(help="A new folder for the shards.", metavar="FOLDER")] = None,
     shard_size: Annotated[str, Parameter(help="Shard size in MiB.", metavar="N")] = "512",

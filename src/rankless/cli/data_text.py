@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from rich.console import Console
 from rich.table import Table
@@ -32,7 +33,7 @@ _THEN = {
 
 
 def print_check(checked: Checked) -> None:
-    """Print the findings for each split, and the conclusion."""
+    """Print the findings in each split and between the splits."""
     say(f"{checked.data.root}: {checked.data.title}")
     for name, each in checked.data.splits.items():
         say(f"\n{name}: {_counted(each)}")
@@ -51,14 +52,12 @@ def print_check(checked: Checked) -> None:
         _print_findings(checked.between)
     if checked.quick:
         say("\nonly headers were read: no image was decoded or compared")
-    if checked.ok:
-        say("\nnothing is wrong")
-        return
-    say(f"\nwrong: {counted(checked.wrong, 'finding')} (✗); {remedy(checked)}")
+    wrong = f"wrong: {counted(checked.wrong, 'finding')} (✗); {remedy(checked)}"
+    say("\nnothing is wrong" if checked.ok else f"\n{wrong}")
 
 
 def _print_findings(findings: Findings, instead: Mapping[str, str] | None = None) -> None:
-    """Print each kind of finding with its first locations. ``instead`` overrides texts of outcomes."""
+    """Print each kind of finding with its first locations. ``instead`` overrides entries of ``_THEN``."""
     for kind, count, first in sorted(findings, key=lambda each: not fails(each[0])):
         follows = {**_THEN, **(instead or {})}[KINDS[kind].outcome]
         then = f" ({follows})" if follows else ""
@@ -77,7 +76,7 @@ def print_fix(fixed: Fixed) -> None:
 
 
 def print_conversion(done: Converted) -> None:
-    """Print the new folder, the information lost, and the result of comparing the data."""
+    """Print what was written, what was lost, and whether the result equals the original."""
     for name, each in done.data.splits.items():
         say(f"{name}: {_counted(each)}")
     say(f"written: {done.out} ({done.data.title} → {format_named(done.to).TITLE})")
@@ -93,7 +92,7 @@ def print_conversion(done: Converted) -> None:
 
 
 def print_division(done: Divided) -> None:
-    """Print the fraction of the images, and of each class, in every split."""
+    """Print the number and fraction of images, and of each class, in every split."""
     say(f"written: {done.out}")
     for note in done.notes:
         say(f"  {note}")
@@ -105,14 +104,7 @@ def print_division(done: Divided) -> None:
     table.add_row("wanted", *(cell for share in done.wanted.values() for cell in ("", f"{share:.1%}")))
     counts = done.counts()
     names = next(iter(done.splits.values())).class_names
-    shares = fractions_of(counts)
-    for label in range(min(len(names), MOST_CLASSES)):
-        cells = [
-            cell for name in counts for cell in (f"{counts[name][label]:,}", f"{shares[name][label]:.1%}")
-        ]
-        table.add_row(escaped(names[label]), *cells)
-    _print(table)
-    _print_more(len(names))
+    _print_classes(table, names, list(counts.values()), list(fractions_of(counts).values()))
 
 
 def print_statistics(stats: Statistics) -> None:
@@ -125,7 +117,12 @@ def print_statistics(stats: Statistics) -> None:
             table.add_row(title, *cells)
     _print(table)
     say("(a/b/c: minimum, median and maximum)\n")
-    _print_classes(splits)
+    names = list(dict.fromkeys(name for each in splits.values() for name in each.classes))
+    counts = [[each.classes.get(name, 0) for name in names] for each in splits.values()]
+    shares = [[count / max(sum(each), 1) for count in each] for each in counts]
+    _print_classes(
+        _table("class", *(column for name in splits for column in (name, "share"))), names, counts, shares
+    )
     if stats.remarks:
         say()
         for remark in stats.remarks:
@@ -133,7 +130,7 @@ def print_statistics(stats: Statistics) -> None:
 
 
 def _rows(splits: Sequence[SplitStatistics]) -> list[tuple[str, list[str]]]:
-    """Return each row's title and its cells, one per split. Rows that do not apply have empty cells."""
+    """Return the title and the cells of each row. Cells that do not apply are empty."""
     boxed = [each.boxes is not None for each in splits]
 
     def share(part: int, whole: int | None) -> str:
@@ -177,28 +174,17 @@ def _spread(values: Spread | None, digits: int) -> str:
     return three[0] if three[0] == three[2] else "/".join(three)
 
 
-def _print_classes(splits: Mapping[str, SplitStatistics]) -> None:
-    names = list(dict.fromkeys(name for each in splits.values() for name in each.classes))
-    table = _table("class", *(column for name in splits for column in (name, "share")))
-    for label in names[:MOST_CLASSES]:
-        table.add_row(
-            escaped(label),
-            *(
-                cell
-                for each in splits.values()
-                for cell in (
-                    f"{each.classes.get(label, 0):,}",
-                    f"{each.classes.get(label, 0) / max(sum(each.classes.values()), 1):.1%}",
-                )
-            ),
-        )
+def _print_classes(
+    table: Table, names: Sequence[str], counts: Sequence[Sequence[int]], shares: Sequence[Sequence[float]]
+) -> None:
+    """Print the table with a row for each class. ``counts`` and ``shares`` have a sequence for each split."""
+    rows = zip(names, zip(*counts, strict=True), zip(*shares, strict=True), strict=True)
+    for name, count, share in islice(rows, MOST_CLASSES):
+        pairs = zip(count, share, strict=True)
+        table.add_row(escaped(name), *(cell for c, s in pairs for cell in (f"{c:,}", f"{s:.1%}")))
     _print(table)
-    _print_more(len(names))
-
-
-def _print_more(classes: int) -> None:
-    if classes > MOST_CLASSES:
-        say(f"… and {classes - MOST_CLASSES:,} more classes; --json has all")
+    if len(names) > MOST_CLASSES:
+        say(f"… and {len(names) - MOST_CLASSES:,} more classes; --json has all")
 
 
 def _counted(each: Annotations) -> str:

@@ -72,7 +72,7 @@ def doctor(
 
 
 def _recipe(words: tuple[str, ...]) -> tuple[Recipe | None, list[Check]]:
-    """Return the recipe, or None if there is none or it has errors, and checks that report this."""
+    """Return the recipe and the result of checking it. It is None if it has errors or was not given."""
     from rankless.launch.doctor.check import error, ok
 
     if not words:

@@ -94,7 +94,7 @@ WORDS: Mapping[str, str] = {
 
 
 def key_of(name: str) -> str:
-    """Return the recipe key that corresponds to another trainer's option, or an empty string."""
+    """Return the recipe key for another trainer's option, or an empty string."""
     if name in SECTIONS and name not in OPTIONS:
         return f"{name}.{SECTIONS[name]}"
     key = (OPTIONS.get(name) or ELSEWHERE.get(name, "")).partition(", ")[0]
@@ -113,10 +113,9 @@ _NO = ("false", "0", "no", "off", "none")
 
 
 def line_of_yolo(tokens: Sequence[str]) -> str:
-    """Translate a ``yolo`` command line such as ``detect train data=my.yaml``.
+    """Translate the words of a ``yolo`` or Darknet command, such as ``detect train data=my.yaml``.
 
-    Returns:
-        ``run:`` and the Rankless command, or an empty string if ``tokens`` is not such a command line.
+    Returns an empty string for other words.
     """
     if line := _line_of_darknet(tokens[list(tokens[:1]) == ["darknet"] :]):
         return line
@@ -140,19 +139,11 @@ def line_of_yolo(tokens: Sequence[str]) -> str:
 
 
 def _line_of_darknet(words: Sequence[str]) -> str:
-    """Translate a Darknet command line such as ``detector train obj.data my.cfg my.weights``.
-
-    Returns:
-        ``run:`` and the Rankless command, or an empty string if ``words`` is not such a command line.
-    """
     mode = "test" if list(words[:1]) == ["detect"] else "".join(words[1:2])
     files = list(takewhile(lambda word: not word.startswith("-"), words[1:]))
     cfg = next((word for word in files if word.endswith(".cfg")), "")
-    if (
-        not cfg
-        or words[0] not in ("detector", "detect")
-        or mode not in ("train", "test", "demo", "map", "valid")
-    ):
+    modes = ("train", "test", "demo", "map", "valid")
+    if not cfg or words[0] not in ("detector", "detect") or mode not in modes:
         return ""
     weights = next((word for word in files if word.endswith(".weights") or ".conv." in word), "my.weights")
     data = next((word for word in files if word.endswith(".data")), "FOLDER")
@@ -168,9 +159,7 @@ def _line_of_darknet(words: Sequence[str]) -> str:
 def refuse_foreign(arguments: Sequence[str], faults: Callable[[Sequence[str]], Sequence[str]]) -> None:
     """Raise a UserError for another program's arguments, as in ``predict model=my.pt conf=0.3``.
 
-    Args:
-        arguments: the command and the words after it.
-        faults: returns the errors in the options of a command line.
+    ``faults`` must return the error messages about the options of a command.
     """
     command, *words = arguments or ("",)
     if command not in COMMANDS:
@@ -198,13 +187,13 @@ def refuse_foreign(arguments: Sequence[str], faults: Callable[[Sequence[str]], S
 
 
 def _meaning(command: str, word: str) -> str:
-    """Return the name, without dashes, of the Rankless option or key that corresponds to a word."""
+    """Return the Rankless option, without dashes, or the recipe key that corresponds to a word."""
     name = word.partition("=")[0].lstrip("-").replace("-", "_")
     return re.split("[= ]", COMMANDS[command].get(name, name))[0].lstrip("-")
 
 
 def _our_option(command: str, word: str) -> str:
-    """Return the equivalent of another program's option such as ``--conf``; other words are unchanged."""
+    """Translate another program's option such as ``--conf``. Other words are returned unchanged."""
     name, equals, value = word.partition("=")
     known = COMMANDS[command].get(name.lstrip("-").replace("-", "_"), "")
     ours = name.startswith("--") and known.startswith("--")
@@ -212,7 +201,7 @@ def _our_option(command: str, word: str) -> str:
 
 
 def _line_of(command: str, words: Sequence[str], values: Mapping[str, str]) -> str:
-    """Return ``run:`` and the equivalent of another program's command that needs trained weights."""
+    """Return advice to run the Rankless equivalent of another program's command."""
     values, known = dict(values), COMMANDS[command]
     firsts = list(takewhile(lambda word: not word.startswith("-"), words))
     model = [values.pop(name) for name in ("model", "weights") if name in values]
@@ -239,15 +228,12 @@ def _line_of(command: str, words: Sequence[str], values: Mapping[str, str]) -> s
 
 
 def _devices(device: str, command: str = "train") -> list[str]:
-    """Return the option that corresponds to ``device=cpu`` or to GPU numbers such as ``device=0,1``."""
+    """Translate another program's ``device``, such as ``cpu`` or ``0,1``, to options."""
     if command == "predict" and device:
-        return [
-            f"--device {','.join(f'cuda:{one}' if one.isdecimal() else one for one in device.split(','))}"
-        ]
+        names = (f"cuda:{one}" if one.isdecimal() else one for one in device.split(","))
+        return [f"--device {','.join(names)}"]
     if command == "export":
         return []
     if device in ("cpu", "cuda"):
         return [f"--device {device}"]
-    if not device[:1].isdecimal():
-        return []
-    return [f"--devices {device}{'' if ',' in device else ','}"]
+    return [f"--devices {device}{'' if ',' in device else ','}"] if device[:1].isdecimal() else []

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rankless.curation.model_errors import ModelErrors
 
 
-Others = Annotated[Path, Parameter(help="More runs or weights files. The command prints one line for each.")]
+Overrides = Annotated[str, Parameter(name="KEY=VALUE", help="Changes to the run's recipe.")]
 
 
 @app.command(
@@ -54,7 +54,7 @@ Examples:
 def evaluate(
     target: PredictingTarget,
     /,
-    *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to the run's recipe.")],
+    *overrides: Overrides,
     task: Task = None,
     devices: Devices = "auto",
     device: Device = "auto",
@@ -105,11 +105,11 @@ Examples:
 def digest(
     target: Target,
     /,
-    *others: Others,
+    *others: Annotated[
+        Path, Parameter(help="More runs or weights files. The command prints one line for each.")
+    ],
     chain: Annotated[
-        bool,
-        Parameter(help="Check the hash chain of each run: checkpoints, journal, recipe, environments."),
-        flag,
+        bool, Parameter(help="Check each run's hash chain: checkpoints, journal, recipe, environments."), flag
     ] = False,
     as_json: Json = False,
 ) -> int:
@@ -141,7 +141,7 @@ Examples:
 def errors(
     target: Target,
     /,
-    *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to the run's recipe.")],
+    *overrides: Overrides,
     split: Annotated[
         str | None, Parameter(help="Split to examine. Default: the recipe's data.val.", metavar="NAME")
     ] = None,
@@ -189,12 +189,12 @@ def errors(
 def _print_errors(found: ModelErrors, count: int) -> None:
     from rankless.curation.errors_sheet import doubt, summary
 
-    say(f"{counted(len(found.images), 'image')} of {found.looked_at:,} with errors ({found.split})")
-    if found.is_blind and found.looked_at:
+    say(f"{counted(len(found.images), 'image')} of {found.readable:,} with errors ({found.split})")
+    if found.is_blind and found.readable:
+        best = f" (the highest score is {found.best:.2g})" if found.best else ""
         say(
-            f"the model found nothing: no detection scores {found.confidence:g} or more"
-            f"{f', the best {found.best:.2g}' if found.best else ''}; train for longer, or use a lower "
-            "--confidence"
+            f"the model found nothing: no detection scores {found.confidence:g} or more{best}; train for "
+            "longer, or use a lower --confidence"
         )
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(found.counts().items()))
     if kinds:
@@ -212,12 +212,11 @@ def _print_errors(found: ModelErrors, count: int) -> None:
 
 
 def _first(there: int, count: int) -> str:
-    """Return a note if only the first ``count`` of ``there`` items are listed, or an empty string."""
     return f"; {count:,} of {there:,}" if there > count else ""
 
 
 def check_chains(runs: Sequence[Path], *, as_json: bool) -> int:
-    """Check and print the hash chains of runs, and return the exit code."""
+    """Check the hash chains of runs, print the results, and return the exit code."""
     from rankless.launch.audit import examine
     from rankless.runs.directory import RunDirectory
 
@@ -246,7 +245,7 @@ def check_chains(runs: Sequence[Path], *, as_json: bool) -> int:
         elif chain.lines:
             checked = counted(len(chain.sound), "checkpoint")
             removed = len({line.checkpoint for line in chain.lines} - {*chain.sound})
-            say(f"{checked} checked, {removed:,} removed before; nothing was changed")
+            say(f"{checked} checked, {removed:,} removed earlier; nothing was changed")
     return 0 if all(report["ok"] for report in reports) else 1
 
 

@@ -45,9 +45,7 @@ def recipes(
     ] = None,
     /,
     *,
-    schema: Annotated[
-        bool, Parameter(help="Print the JSON Schema of recipes, which editors use."), flag
-    ] = False,
+    schema: Annotated[bool, Parameter(help="Print the JSON Schema of recipes, for editors."), flag] = False,
     as_json: Json = False,
 ) -> int:
     """List the shipped recipes, or print one."""
@@ -86,17 +84,15 @@ def models(
         str,
         Parameter(name="KEY=VALUE", help="With --layers: recipe keys of the model, such as model.width=0.5."),
     ],
-    layers: Annotated[
-        bool, Parameter(help="List the layers of NAME with their output shapes."), flag
-    ] = False,
+    layers: Annotated[bool, Parameter(help="List the layers of NAME and their output shapes."), flag] = False,
     as_json: Json = False,
 ) -> int:
     """List models with parameters, FLOPs and origin, or the layers of one model."""
     if layers != (name is not None):
-        raise UserError("rankless models lists all models; to list the layers of one, give NAME and --layers")
+        raise UserError("rankless models lists all models; to list the layers of one, add NAME and --layers")
     if name is not None:
         refuse_stray(overrides, "model.width=0.5")
-        return _layers(name, overrides, as_json=as_json)
+        return _print_layers(name, overrides, as_json=as_json)
     from dataclasses import asdict
 
     from rankless.models.listing import listed
@@ -104,13 +100,12 @@ def models(
     rows = list(listed())
     if as_json:
         print_json([asdict(row) for row in rows])
-        return 0
-    print_models(rows)
+    else:
+        print_models(rows)
     return 0
 
 
-def _layers(name: str, overrides: Sequence[str], *, as_json: bool) -> int:
-    """Print a model's layers, with their output shapes for one image."""
+def _print_layers(name: str, overrides: Sequence[str], *, as_json: bool) -> int:
     from rankless.interop.importing import layers_of
 
     rows, parameters = layers_of(name, overrides)
@@ -321,8 +316,8 @@ def list_(
         found += all_of_timm(lambda name: fnmatchcase(name, wanted))
     if not found:
         raise UserError(
-            f"PATTERN is '{pattern}': no published weights have this name; expected one such as 'yolov4*' or "
-            "'timm/convnext*'; rankless weights list prints those of Darknet and torchvision"
+            f"PATTERN is '{pattern}': no published weights match; expected a pattern such as 'yolov4*' or "
+            "'timm/convnext*'; to list those of Darknet and torchvision, run: rankless weights list"
         )
     entries = [one.as_json() for one in found]
     if as_json:

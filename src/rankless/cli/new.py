@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from rankless.cli.options import Classes, Force, Format, Root, app, check_recipe, chosen_classes, opened_task
-from rankless.errors import UserError, counted, nearest
+from rankless.errors import UserError, check_all, counted, nearest
 from rankless.printing import say
 
 if TYPE_CHECKING:
@@ -57,23 +57,30 @@ def new(
     force: Force = False,
 ) -> int:
     """Write a recipe for a data set and this machine, with a reason for each value."""
+    from rankless.curation.data_set import known_format, refuse_data_files
+    from rankless.curation.facts import facts_of
+    from rankless.curation.new_recipe import settings, text
+    from rankless.data.formats.registry import recognize
     from rankless.files.outputs import Outputs
 
     file = out or Path(f"{name_of(root)}.yaml")
     if file.suffix.lower() not in (".yaml", ".yml"):
         raise UserError(f"--out {file}: expected a name that ends in .yaml or .yml")
-    if pretrained in ("", "published"):
-        raise UserError(
-            f"--pretrained is '{pretrained}': expected a run, a weights file, or a name such as "
-            "published/yolov4-tiny; to train from scratch, remove --pretrained"
-        )
-    if pretrained:  # before the data is read
-        _check_weights(pretrained)
-    outputs = Outputs([file], verb=None, force=force)
-    from rankless.curation.data_set import known_format, refuse_data_files
-    from rankless.curation.facts import facts_of
-    from rankless.curation.new_recipe import settings, text
 
+    def check_weights() -> None:
+        if pretrained in ("", "published"):
+            raise UserError(
+                f"--pretrained is '{pretrained}': expected a run, a weights file, or a name such as "
+                "published/yolov4-tiny; to train from scratch, remove --pretrained"
+            )
+        if pretrained:
+            _check_weights(pretrained)
+
+    outputs, *_ = check_all(  # before the data is read
+        lambda: Outputs([file], verb=None, force=force),
+        lambda: root == "digits" or recognize(root, known_format(format)),
+        check_weights,
+    )
     refuse_data_files(outputs, root, known_format(format))
     divided = file.with_name(f"{file.stem}-split")
     with ExitStack() as undo:
@@ -84,13 +91,15 @@ def new(
         with outputs.writing(file) as part:
             part.write_text(written, encoding="utf-8", errors="surrogateescape")
     _say_facts(facts)
+    for note in facts.notes:
+        say(f"note: {note}")
     say(f"recipe: {file} ({counted(len(settings(facts, pretrained or '')), 'key')}, each with its reason)")
     say(f"train it: rankless train {shlex.quote(str(file))}")
     return 0
 
 
 def holds_data(word: str | None) -> bool:
-    """Check whether a word given instead of a recipe is a folder with a data set."""
+    """Return whether a word given instead of a recipe is a folder with a data set."""
     if word is None or not Path(word).is_dir() or (Path(word) / "recipe.yaml").exists():
         return False
     from rankless.data.formats.registry import recognize
@@ -103,10 +112,9 @@ def holds_data(word: str | None) -> bool:
 
 
 def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = None) -> Recipe:
-    """Return the recipe that ``rankless new`` would write, with overrides, and print its values.
+    """Return the recipe that ``rankless new`` would write, changed by the overrides, and print its values.
 
-    If the overrides include ``model.pretrained``, the recipe fine-tunes these weights. For ``undo``, see
-    :func:`rankless.curation.facts.facts_of`.
+    For ``undo``, see :func:`rankless.curation.facts.facts_of`.
     """
     from rankless.curation.facts import facts_of
     from rankless.curation.new_recipe import settings, text
@@ -131,12 +139,12 @@ def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = N
 def say_fine_tuning(recipe: Recipe, overrides: Sequence[str], *, is_here: bool) -> None:
     """Print the values of ``fine-tune`` that depend on the number of training images, and the overrides.
 
-    Raise a UserError if the data cannot be read, unless ``is_here`` is False: other machines may have it.
+    If ``is_here`` is False, the data may be missing on this machine.
     """
     from rankless.curation import fine_tuning
 
     try:
-        why = f"{counted(len(opened_task(recipe).training_data()), 'training image')}"
+        why = counted(len(opened_task(recipe).training_data()), "training image")
     except UserError:
         if is_here:
             raise
@@ -146,13 +154,11 @@ def say_fine_tuning(recipe: Recipe, overrides: Sequence[str], *, is_here: bool) 
 
 
 def _pretrained_of(overrides: Sequence[str]) -> str:
-    """Return the value of ``model.pretrained`` in the overrides, or an empty string."""
     values = [word.partition("=")[2] for word in overrides if word.startswith("model.pretrained=")]
     return values[-1].strip("'\"") if values else ""
 
 
 def _check_weights(pretrained: str) -> None:
-    """Raise a UserError if the weights do not exist."""
     from rankless.recipe import load
 
     check_recipe(load.default([f"model.pretrained={json.dumps(pretrained)}"]), begins=True)
@@ -163,38 +169,37 @@ def _check_task(pretrained: str, root: str, facts: Facts) -> None:
     from rankless.data.datasets.open_split import of_another_task
     from rankless.recipe.recorded import with_network
 
-    task = with_network({"model": {"pretrained": pretrained}}).get("task", facts.task)
+    task = with_network({("model", "pretrained"): pretrained}).get(("task",), facts.task)
     if problem := of_another_task(pretrained, task, root, boxed=facts.boxed):
         raise UserError(problem)
 
 
 def folders_like(name: str) -> str:
-    """Return a hint that a folder with data is also accepted, and the one with a similar name."""
+    """Return a hint that a data folder is also accepted, and the name of a similar folder, if any."""
     folders = [folder.name for folder in Path().iterdir() if folder.is_dir()]
     return f"; a folder with data is also accepted{nearest(name.rstrip('/'), folders)}"
 
 
 def _say_values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> None:
-    for line in textwrap.wrap(" ".join(_values(recipe, keys, overrides)), 98, break_long_words=False):
-        say(f"  {line}")
-
-
-def _values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> Iterator[str]:
-    """Yield ``key=value`` for each of ``keys`` that the recipe has, then the other overrides."""
+    """Print ``key=value`` for each of ``keys`` that the recipe has, followed by the other overrides."""
     from rankless.recipe import load
     from rankless.recipe.keys import at
 
     tree = json.loads(load.to_json(recipe))
     if recipe.model.pretrained == "published":  # the network may be the default one
         keys = list(dict.fromkeys(("model.name", *keys)))
+    words = []
     for key in keys:
         if (value := at(tree, (*key.split("."),))) is not None:
-            yield f"{key}={_word(value)}"
-    yield from (word for word in overrides if word.partition("=")[0] not in keys)
+            text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else value
+            words.append(f"{key}={text}")
+    words += [word for word in overrides if word.partition("=")[0] not in keys]
+    for line in textwrap.wrap(" ".join(words), 98, break_long_words=False):
+        say(f"  {line}")
 
 
 def check_changes(folder: str, overrides: Sequence[str]) -> None:
-    """Raise a UserError if no built-in task accepts the overrides, or the weights do not exist."""
+    """Raise a UserError if no built-in task accepts the overrides, or if the weights do not exist."""
     from rankless.data.formats.registry import recognize
     from rankless.recipe.load import default
 
@@ -213,7 +218,7 @@ def check_changes(folder: str, overrides: Sequence[str]) -> None:
 
 
 def name_of(root: str) -> str:
-    """Return the name of the data set's folder, or ``data`` if the folder has no name."""
+    """Return the name of the data set's folder, or ``data`` for the root of the file system."""
     path = Path(root).expanduser().resolve()
     return (path.name if path.is_dir() else path.parent.name) or "data"
 
@@ -224,7 +229,3 @@ def _say_facts(facts: Facts) -> None:
     say(f"{facts.root}: {kind}, {images}, {counted(len(facts.counts), 'class', 'classes')}")
     if facts.split_note:
         say(f"'{facts.val}': {facts.split_note}")
-
-
-def _word(value: Any) -> str:
-    return "[" + ",".join(map(str, value)) + "]" if isinstance(value, list) else f"{value}"

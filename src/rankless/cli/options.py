@@ -59,7 +59,7 @@ _NO_RECIPE = (
 )
 _OTHER_THAN_DIGITS = ("data.root", "data", *_MODEL)
 
-flag = Parameter(negative="", show_default=False)
+flag = repeatable = Parameter(negative="", show_default=False)
 Target = Annotated[Path, Parameter(name="TARGET", help="A run directory or a weights file.")]
 PredictingTarget = Annotated[Path, Parameter(name="TARGET", help="A run directory, weights file or export.")]
 Task = Annotated[
@@ -75,14 +75,12 @@ Json = Annotated[bool, Parameter(name="--json", help="Print the result as JSON."
 RecipeWords = Annotated[
     str,
     Parameter(
-        name="RECIPE KEY=VALUE",
-        help="A shipped recipe or a YAML file, followed by changes. Default: digits.",
+        name="RECIPE KEY=VALUE", help="A shipped recipe or a YAML file, followed by changes. Default: digits."
     ),
 ]
 
 
 def _refuse_recipe(_: Any, root: str) -> None:
-    """Raise a UserError if a recipe is given instead of a data set."""
     if not root.endswith((".yaml", ".yml")) or not Path(root).is_file():
         return
     from rankless.recipe import load
@@ -92,7 +90,7 @@ def _refuse_recipe(_: Any, root: str) -> None:
 
 
 def _data_of(recipe: str) -> str:
-    """Return a description of a recipe's data set, with the command that checks it."""
+    """Describe a recipe's data set, and name the command that checks it."""
     from rankless.data.datasets.torchvision_sets import located
     from rankless.recipe import load
 
@@ -112,12 +110,7 @@ def _data_of(recipe: str) -> str:
 
 
 Root = Annotated[
-    str,
-    Parameter(
-        name="ROOT",
-        help="A data folder, or a file such as data.yaml.",
-        validator=_refuse_recipe,
-    ),
+    str, Parameter(name="ROOT", help="A data folder, or a file such as data.yaml.", validator=_refuse_recipe)
 ]
 Force = Annotated[
     bool, Parameter(help="Replace existing files, even if this command did not write them."), flag
@@ -137,9 +130,8 @@ Classes = Annotated[
 ]
 Splits = Annotated[
     tuple[str, ...],
-    Parameter(
-        help="Use only this split. Repeatable. Default: all.", negative="", metavar="NAME", show_default=False
-    ),
+    Parameter(help="Use only this split. Repeatable. Default: all.", metavar="NAME"),
+    repeatable,
 ]
 
 Offline = Annotated[bool, Parameter(help="Use only cached weights, as with HF_HUB_OFFLINE=1."), flag]
@@ -182,11 +174,7 @@ Device = Annotated[str, Parameter(help="cpu or cuda. auto prefers GPUs.", metava
 
 
 def compute_on(device: str) -> None:
-    """Apply ``--device``: for ``cpu``, hide the GPUs from this process and its ranks.
-
-    Raises:
-        UserError: there is no GPU for ``cuda``, or the device is unknown.
-    """
+    """Apply ``--device``. For ``cpu``, this process and its ranks then ignore GPUs."""
     if device == "cpu":
         os.environ["RANKLESS_CPU"] = "1"
     elif device == "cuda":
@@ -213,7 +201,7 @@ def device_count(devices: str) -> int | None:
             "a number or auto; to choose GPUs, set CUDA_VISIBLE_DEVICES on their machine"
         )
     if devices == "0":
-        raise UserError("--devices is 0: expected at least 1 device, or auto; to select GPU 0, give '0,'")
+        raise UserError("--devices is 0: expected at least 1 device, or auto; to select GPU 0, use '0,'")
     return None if devices == "auto" else whole_number("--devices", devices, ", or auto")
 
 
@@ -264,7 +252,7 @@ def chosen_classes(text: str) -> str | tuple[str, ...]:
 
 
 def class_pairs(given: str) -> list[list[str]]:
-    """Return the pairs of ``--classes-map``: ``a=b, c=d``, or a file with one pair per line."""
+    """Parse ``--classes-map``: ``a=b, c=d``, or a file with one pair per line."""
     lines = given.split(",")
     if Path(given).is_file():
         try:
@@ -283,7 +271,7 @@ def class_pairs(given: str) -> list[list[str]]:
 
 
 def refuse_without(needed: str, options: Mapping[str, object]) -> None:
-    """Raise a UserError that lists the given ``options``, which have no effect without ``needed``."""
+    """Raise a UserError if any of ``options`` has a value, because they require the option ``needed``."""
     if given := [option for option, value in options.items() if value]:
         raise UserError(
             f"{option}: has no effect without {needed}; add {needed}, or remove {option}" for option in given
@@ -291,19 +279,19 @@ def refuse_without(needed: str, options: Mapping[str, object]) -> None:
 
 
 def refuse_stray(words: Sequence[str], example: str) -> None:
-    """Raise a UserError for words without ``=``. The message shows ``example``."""
+    """Raise a UserError for words without ``=``, with ``example`` as the correct form."""
     if stray := [word for word in words if "=" not in word]:
         raise UserError(f"'{word}': expected key=value, as in {example}" for word in stray)
 
 
 def is_override(word: str) -> bool:
-    """Check whether ``word`` is a ``key=value`` override and not an existing path."""
+    """Return whether ``word`` is a ``key=value`` override and not an existing path."""
     key, equals, _ = word.partition("=")
     return bool(equals) and key.replace(".", "").replace("_", "").isalnum() and not os.path.lexists(word)
 
 
 def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Split words into the recipe's name (the first word without ``=``, or None) and unchecked overrides."""
+    """Return the first word without ``=``, or None, as the recipe's name, and all others as overrides."""
     name = next((word for word in words if "=" not in word), None)
     if name == "":
         raise UserError("the recipe is an empty string; expected the name of a recipe or a file")
@@ -314,17 +302,18 @@ def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def recipe_of(words: Sequence[str]) -> tuple[Recipe, str]:
-    """Return the recipe in a command's words, and the name of its run; see :func:`load_recipe`."""
+    """Call :func:`load_recipe` with the recipe and the overrides in a command's words."""
     return load_recipe(*recipe_and_overrides(words))
 
 
 def load_recipe(
     name: str | None, overrides: Sequence[str], *, check_model: bool = True
 ) -> tuple[Recipe, str]:
-    """Return a recipe and the name of its run; a missing data set is also an error.
+    """Return a recipe and the name of its run. Errors in the recipe and missing data are reported together.
 
-    Args:
-        name, overrides, check_model: see :func:`_load_recipe`.
+    Without a name, the recipe is ``fine-tune`` if the overrides have weights and no model, the default
+    recipe if they have data or a model, and otherwise ``digits``. ``fine-tune`` is adapted to the number of
+    training images (:mod:`rankless.curation.fine_tuning`). Checking the model imports PyTorch.
     """
     try:
         return _load_recipe(name, overrides, check_model=check_model)
@@ -355,17 +344,6 @@ def _unknown_best(name: str | None, overrides: Sequence[str]) -> Iterator[str]:
 
 
 def _load_recipe(name: str | None, overrides: Sequence[str], *, check_model: bool) -> tuple[Recipe, str]:
-    """Return a recipe and the name of its run.
-
-    Without a name, the recipe is ``fine-tune`` if the overrides have weights and no model, the default
-    recipe if they have data or a model, and otherwise ``digits``. ``fine-tune`` is adapted to the number of
-    training images (:mod:`rankless.curation.fine_tuning`).
-
-    Args:
-        name: name of a shipped recipe, or a file.
-        overrides: changes to the recipe.
-        check_model: check that the model exists, which imports PyTorch.
-    """
     from rankless.models.names import problem
     from rankless.recipe import load
     from rankless.recipe.familiar import imported, key_of_file, line_of_file
@@ -396,7 +374,7 @@ def _load_recipe(name: str | None, overrides: Sequence[str], *, check_model: boo
 
 
 def _fine_tuning(recipe: Recipe) -> list[str]:
-    """Return overrides that adapt ``fine-tune`` to the training images; none if the data is elsewhere."""
+    """Return overrides that adapt ``fine-tune`` to the training images, or [] if the data is elsewhere."""
     try:
         task = opened_task(recipe)
     except UserError:
@@ -407,7 +385,7 @@ def _fine_tuning(recipe: Recipe) -> list[str]:
 
 
 def opened_task(recipe: Recipe) -> OpenTask:
-    """Open the task and the data of a new run; raise a UserError if a path or the data is wrong."""
+    """Open the task and the data of a new run."""
     check_recipe(recipe, begins=True)  # before PyTorch is imported
     from rankless.tasks import open_task, resolve_recipe
 
@@ -423,7 +401,7 @@ def check_target(target: Path) -> None:
 
 
 def not_given(recipe: Recipe) -> dict[str, str]:
-    """Return an error for each key that still has a shipped recipe's placeholder, ``path/to/…``."""
+    """Return an error message for each key whose value is still the placeholder ``path/to/…``."""
     from rankless.recipe.schema import BUILT_IN_TASKS
 
     root = recipe.data.root if recipe.task in BUILT_IN_TASKS else ""
@@ -438,11 +416,9 @@ def not_given(recipe: Recipe) -> dict[str, str]:
 
 
 def check_recipe(recipe: Recipe, *, begins: bool) -> None:
-    """Raise a UserError if a path in a recipe does not exist.
+    """Raise a UserError if a path in a recipe does not exist on this machine.
 
-    Args:
-        recipe: a recipe with paths on this machine.
-        begins: whether the run is new; a resumed run does not need ``model.pretrained``.
+    If ``begins`` is False, the run is resumed and does not need ``model.pretrained``.
     """
     from rankless.data.datasets.torchvision_sets import located
     from rankless.files import hub
@@ -478,12 +454,11 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
 
 
 def _problems_of_data(root: str) -> list[str]:
-    """Return a list with an error if nothing exists at ``data.root``."""
     return [f"data.root is '{root}': {one.removeprefix(f'{root}: ')}" for one in missing_data(root)]
 
 
-def _problems_of_weights(target: Path, find: Callable[..., Path]) -> Iterator[str]:
+def _problems_of_weights(target: Path, find: Callable[[Path, Callable[[str], None]], Path]) -> Iterator[str]:
     try:
-        find(target, warn=lambda _: None)
+        find(target, lambda _: None)
     except UserError as error:
         yield from error.problems

@@ -122,11 +122,7 @@ Examples:
   rankless fit my.yaml model.checkpointing=true --devices 4
 """,
 )
-def fit(
-    *recipe: RecipeWords,
-    devices: Devices = "auto",
-    as_json: Json = False,
-) -> int:
+def fit(*recipe: RecipeWords, devices: Devices = "auto", as_json: Json = False) -> int:
     """Find the largest micro-batch that fits in this device's memory, by training with ever larger ones."""
     count, (chosen, name) = check_all(lambda: device_count(devices), lambda: recipe_of(recipe))
     check_recipe(chosen, begins=False)
@@ -140,7 +136,6 @@ def fit(
 def _plan_options(
     devices: str | None, bandwidth: str | None, latency: str | None, step_ms: str | None, check: str | None
 ) -> units.PlanOptions:
-    """Parse the options of ``plan``, and report all invalid ones together."""
     others = {"--devices": devices, "--bandwidth": bandwidth, "--latency": latency, "--step-ms": step_ms}
 
     def refuse_both() -> None:
@@ -214,7 +209,7 @@ def benchmark(
 ) -> int:
     """Compare the training speed of a recipe with a plain PyTorch loop, or time a trained model."""
     if seconds is not None and not 0 < seconds <= 3600:
-        raise UserError(f"--seconds is {seconds:g}: expected a number above 0, at most 3600")
+        raise UserError(f"--seconds is {seconds:g}: expected a number above 0 and at most 3600")
     compute_on(device)
     target, overrides = recipe_and_overrides(words)
     if target is None or _is_recipe(target):
@@ -234,7 +229,7 @@ def bench(
 
 
 def _is_recipe(word: str) -> bool:
-    """Check whether a word names a recipe: a YAML file, a shipped recipe, or a name that is no file."""
+    """Return whether a word is a YAML file, a shipped recipe, or a name for which no file exists."""
     from rankless.recipe.installed import shipped
 
     path = Path(word)

@@ -32,7 +32,7 @@ from rankless.hardware.heap import hold_freed_memory
 from rankless.printing import print_json, say
 
 if TYPE_CHECKING:
-    from rankless.inference.report import ImageReport, PredictionReport
+    from rankless.inference.report import PredictionReport
 
 
 _LOW = 0.05  # if the highest score is below this, the model has hardly learned
@@ -113,9 +113,7 @@ def predict(
     ] = None,
     resume: Annotated[bool, Parameter(help="Continue the interrupted prediction in --out."), flag] = False,
     force: Annotated[
-        bool,
-        Parameter(help="Allow a nonempty --out folder, and replace earlier results in it."),
-        flag,
+        bool, Parameter(help="Allow a nonempty --out folder, and replace earlier results in it."), flag
     ] = False,
     as_json: Json = False,
 ) -> int:
@@ -175,7 +173,7 @@ def _words(text: str) -> list[str]:
 
 
 def _as_overrides(options: dict[str, str | None], overrides: Sequence[str]) -> list[str]:
-    """Return the options that set recipe keys as ``key=value`` overrides, after checking the values."""
+    """Convert the options that set recipe keys to ``key=value`` overrides, and check their values."""
     given = {option: value for option, value in options.items() if value is not None and option in _KEYS}
     keys = {word.partition("=")[0] for word in overrides}
     if twice := [option for option in given if _KEYS[option] in keys]:
@@ -190,7 +188,7 @@ def _as_overrides(options: dict[str, str | None], overrides: Sequence[str]) -> l
 
 @contextmanager
 def _name_given_options(options: dict[str, str | None]) -> Iterator[None]:
-    """Within the block, make errors name the options that the user gave."""
+    """Rewrite errors about recipe keys in the block to name the options that the user gave."""
     try:
         yield
     except UserError as error:
@@ -204,10 +202,7 @@ def _name_given_options(options: dict[str, str | None]) -> Iterator[None]:
 
 
 def _expand_lists(sources: Sequence[str]) -> tuple[str, ...]:
-    """Return the sources, with each ``@FILE`` replaced with the file's lines; ``@-`` is standard input.
-
-    Raise a UserError that names all lists and sources that do not exist.
-    """
+    """Return the sources, with each ``@FILE`` replaced by the file's lines; ``@-`` is standard input."""
     if not sources:
         raise UserError(
             "no images given: expected files, folders or patterns, "
@@ -229,7 +224,10 @@ def _expand_lists(sources: Sequence[str]) -> tuple[str, ...]:
         if not (lines := [line for line in text.splitlines() if line.strip()]):
             problems.append(f"'{source}': the list is empty; expected a path on each line")
         every += lines
-    problems += [f"'{one}': no such file or folder{_camera_hint(one)}" for one in every if _is_missing(one)]
+    for one in every:
+        is_named = one.startswith(("digits:", "webcam:")) or "://" in one
+        if not (is_named or os.path.lexists(one) or glob.has_magic(one)):
+            problems.append(f"'{one}': no such file or folder{_camera_hint(one)}")
     if problems:
         raise UserError(problems)
     return tuple(every)
@@ -242,13 +240,8 @@ def _camera_hint(source: str) -> str:
     return f"; a camera is webcam:0 or /dev/video0; cameras here: {there}"
 
 
-def _is_missing(source: str) -> bool:
-    is_named = source.startswith(("digits:", "webcam:")) or "://" in source
-    return not (os.path.lexists(source) or glob.has_magic(source) or is_named)
-
-
 def _fix_instruction_set(target: Path) -> None:
-    """Select the CPU instruction set that the weights were trained with."""
+    """Restrict PyTorch to the CPU instruction set that the weights were trained with."""
     from rankless.hardware.instruction_set import fix
     from rankless.recipe.recorded import instruction_set_of
     from rankless.runs.directory import weights_of
@@ -269,14 +262,15 @@ def _print_failed(report: PredictionReport) -> None:
 def _print(report: PredictionReport, confidence: float) -> None:
     classified = (each for each in report.images if each.classes)
     for image in islice(classified, _SHOWN):
-        say(f"{_where(image)}: {image.classes[0]['name']} {image.classes[0]['score']:.0%}")
+        where = image.source if image.frame is None else f"{image.source} at {image.time:.2f} s"
+        say(f"{where}: {image.classes[0]['name']} {image.classes[0]['score']:.0%}")
     if any(True for _ in classified):
         say(f"… and {len(report.images) - _SHOWN:,} more")
     for note in report.notes:
         say(f"note: {note}")
     has_results, frames, found = False, 0, Counter[str]()
     for image in report.images:
-        has_results |= _has_results(image)
+        has_results |= bool(image.detections or image.classes) or image.prediction is not None
         found.update(each["name"] for each in image.detections)
         frames += image.frame is not None
     say(_summary(report, found, frames))
@@ -284,12 +278,7 @@ def _print(report: PredictionReport, confidence: float) -> None:
         say(_lower_confidence(report.best, confidence))
 
 
-def _where(image: ImageReport) -> str:
-    return image.source if image.frame is None else f"{image.source} at {image.time:.2f} s"
-
-
 def _summary(report: PredictionReport, found: Counter[str], frames: int) -> str:
-    """Return a summary of the results. For a classifier, it counts only images."""
     still = len(report.images) - frames
     kinds = [counted(still, "image")] if still or not frames else []
     images = " and ".join([*kinds, *([counted(frames, "frame")] if frames else [])])
@@ -310,12 +299,7 @@ def _summary(report: PredictionReport, found: Counter[str], frames: int) -> str:
     return f"{'; '.join(parts)}; in {report.precision}; results in {report.out}"
 
 
-def _has_results(image: ImageReport) -> bool:
-    return bool(image.detections or image.classes) or image.prediction is not None
-
-
 def _lower_confidence(best: float, confidence: float) -> str:
-    """Return a hint to lower the confidence threshold, shown when nothing was detected."""
     if not best:
         return f"no score came near --confidence {confidence:g}; train for longer"
     steps = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0)

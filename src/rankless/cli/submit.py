@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.options import flag, group, not_given, recipe_of, whole_number
+from rankless.cli.options import flag, group, not_given, recipe_of, repeatable, whole_number
 from rankless.errors import UserError, check_all
 from rankless.printing import say
 
@@ -36,7 +36,7 @@ Devices = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """The options of a job on any cluster."""
+    """Options that all clusters share."""
 
     out: Annotated[
         str | None, Parameter(name=("--out", "--run"), help="The run directory. Default: runs/RECIPE-JOB.")
@@ -48,14 +48,11 @@ class JobOptions:
         Parameter(
             name="--sink",
             help="Also log metrics to this sink; see rankless train. Repeatable.",
-            negative="",
             metavar="SINK",
-            show_default=False,
         ),
+        repeatable,
     ] = ()
-    dry_run: Annotated[
-        bool, Parameter(help="Print the job without submitting it.", show_default=False, negative="")
-    ] = False
+    dry_run: Annotated[bool, Parameter(help="Print the job without submitting it."), flag] = False
 
 
 Options = Annotated[JobOptions, Parameter(name="*")]
@@ -64,10 +61,7 @@ Options = Annotated[JobOptions, Parameter(name="*")]
 def _request(
     words: Sequence[str], nodes: str, devices: str, options: JobOptions, *, sends_recipe: bool = False
 ) -> Request:
-    """Return the training run to submit. With ``sends_recipe``, it includes the text of a recipe file.
-
-    Raise a UserError that lists all errors in the options and the recipe.
-    """
+    """Return the training run to submit. With ``sends_recipe``, it includes the text of the recipe file."""
     from rankless.files.reading import MIB, read_text
     from rankless.launch.sharing import refuse_idle
     from rankless.launch.submit.request import Request, job_name

@@ -39,6 +39,7 @@ from rankless.cli.options import (
     recipe_and_overrides,
     recipe_of,
     refuse_without,
+    repeatable,
     whole_number,
     whole_numbers,
 )
@@ -48,22 +49,18 @@ from rankless.printing import print_json, say
 
 if TYPE_CHECKING:
     from rankless.launch.environments import Environment
-    from rankless.launch.hosts.names import Host
     from rankless.launch.job import Wanted
     from rankless.recipe.schema import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """The options of ``rankless train``, and the words with the recipe and its overrides."""
+    """The options of ``rankless train``, with the recipe and the overrides as ``words``."""
 
     words: Annotated[tuple[str, ...], Parameter(parse=False)] = ()
     run: Annotated[
         Path | None,
-        Parameter(
-            name=("--run", "--out"),
-            help="The run directory. Default: runs/RECIPE, or RECIPE-2, -3 …",
-        ),
+        Parameter(name=("--run", "--out"), help="The run directory. Default: runs/RECIPE, or RECIPE-2, -3 …"),
     ] = None
     devices: Devices = "auto"
     device: Device = "auto"
@@ -74,24 +71,18 @@ class TrainOptions:
             name="--sink",
             help="Also log metrics to csv, tensorboard, mlflow, wandb or a custom sink (package.module:Class "
             "or file.py:Class, whose code is run). Repeatable. Repeat it with --resume.",
-            negative="",
             metavar="SINK",
-            show_default=False,
         ),
+        repeatable,
     ] = ()
-    inline: Annotated[
-        bool,
-        Parameter(help="Train in this process, for debuggers and profilers."),
-        flag,
-    ] = False
-    parallel: Annotated[
-        str,
-        Parameter(help="Run ranks as processes or threads.", metavar="KIND"),
-    ] = "processes"
+    inline: Annotated[bool, Parameter(help="Train in this process, for debuggers and profilers."), flag] = (
+        False
+    )
+    parallel: Annotated[str, Parameter(help="Run ranks as processes or threads.", metavar="KIND")] = (
+        "processes"
+    )
     download: Annotated[
-        bool,
-        Parameter(help="Download the data of data.root=torchvision/NAME first."),
-        flag,
+        bool, Parameter(help="Download the data of data.root=torchvision/NAME first."), flag
     ] = False
     offline: Offline = False
     hosts: Hosts = None
@@ -106,7 +97,6 @@ class TrainOptions:
     python: Python = None
 
     def recipe(self) -> tuple[str | None, Sequence[str]]:
-        """Return the recipe's name, or None, and its overrides."""
         found = recipe_and_overrides(self.words)
         if self.resume and self.run is None:
             run = next((word for word in self.words if Path(word).is_dir()), "runs/digits")
@@ -116,20 +106,18 @@ class TrainOptions:
         return found
 
     def refuse(self, device: str, inline: str, download: str, parallel: str) -> None:
-        """Raise a UserError if one of these options was given, with the argument as its message."""
-        in_threads = self.parallel != "processes"
+        """Raise a UserError if one of these options was given. Each argument is the option's message."""
         options = (
             ("--device", self.device != "auto", device),
             ("--inline", self.inline, inline),
             ("--download", self.download, download),
-            ("--parallel", in_threads, parallel),
+            ("--parallel", self.parallel != "processes", parallel),
         )
         if problems := [f"{option}: {why}" for option, is_given, why in options if is_given]:
             raise UserError(problems)
 
 
 def train_here(given: TrainOptions) -> int:
-    """Train on this machine."""
     from rankless.engine.sinks.sink import check_sink
     from rankless.files.numbered import given_or_numbered
     from rankless.launch.job import check_parallel
@@ -213,17 +201,25 @@ def train_here(given: TrainOptions) -> int:
 
 
 def train_over_ssh(given: TrainOptions, hosts: str) -> int:
-    """Train on several machines. With ``--detach``, the first one coordinates the run."""
+    """Train on several machines, or start a detached run on them."""
     given.refuse(
         device="applies only to this machine; remove --device; each host uses its GPUs, if any",
         inline="trains in this process, but --hosts starts other processes; remove one of the two",
         download="downloads files to this machine only; remove --download",
         parallel="runs ranks as threads of one process, but --hosts starts processes; remove one of the two",
     )
+    from rankless.launch.hosts.names import parse_hosts
     from rankless.launch.job import Wanted
 
     name, overrides = given.recipe()
-    least, parsed = _hosts_of(hosts, given.min_hosts, given.devices)
+    least, parsed = whole_number("--min-hosts", given.min_hosts), parse_hosts(hosts)
+    if least > len(parsed):
+        raise UserError(f"--min-hosts is {least}: expected 1 to {len(parsed)}, the number of --hosts")
+    if given.devices != "auto" and all(host.devices for host in parsed):
+        raise UserError(
+            f"--devices is {given.devices}, but --hosts already gives the number of devices of every host; "
+            "remove --devices"
+        )
     count, resume = device_count(given.devices), given.resume
     wanted = Wanted(None, "run", count, given.run, resume, given.sinks, overrides, least)
     if not (resume and name is None):  # otherwise the host with the run has the recipe
@@ -233,13 +229,13 @@ def train_over_ssh(given: TrainOptions, hosts: str) -> int:
         wanted = replace(wanted, recipe=recipe, name=Path(called).stem)
     from rankless.launch.hosts.channel import host_access
     from rankless.launch.hosts.coordinator import train_on_hosts
-    from rankless.launch.hosts.detach import detach as leave
+    from rankless.launch.hosts.detach import detach
 
-    way = host_access(given.ssh, given.python, sync=given.sync)
+    access = host_access(given.ssh, given.python, sync=given.sync)
     if not given.detach:
-        return train_on_hosts(wanted, parsed, way)
+        return train_on_hosts(wanted, parsed, access)
     run = wanted.run or Path("runs") / f"{wanted.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return leave(wanted, run, parsed, way, given.ssh)
+    return detach(wanted, run, parsed, access, given.ssh)
 
 
 def train_as_rank(given: TrainOptions, environment: Environment) -> int:
@@ -264,7 +260,7 @@ def train_as_rank(given: TrainOptions, environment: Environment) -> int:
 
 
 def _wanted(given: TrainOptions, *, is_first: bool) -> Wanted:
-    """Read the recipe for a rank that another launcher has started, and select its CPU instruction set."""
+    """Return the settings of the run for a rank that another launcher started."""
     from rankless.launch.job import Wanted
     from rankless.runs.directory import RunDirectory
 
@@ -292,9 +288,7 @@ def _wanted(given: TrainOptions, *, is_first: bool) -> Wanted:
 def fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | None) -> None:
     """Limit this process to the recipe's CPU instruction set, before anything imports PyTorch.
 
-    Args:
-        name, overrides: the recipe and changes to it; errors in them are reported later.
-        run: the run to resume, which has the recipe if ``name`` is None.
+    If ``name`` is None, the recipe is that of ``run``, if given. Errors in the recipe are reported later.
     """
     from rankless.hardware.instruction_set import fix
     from rankless.recipe import load
@@ -305,21 +299,6 @@ def fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | 
             fix(load.load(RunDirectory(run).recipe).cpu_isa)
         else:
             fix(load_recipe(name, overrides, check_model=False)[0].cpu_isa)
-
-
-def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]]:
-    """Return the minimum number of hosts and the hosts, checked before the slow imports."""
-    from rankless.launch.hosts.names import parse_hosts
-
-    least, parsed = whole_number("--min-hosts", min_hosts), parse_hosts(hosts)
-    if least > len(parsed):
-        raise UserError(f"--min-hosts is {least}: expected 1 to {len(parsed)}, the number of --hosts")
-    if devices != "auto" and all(host.devices for host in parsed):
-        raise UserError(
-            f"--devices is {devices}, but --hosts already gives the number of devices of every host; remove "
-            "--devices"
-        )
-    return least, parsed
 
 
 @app.command(
@@ -357,15 +336,8 @@ def train(
         return train_as_rank(given, environment)
     if given.hosts is not None:
         return train_over_ssh(given, given.hosts)
-    refuse_without(
-        "--hosts",
-        {
-            "--detach": given.detach,
-            "--sync": given.sync,
-            "--python": given.python,
-            "--min-hosts": given.min_hosts != "1",
-        },
-    )
+    needed = {"--detach": given.detach, "--sync": given.sync, "--python": given.python}
+    refuse_without("--hosts", {**needed, "--min-hosts": given.min_hosts != "1"})
     return train_here(given)
 
 

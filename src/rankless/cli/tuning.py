@@ -15,6 +15,7 @@ from rankless.cli.options import (
     flag,
     load_recipe,
     recipe_and_overrides,
+    repeatable,
     whole_number,
 )
 from rankless.errors import UserError, check_all, shell_word
@@ -49,10 +50,9 @@ def tune(
         Parameter(
             help="Range of a key, KEY=LOW..HIGH or 'KEY=A|B|C'. Repeatable. Default: ranges of the learning "
             "rate, the weight decay, the augmentation strength and the loss weights.",
-            negative="",
             metavar="RANGE",
-            show_default=False,
         ),
+        repeatable,
     ] = (),
     out: Annotated[
         Path | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from rankless.cli.options import Force, Json, Python, Ssh, app, flag, refuse_without, whole_number
-from rankless.errors import UserError, check_all
+from rankless.errors import UserError, check_all, similar
 from rankless.printing import print_json, say, warn
 
 if TYPE_CHECKING:
@@ -86,6 +87,9 @@ def watch(
     ],
     /,
     *,
+    wait: Annotated[
+        bool, Parameter(help="Wait for the run to start if it does not exist yet."), flag
+    ] = False,
     web: Annotated[
         bool,
         Parameter(help="Serve the report to a browser on this machine, and update it every few seconds."),
@@ -101,6 +105,13 @@ def watch(
     """Follow a run in this terminal, starting with its first epoch. Ctrl-C leaves it running."""
     if not web:
         refuse_without("--web", {"--port": port})
+    if not (wait or os.path.lexists(run) or ":" in run):
+        from rankless.runs.overview import is_run
+
+        folders = (*Path("runs").glob("*"), *Path(run).parent.glob("*"))
+        runs = {one.name: one for one in folders if is_run(one)}
+        near = [f"; did you mean '{runs[name]}'?" for name in similar(Path(run).name, runs)]
+        raise UserError(f"{run}: no such run{''.join(near)}; to wait for it to start, add --wait")
     if web:
         return _serve_report(run, None if port is None else whole_number("--port", port))
     from rankless.launch.hosts.names import ssh_words
@@ -110,7 +121,6 @@ def watch(
 
 
 def _serve_report(target: str, port: int | None) -> int:
-    """Serve a run's report to a browser until Ctrl-C."""
     from rankless.launch.watching import wait_for
     from rankless.report.live import HOST, report_server
 
@@ -133,7 +143,6 @@ def _serve_report(target: str, port: int | None) -> int:
 
 
 def _recipe(run: RunDirectory) -> dict[str, Any]:
-    """Return a run's recipe as plain data, or an empty dict if it cannot be read."""
     from rankless.files import yaml12
     from rankless.files.reading import MIB, read_text
 
@@ -190,24 +199,26 @@ def report(
     force: Force = False,
 ) -> int:
     """Write a self-contained HTML report of runs, with scores, curves, images and times."""
-    collected = _collected(runs)
-    is_own = out is None and len(collected) == 1
-    from rankless.files.outputs import Outputs
+    from rankless.files.outputs import drawing
     from rankless.report import page
     from rankless.runs.weights_digest import of_run
 
+    target = None if out is None and len({*runs}) == 1 else out or Path("report.html")
+    outputs, collected = check_all(
+        lambda: None if target is None else drawing(target, "report", (".html",), force=force),
+        lambda: _collected(runs),
+    )
     digests = {str(one.run.path): of_run(one.run.path) or "" for one in collected}
-    target = collected[0].run.report if is_own else out or Path("report.html")
-    if is_own:
+    if target is None:
+        target = collected[0].run.report
         try:
             page.write(collected, target, digests)
         except OSError as error:
             raise UserError(f"{target}: cannot be written ({error.strerror}); give another --out") from None
     else:
-        outputs = Outputs([target], verb="report", force=force)
         outputs.refuse_inputs(path for one in collected for path in (one.run.journal, one.run.recipe))
-        with outputs.writing(target) as part_of:
-            part_of.write_text(page.render(collected, digests), encoding="utf-8")
+        with outputs.writing(target) as part:
+            part.write_text(page.render(collected, digests), encoding="utf-8")
     say(str(target))
     return 0
 
@@ -242,17 +253,12 @@ def plot(
 
 
 def _collected(runs: tuple[Path, ...]) -> list[Collected]:
-    """Read all runs, and report all unreadable ones together."""
+    """Read all runs. Those with the same name are renamed to their paths."""
     from rankless.report.collected import Collected
 
-    collected = [Collected(path) for path in dict.fromkeys(runs)]
-    return _with_unique_names(check_all(*(one.refresh for one in collected)))
-
-
-def _with_unique_names(runs: list[Collected]) -> list[Collected]:
-    """Rename runs with the same name to their paths."""
-    names = [one.name for one in runs]
-    for one in runs:
+    collected = check_all(*(Collected(path).refresh for path in dict.fromkeys(runs)))
+    names = [one.name for one in collected]
+    for one in collected:
         if names.count(one.name) > 1:
             one.name = str(one.run.path)
-    return runs
+    return collected

@@ -1,8 +1,8 @@
 """Check a data set's annotations, classes and images, and find leaks between its splits.
 
-A leak is an image that several splits share byte for byte. A model that was trained on its test images scores
-too well. Resized and recompressed copies leak as well, but consecutive frames of a camera are also nearly
-identical. Nearly identical images are therefore reported without making the check fail.
+A leak is an image that is byte for byte the same in several splits. Scores on images that were used for
+training are too high. Nearly identical images may also be leaks, such as resized copies, but they may be
+consecutive frames of a camera. They are therefore reported, but do not make the check fail.
 """
 
 from __future__ import annotations
@@ -34,29 +34,24 @@ LEAK, NEAR_LEAK, TWIN = "same in two splits", "nearly same in two splits", "same
 
 @dataclass
 class Checked:
-    """The result of a check.
-
-    Attributes:
-        findings: findings within each split.
-        between: findings that concern several splits.
-        unreadable: indices of each split's images that cannot be decoded or have an invalid header.
-        leaked: indices of each split's images that a later split also contains.
-        quick: whether decoding and comparing the images was skipped.
-        classes: error messages about class mismatches between splits. missing: error messages about default
-            splits that do not exist or have no boxes.
-        undivided: a note on the missing validation split if ``rankless train ROOT`` would create one,
-            otherwise "".
-    """
+    """The result of a check. ``findings``, ``unreadable`` and ``leaked`` have one entry per split."""
 
     data: DataSet
     findings: dict[str, Findings]
     between: Findings
+    """Findings that concern several splits."""
     unreadable: dict[str, set[int]]
+    """Indices of images that cannot be decoded or have an invalid header."""
     leaked: dict[str, set[int]] = field(default_factory=dict)
+    """Indices of images that a later split also contains."""
     quick: bool = False
+    """Whether the images were neither decoded nor compared."""
     classes: list[str] = field(default_factory=list)
+    """Error messages about class mismatches between splits."""
     missing: list[str] = field(default_factory=list)
+    """Error messages about default splits that do not exist or have no boxes."""
     undivided: str = ""
+    """A note on the missing validation split if ``rankless train ROOT`` would create one."""
 
     @property
     def ok(self) -> bool:
@@ -71,7 +66,7 @@ class Checked:
         return counted + len(self.classes) + len(self.missing)
 
     def too_many_unreadable(self, split: str) -> bool:
-        """Return whether the split has more unreadable images than the default ``data.max_bad`` allows."""
+        """Return whether more images are unreadable than the default ``data.max_bad`` allows."""
         bad = self.findings[split].counts.get("unreadable image", 0)
         return bad > Data().max_bad * len(self.data.splits[split])
 
@@ -80,7 +75,6 @@ class Checked:
         return list(self.data.splits[split].about[1:])  # without the first sentence, "read as …"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the findings as JSON-compatible data."""
         splits: dict[str, dict[str, Any]] = {
             name: {
                 "images": len(each),
@@ -109,8 +103,8 @@ class Checked:
 def disagreements(data: DataSet) -> list[str]:
     """Return error messages about class mismatches between splits.
 
-    The classes of a model are those of ``train`` or, without such a split, of the first split. The other
-    splits must not have additional classes. Order and spelling may differ.
+    A model has the classes of ``train`` or, without such a split, of the first split. The other splits must
+    not have additional classes. Order and spelling may differ.
     """
     parts = data.parts
     first = "train" if "train" in parts else next(iter(parts))
@@ -127,13 +121,12 @@ def disagreements(data: DataSet) -> list[str]:
         if not part.has_boxes:
             used = tuple(part.class_names[label] for label in np.unique(part.labels).tolist())
         strange = [label for label in used if label not in names]
-        if strange and not _are_found(used, names):
+        if strange and not _all_match(used, names):
             problems.append(further_classes(data.root, first, name, strange))
     return problems
 
 
 def _missing(data: DataSet, format: str, classes: Classes) -> list[str]:
-    """Return error messages about default splits that are missing or have no boxes."""
     problems: list[str] = []
     for split in (Data().train, Data().val):
         try:
@@ -147,7 +140,7 @@ def _missing(data: DataSet, format: str, classes: Classes) -> list[str]:
 
 
 def _undivided(data: DataSet) -> str:
-    """Return a note if the only split is a training split that can be divided, otherwise ""."""
+    """Return a note if the only split is a training split that can be divided, otherwise an empty string."""
     (name, whole), *others = data.splits.items()
     if others or not is_for_training(name) or is_remote(data.root):
         return ""
@@ -165,8 +158,7 @@ def _undivided(data: DataSet) -> str:
     )
 
 
-def _are_found(classes: Sequence[str], among: Sequence[str]) -> bool:
-    """Return whether every class in ``classes`` matches a class in ``among``."""
+def _all_match(classes: Sequence[str], among: Sequence[str]) -> bool:
     try:
         match_classes(classes, among, (), "")
     except UserError:
@@ -175,7 +167,7 @@ def _are_found(classes: Sequence[str], among: Sequence[str]) -> bool:
 
 
 def fails(kind: str) -> bool:
-    """Return whether a finding of the given kind makes the check fail."""
+    """Return whether findings of this kind make the check fail."""
     return KINDS[kind].outcome != "reported" or kind == LEAK
 
 
@@ -209,8 +201,6 @@ def check(
 
 @dataclass(frozen=True)
 class _Place:
-    """The split and index of an image."""
-
     split: str
     annotations: Annotations
     index: int
@@ -226,7 +216,7 @@ def _decode_and_compare(made: Checked) -> None:
         _Place(name, whole, index) for name, whole in made.data.splits.items() for index in range(len(whole))
     ]
 
-    def look(place: _Place) -> Fingerprint:
+    def decode(place: _Place) -> Fingerprint:
         if place.index in made.unreadable[place.split]:  # the invalid header is already reported
             return Fingerprint()
         near = place.split in parts and len(parts) > 1
@@ -234,7 +224,7 @@ def _decode_and_compare(made: Checked) -> None:
 
     equal: defaultdict[bytes, list[_Place]] = defaultdict(list)
     compared: list[tuple[_Place, Thumbnails]] = []
-    for place, seen in zip(places, thread_map(look, places, "decoding images"), strict=True):
+    for place, seen in zip(places, thread_map(decode, places, "decoding images"), strict=True):
         if seen.error is not None:
             made.findings[place.split].add("unreadable image", seen.error.path, seen.error.reason)
             made.unreadable[place.split].add(place.index)
@@ -249,7 +239,7 @@ def _decode_and_compare(made: Checked) -> None:
 
 
 def _report(made: Checked, group: Sequence[_Place]) -> None:
-    """Report images with identical bytes as leaks between splits or as duplicates within a split."""
+    """Report identical images as leaks between splits or as duplicates within a split."""
     order = list(made.data.parts)
     last = max(order.index(place.split) for place in group)
     firsts: dict[str, _Place] = {}
@@ -263,7 +253,6 @@ def _report(made: Checked, group: Sequence[_Place]) -> None:
 
 
 def _report_near(made: Checked, compared: Sequence[tuple[_Place, Thumbnails]]) -> None:
-    """Report each image that is nearly identical to an earlier image of another split."""
     splits = [place.split for place, _ in compared]
     if len(set(splits)) < 2:
         return

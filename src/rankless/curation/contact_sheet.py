@@ -49,7 +49,7 @@ body { max-width: 1800px; }
 
 
 def write(selection: Selection, out: Path, outputs: Outputs) -> None:
-    """Write the contact sheet to ``out``, which ``outputs`` must contain."""
+    """Write the contact sheet to ``out``, which must be one of the files of ``outputs``."""
     if not selection.shown:
         raise UserError(f"{selection.title}: no images to show; choose another split or class")
     outputs.refuse_inputs(selection.files)
@@ -63,7 +63,7 @@ def write(selection: Selection, out: Path, outputs: Outputs) -> None:
 
 
 def sheet(selection: Selection) -> Image.Image:
-    """Return one image that shows all images, uncropped and in full rows, with a title and captions."""
+    """Return the contact sheet as a single image, with a title, captions and a legend."""
     starts = [at for at, one in enumerate(selection.shown) if one.heading or not at]
     groups = pairwise([*starts, len(selection.shown)])
     rows = [row for start, end in groups for row in _rows(selection.shown[start:end])]
@@ -94,7 +94,7 @@ def sheet(selection: Selection) -> Image.Image:
 
 
 class _Text:
-    """A text wrapped to a given width."""
+    """Text wrapped to the width ``room``, in pixels."""
 
     def __init__(self, text: str, size: int, room: float) -> None:
         self.font = ImageFont.load_default(size)
@@ -104,13 +104,13 @@ class _Text:
             joined = f"{self.text} {word}" if self.text else word
             self.text = joined if self._fits(joined, room) else self._below(word, room)
         self.more = self.spacing * self.text.count("\n")
-        """Height of all lines after the first in pixels."""
+        """Height of all lines after the first, in pixels."""
 
     def _fits(self, text: str, room: float) -> bool:
         return self.font.getlength(text.rpartition("\n")[2]) <= room
 
     def _below(self, word: str, room: float) -> str:
-        """Return the text with ``word`` on a new line, and break the word if it is too long."""
+        """Return the text with ``word`` on a new line, broken if it is too long."""
         text = f"{self.text}\n" if self.text else ""
         for letter in word:
             line = text.rpartition("\n")[2]
@@ -125,14 +125,14 @@ class _Text:
         *,
         centered: bool = False,
     ) -> None:
-        """Draw the text; ``at`` is its top left corner or, with ``centered``, the middle of its top edge."""
+        """Draw the text with its top left corner or, if ``centered``, its top center at ``at``."""
         for number, line in enumerate(self.text.split("\n")):
             x, y = at
             draw.text((x, y + number * self.spacing), line, ink, self.font, "ma" if centered else "la")
 
 
 class _Room(NamedTuple):
-    """An image's cell on the sheet; all cells in a row have the same height."""
+    """The cell of an image. All cells in a row have the same height."""
 
     shown: Shown
     width: int
@@ -140,7 +140,6 @@ class _Room(NamedTuple):
 
 
 def _rows(shown: Sequence[Shown]) -> list[list[_Room]]:
-    """Arrange the images in rows of equal width and similar height."""
     aspects = [_aspect(one) for one in shown]
     tallest = max((one.image.height for one in shown if one.image is not None), default=HEIGHT)
     height = min(HEIGHT, LARGEST_ZOOM * tallest)
@@ -161,31 +160,26 @@ def _rows(shown: Sequence[Shown]) -> list[list[_Room]]:
 
 
 def _aspect(one: Shown) -> float:
-    """Return the width divided by the height of an image's cell."""
+    """Return the aspect ratio, width divided by height, of an image's cell."""
     aspect = 2.0 if one.image is None else one.image.width / one.image.height
     return min(max(aspect, _NARROWEST), _WIDEST)
 
 
 def _evenly(lengths: Sequence[float], count: int) -> list[int]:
-    """Partition ``lengths`` into ``count`` runs with nearly equal sums, and return the end of each run."""
+    """Divide ``lengths`` into ``count`` slices with nearly equal sums, and return the end of each slice."""
     total = [0.0, *accumulate(lengths)]
     mean = total[-1] / count
-    best = [0.0] + [math.inf] * len(lengths)  # minimum cost of the first n lengths
-    cuts: list[list[int]] = []
+    none: tuple[float, list[int]] = math.inf, []
+    best = [(0.0, none[1])] + [none] * len(lengths)  # minimum cost of the first n lengths, and the ends
     for _ in range(count):
-        made, cut = [math.inf] * len(best), [0] * len(best)
-        for end in range(1, len(best)):
-            for start in range(end):
-                cost = best[start] + (total[end] - total[start] - mean) ** 2
-                if cost < made[end]:
-                    made[end], cut[end] = cost, start
-        best, end = made, 0
-        cuts.append(cut)
-    ends, end = [], len(lengths)
-    for cut in reversed(cuts):
-        ends.append(end)
-        end = cut[end]
-    return ends[::-1]
+        best = [none] + [
+            min(
+                (cost + (total[end] - total[start] - mean) ** 2, [*ends, end])
+                for start, (cost, ends) in enumerate(best[:end])
+            )
+            for end in range(1, len(best))
+        ]
+    return best[-1][1]
 
 
 def page(selection: Selection) -> str:
@@ -216,7 +210,7 @@ def _figure(one: Shown) -> str:
 
 
 def _cell(one: Shown, width: int, height: int) -> Image.Image:
-    """Scale an image to its cell, and then draw the boxes, so that their labels are legible."""
+    """Return an image scaled to its cell, with boxes drawn after scaling so that labels are legible."""
     if one.image is None:
         made = Image.new("RGB", (width, height), (235, 236, 238))
         font = ImageFont.load_default(16)
@@ -237,7 +231,7 @@ def _cell(one: Shown, width: int, height: int) -> Image.Image:
 
 
 def _texts(one: Shown, size: tuple[int, int]) -> list[str]:
-    """Return the labels of an image's boxes, shortened if there is not enough space."""
+    """Return the text of each box, shortened if there is not enough space."""
     letters = [len(mark.text) + 1 for mark in one.marks]
     side = 0.7 * (size[0] * size[1]) ** 0.25  # size of a letter, as drawn
     covered = sum(letters) * 0.6 * side * 1.4 * side <= COVERED * size[0] * size[1]
@@ -246,12 +240,11 @@ def _texts(one: Shown, size: tuple[int, int]) -> list[str]:
 
 
 def _classes(shown: Sequence[Shown]) -> list[int]:
-    """Return the sorted class ids of all boxes."""
     return sorted({mark.label for one in shown for mark in one.marks})
 
 
 def _legend(selection: Selection, width: int) -> Image.Image | None:
-    """Return a legend of up to three lines for the classes of the boxes; None if there are no boxes."""
+    """Return a legend of up to three lines for the classes, or None if there are no boxes."""
     labels = _classes(selection.shown)
     if not labels:
         return None

@@ -1,4 +1,4 @@
-"""Convert a data set to another format, read the result back and compare the two bitwise."""
+"""Convert a data set to another format, read the result back, and compare the two bit for bit."""
 
 from __future__ import annotations
 
@@ -32,14 +32,11 @@ _EDGE = np.float32(1e-5)
 
 @dataclass(frozen=True)
 class Converted:
-    """The result of a conversion.
+    """A conversion of ``data`` to the format ``to``.
 
     Attributes:
-        data: the original data set.
-        to: name of the new format.
-        out: folder of the new data set.
         lost: notes on information that the new format cannot store, and on files that were left out.
-        differences: descriptions of differences found when reading back; empty if everything is equal.
+        differences: differences between the original and the result.
     """
 
     data: DataSet
@@ -49,7 +46,6 @@ class Converted:
     differences: list[str]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the conversion as JSON-compatible data."""
         return {
             "out": str(self.out),
             "from": self.data.format,
@@ -65,8 +61,8 @@ class Converted:
 
 
 @dataclass(frozen=True)
-class _Noted(ImageFiles):
-    """Write images, and record their paths in ``went`` as they are after ``folder`` is renamed to ``out``."""
+class _ImageWriter(ImageFiles):
+    """Writes images, and records in ``went`` their paths after ``folder`` is renamed to ``out``."""
 
     out: Path = Path()
     folder: Path = Path()
@@ -91,22 +87,16 @@ def convert(
     how: Literal["copy", "link"] = "copy",
     shard_bytes: int | None = None,
 ) -> Converted:
-    """Convert all splits of a data set, read the result back and compare the two.
+    """Convert all splits of a data set, read the result back, and compare the two.
 
-    Args:
-        root: folder or file of the data set.
-        to: name of the new format.
-        out: new folder, which must not exist or must be empty.
-        format: format of the data set; see :func:`open_data_set`.
-        classes: classes to use; see :mod:`rankless.data.datasets.class_choice`.
-        how: whether to copy images or link to them.
-        shard_bytes: maximum size of a tar shard. If given, the data is packed into shards.
+    The folder ``out`` must not exist or must be empty. If ``shard_bytes`` is given, the data is packed into
+    tar shards of at most this size.
     """
     to = known_format(to, "--to", WRITABLE)
     must_be_outside(root, out)
     refuse_existing(out)
     data = open_data_set(root, format, classes=classes)
-    _must_hold(to, data)
+    _refuse_unsuitable(to, data)
     went: dict[tuple[int, int], str] = {}
     lost: list[str] = []
     if shard_bytes is not None:
@@ -114,7 +104,7 @@ def convert(
     else:
         images = sum(map(len, data.splits.values()))
         with new_folder(out) as folder, ProgressBar(images, "writing images") as bar:
-            lost = write(to, folder, data.splits, _Noted(how, out, folder, bar, went))
+            lost = write(to, folder, data.splits, _ImageWriter(how, out, folder, bar, went))
     differences = compare(data.splits, out, to, went)
     skipped = [
         f"{name}: {note}"
@@ -124,7 +114,7 @@ def convert(
     return Converted(data, to, out, [*lost, *skipped], differences)
 
 
-def _must_hold(to: str, data: DataSet) -> None:
+def _refuse_unsuitable(to: str, data: DataSet) -> None:
     if data.has_boxes and to == "image-folder":
         raise UserError(
             f"--to image-folder: {data.root} has boxes, which class folders cannot store; choose another "
@@ -140,26 +130,22 @@ def _must_hold(to: str, data: DataSet) -> None:
 def compare(
     splits: Mapping[str, Annotations], out: Path, format: str, went: Mapping[tuple[int, int], str]
 ) -> list[str]:
-    """Return descriptions of the differences between ``splits`` and the splits read back from ``out``.
+    """Describe the differences between ``splits`` and the splits read back from ``out``.
 
-    Classes are compared by name, because some formats renumber them. Boxes are compared in any order.
+    Classes are compared by name, because some formats renumber them. The order of boxes may differ.
     Information that the writer reports as lost is ignored.
 
-    Args:
-        splits: splits that were written.
-        out: folder of the new data set.
-        format: format of the new data set.
-        went: file of each image, by the ``id()`` of the split's annotations and the image's index. A split
-            with missing entries is compared in the order in which it was written.
+    ``went`` has the new path of each image, by the ``id()`` of the split's annotations and the image's index.
+    A split with missing entries is compared in the order in which it was written.
     """
     differences: list[str] = []
     names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))
     fit = fit_names(names, distinct=format == "csv")[0] if format in _FIT_NAMES else names
     held = dict(zip(names, fit, strict=True))
     for name, whole in splits.items():
-        old = _as_held(whole, format, held)
+        old = _comparable(whole, format, held)
         try:
-            new = _as_held(examine(str(out), name, format, rescan=True), format, {})
+            new = _comparable(examine(str(out), name, format, rescan=True), format, {})
         except UserError as error:
             differences += [f"{name}: {problem}" for problem in error.problems]
             continue
@@ -170,12 +156,14 @@ def compare(
         used = {old.class_names[label] for label in np.unique(old.labels).tolist()}
         if missing := [each for each in unseen if each in used]:
             differences.append(f"{name}: the classes {', '.join(missing[:FIRST])} are missing")
-        differences += _compared(name, old, new, [went.get((id(whole), index)) for index in range(len(old))])
+        differences += _image_differences(
+            name, old, new, [went.get((id(whole), index)) for index in range(len(old))]
+        )
     return differences
 
 
-def _as_held(whole: Annotations, format: str, names: Mapping[str, str]) -> Annotations:
-    """Rename the classes of a split and remove the information that the writer reports as lost."""
+def _comparable(whole: Annotations, format: str, names: Mapping[str, str]) -> Annotations:
+    """Rename the classes of a split, and remove the information that the writer reports as lost."""
     if format in _WITHOUT_FLAGS:
         whole = with_boxes(whole, whole.flags == 0)
     # Adding 0 turns -0 into 0, because a zero may lose its sign.
@@ -185,7 +173,7 @@ def _as_held(whole: Annotations, format: str, names: Mapping[str, str]) -> Annot
     return replace(whole, boxes=boxes, class_names=tuple(names.get(one, one) for one in whole.class_names))
 
 
-def _compared(name: str, old: Annotations, new: Annotations, files: list[str | None]) -> list[str]:
+def _image_differences(name: str, old: Annotations, new: Annotations, files: list[str | None]) -> list[str]:
     numbers: list[int | None] = list(range(len(old)))
     if all(files):
         indices = {os.path.abspath(path): number for number, path in enumerate(new.paths())}  # noqa: PTH100
@@ -203,7 +191,7 @@ def _compared(name: str, old: Annotations, new: Annotations, files: list[str | N
 
 
 def _difference(old: Annotations, index: int, new: Annotations, number: int) -> str:
-    """Describe how the annotations of an image differ; return "" if they are equal."""
+    """Describe how the annotations of an image differ, or return an empty string."""
     if old.sizes[index].tolist() != new.sizes[number].tolist():
         return f"its size is {new.sizes[number].tolist()}; expected {old.sizes[index].tolist()}"
     before, after = _sorted(old, index), _sorted(new, number)
@@ -211,12 +199,12 @@ def _difference(old: Annotations, index: int, new: Annotations, number: int) -> 
         return f"it has {counted(len(after), 'box', 'boxes')}; expected {len(before)}"
     for one, other in zip(before, after, strict=True):
         if one != other:
-            return f"it has {_shown(other)}; expected {_shown(one)}"
+            return f"it has {_described(other)}; expected {_described(one)}"
     return ""
 
 
 def _sorted(annotations: Annotations, index: int) -> list[tuple[str, bytes]]:
-    """Return the sorted pairs of class name and coordinate bytes of an image's boxes."""
+    """Return the class name and the coordinates, as bytes, of each box of an image, sorted."""
     rows = annotations.rows(index)
     names = [annotations.class_names[label] for label in annotations.labels[rows].tolist()]
     if not annotations.has_boxes:
@@ -224,5 +212,5 @@ def _sorted(annotations: Annotations, index: int) -> list[tuple[str, bytes]]:
     return sorted(zip(names, (box.tobytes() for box in annotations.boxes[rows]), strict=True))
 
 
-def _shown(box: tuple[str, bytes]) -> str:
+def _described(box: tuple[str, bytes]) -> str:
     return f"'{box[0]}'" + (f" at {np.frombuffer(box[1], np.float32).tolist()}" if box[1] else "")

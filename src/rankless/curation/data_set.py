@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from rankless.data.formats.registry import NAMES, format_named, recognize
 from rankless.data.index.annotations import Annotations, flat_paths, subset
 from rankless.data.index.file_states import saved_names
 from rankless.data.path_checks import missing_data
-from rankless.errors import UserError, listed, nearest, one_of
+from rankless.errors import UserError, check_all, listed, nearest, one_of
 from rankless.files.outputs import Outputs
 from rankless.files.remote import is_remote, location
 
@@ -27,7 +29,7 @@ UNION = "trainval"
 
 @dataclass(frozen=True)
 class DataSet:
-    """An open data set with its splits in the usual order; ``root`` is the path given by the user."""
+    """An open data set, with its splits in the usual order."""
 
     root: str
     format: str
@@ -35,18 +37,17 @@ class DataSet:
 
     @property
     def title(self) -> str:
-        """Title of the format, such as ``Pascal VOC``."""
         return format_named(self.format).TITLE
 
     @property
     def parts(self) -> dict[str, Annotations]:
-        """The splits, without ``trainval`` if ``train`` and ``val`` are present."""
+        """The splits, without ``trainval`` if ``train`` and ``val`` exist."""
         union = UNION in self.splits and {"train", "val"} <= self.splits.keys()
         return {name: each for name, each in self.splits.items() if not (union and name == UNION)}
 
     @property
     def has_boxes(self) -> bool:
-        """Whether the images are annotated with boxes. Otherwise, each image has one class."""
+        """Whether the annotations are boxes. Otherwise, each image has one class."""
         return all(each.has_boxes for each in self.splits.values())
 
 
@@ -59,50 +60,50 @@ def open_data_set(
     examined: bool = False,
     rescan: bool = False,
 ) -> DataSet:
-    """Open a data set that is stored in files.
+    """Open the given splits of a data set, or all splits.
 
-    Args:
-        root: a folder, or a file such as ``data.yaml``.
-        format: one of :data:`rankless.data.formats.registry.NAMES`, ``auto`` or ``yolo``.
-        splits: names of the splits to open. Default: all splits.
-        classes: classes to use; see :mod:`rankless.data.datasets.class_choice`.
-        examined: whether to accept data with errors.
-        rescan: whether to read all annotations and image headers again, even if they seem unchanged.
+    With ``examined``, data with errors is also accepted. With ``rescan``, all annotations and image headers
+    are read again, even if they seem unchanged. ``classes`` is described in
+    :mod:`rankless.data.datasets.class_choice`.
     """
     if root == DIGITS and not Path(root).exists():
         raise UserError(
-            "'digits': this data is generated, so it has no files; give a folder (only `rankless data show` "
-            "and `rankless data anchors` accept digits)"
+            "'digits': this data is generated, so it has no files; use a data folder, or run "
+            "`rankless data show digits` or `rankless data anchors digits`"
         )
     format = known_format(format)
     name, _ = recognize(root, format)
     page = format_named(name)
-    wanted = list(splits) or page.splits(location(root))
-    if not wanted:
-        raise UserError(
-            f"{root}: no split found; expected {page.LAYOUT}; add a split, or give another folder"
-        )
     read: Callable[..., Annotations] = examine if examined else open_annotations
-    options: dict[str, Any] = {"classes": classes, "rescan": rescan}
-    opened: dict[str, Annotations] = {}
-    problems: list[str] = []
-    for split in wanted:
-        try:
-            opened[split] = read(root, split, format, **options)
-        except UserError as error:
-            problems += error.problems
-    if problems:
-        raise UserError(dict.fromkeys(problems))
-    return DataSet(root, name, opened)
+    with suggest_format(root, format):
+        wanted = list(splits) or page.splits(location(root))
+        if not wanted:
+            raise UserError(
+                f"{root}: no split found; expected {page.LAYOUT}; add a split, or use another folder"
+            )
+        checks = (partial(read, root, one, format, classes=classes, rescan=rescan) for one in wanted)
+        return DataSet(root, name, dict(zip(wanted, check_all(*checks), strict=True)))
+
+
+@contextmanager
+def suggest_format(root: str, format: str) -> Iterator[None]:
+    """Add the format that ``--format auto`` would detect to an error in the block."""
+    try:
+        yield
+    except UserError as error:
+        if format == "auto" or is_remote(root) or format_named(format).recognize(location(root)):
+            raise
+        hint = []
+        with suppress(UserError):
+            name, why = recognize(root)
+            hint = [f"{root}: looks like {format_named(name).TITLE}, because {why}; remove --format {format}"]
+        raise UserError([*error.problems, *hint]) from None
 
 
 def refuse_data_files(outputs: Outputs, root: str, format: str) -> None:
-    """Raise an error if an output with ``--force`` would replace a file of the data set.
-
-    All files in the data set's folder are protected, including files that no format reads, such as masks.
-    """
+    """Raise an error if ``--force`` would replace a file of the data set or another file in its folder."""
     if not outputs.forced or is_remote(root):
-        return  # avoids reading all splits, which can take a long time
+        return  # reading all splits can take a long time
     path = Path(root).expanduser()
     top = Path(os.path.realpath(path))
     outputs.refuse_inputs(
@@ -118,18 +119,18 @@ def refuse_data_files(outputs: Outputs, root: str, format: str) -> None:
 
 
 def known_format(name: str, option: str = "--format", known: Sequence[str] = ()) -> str:
-    """Check the name of a format and return it, with ``yolo`` converted to ``darknet``."""
+    """Check and return the name of a format. ``yolo`` becomes ``darknet``."""
     if name == "yolo":
         return "darknet"
     known = known or ("auto", *NAMES)
     if name not in known:
-        near = "; did you mean 'darknet'?" if "yolo" in name.lower() else nearest(name, known)
+        near = "; did you mean 'darknet'?" if "yolo" in name.lower() else nearest(name, (*known, "yolo"))
         raise UserError(f"{option} is '{name}': expected {one_of(known)}{near}")
     return name
 
 
 def join_splits(splits: Sequence[Annotations]) -> Annotations:
-    """Join several splits into one. Images that several splits share are included once."""
+    """Join several splits into one. An image that several splits share is included once."""
     first = splits[0]
     if any(each.class_names != first.class_names for each in splits):
         classes = "; ".join(listed(each.class_names) for each in splits)
@@ -157,7 +158,7 @@ def join_splits(splits: Sequence[Annotations]) -> Annotations:
 
 
 def names_below(root: str, annotations: Annotations) -> list[str]:
-    """Return each image's path relative to the data set's folder or to its shard, with ``/`` separators.
+    """Return each image's path relative to the data set's folder.
 
     These names stay the same if the data set is moved or extended.
     """
@@ -172,7 +173,6 @@ def names_below(root: str, annotations: Annotations) -> list[str]:
 
 
 def must_be_outside(root: str, out: Path) -> None:
-    """Raise an error if the new folder ``out`` is inside the data set."""
     path = Path(root).expanduser()
     inner = Path(os.path.realpath(out.expanduser()))
     if path.is_dir() and Path(os.path.realpath(path)) in inner.parents:
@@ -189,5 +189,5 @@ def folder_beside(root: str, ending: str) -> Path:
     if not folder.name:
         if problems := missing_data(root):
             raise UserError(problems)
-        raise UserError(f"{root}: this is the root of the file system; give the folder of the data set")
+        raise UserError(f"{root}: this is the root of the file system; use the folder of the data set")
     return folder.with_name(f"{folder.name}-{ending}")

@@ -26,14 +26,14 @@ _LEAST = 96  # minimum side of a close-up in pixels
 def write(errors: ModelErrors, opened: Opened, count: int, out: Path, outputs: Outputs) -> None:
     """Write a sheet with the ``count`` worst images and the ``count`` most doubtful labels to ``out``."""
     wrong = counted(len(errors.images), "image")
-    title = f"{errors.model} · {errors.split} · errors in {wrong} of {errors.looked_at:,}"
+    title = f"{errors.model} · {errors.split} · errors in {wrong} of {errors.readable:,}"
     selection = Selection(title, errors.class_names, shown(errors, opened, count))
     outputs.refuse_inputs([opened.path, *(image.source for image in errors.images)])
     contact_sheet.write(selection, out, outputs)
 
 
 def shown(errors: ModelErrors, opened: Opened, count: int) -> list[Shown]:
-    """Return the cells of the sheet: the worst images, followed by close-ups of the most doubtful labels."""
+    """Return the worst images, followed by close-ups of the most doubtful labels."""
     whole = [(image, summary(errors, image), image.mistakes) for image in errors.images[:count]]
     doubtful = [(image, doubt(errors, one), [one]) for image, one in errors.doubtful()[:count]]
     cells: list[Shown] = []
@@ -48,7 +48,7 @@ def shown(errors: ModelErrors, opened: Opened, count: int) -> list[Shown]:
 
 
 def summary(errors: ModelErrors, image: WrongImage) -> str:
-    """Summarize an image's errors in a few words, such as ``2 missed, 1 background``."""
+    """Summarize the errors in an image, as in ``2 missed, 1 background``."""
     if is_whole(image.mistakes[0]):
         return doubt(errors, image.mistakes[0])
     counts = Counter(one.kind for one in image.mistakes)
@@ -56,7 +56,7 @@ def summary(errors: ModelErrors, image: WrongImage) -> str:
 
 
 def doubt(errors: ModelErrors, one: Mistake) -> str:
-    """Describe a doubtful label in a few words, such as ``labeled dog, predicted cat (90%)``."""
+    """Describe a doubtful label, as in ``labeled dog, predicted cat (90%)``."""
     labeled = f"labeled {errors.name(one.label)}" if one.label >= 0 else "no label"
     if one.kind == "missed":
         return f"{labeled}, not found"
@@ -65,7 +65,7 @@ def doubt(errors: ModelErrors, one: Mistake) -> str:
 
 
 def text(errors: ModelErrors, one: Mistake) -> str:
-    """Return the text to draw at the box of an error."""
+    """Return the text to draw at an error's box."""
     if one.kind == "missed":
         return f"missed: {errors.name(one.label)}"
     labeled = f", labeled {errors.name(one.label)}" if one.kind == "classification" else ""
@@ -73,7 +73,7 @@ def text(errors: ModelErrors, one: Mistake) -> str:
 
 
 def is_whole(one: Mistake) -> bool:
-    """Return whether an error concerns the whole image, which is true for classifiers."""
+    """Return whether an error concerns the whole image, as all errors of classifiers do."""
     return one.kind == "classification" and not any(one.box)
 
 
@@ -87,7 +87,7 @@ def _cell(
     *,
     near: bool,
 ) -> Shown:
-    """Return an image with its errors marked; with ``near``, crop it to the first error's surroundings."""
+    """Return an image with its errors marked, cropped to the surroundings of the first one if ``near``."""
     file = Path(image.source)
     caption = f"{text} · {file.name if file.suffix else image.source}"  # built-in scenes have no suffix
     try:
@@ -113,7 +113,7 @@ def _moved(box: Box, left: float = 0, top: float = 0, reduced: int = 1) -> Box:
 
 
 def _marks(errors: ModelErrors, one: Mistake, reduced: int) -> list[Mark]:
-    """Return marks for the box of an error and for its annotation; empty if it concerns the whole image."""
+    """Return marks for the box of an error and for the annotated box."""
     if is_whole(one):
         return []
     label = one.predicted if one.predicted >= 0 else one.label

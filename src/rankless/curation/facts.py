@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rankless.curation.data_set import DataSet, known_format
+from rankless.curation.data_set import DataSet, known_format, suggest_format
 from rankless.curation.splitting import split
 from rankless.curation.statistics import statistics
 from rankless.data.datasets.builtin import DIGITS
@@ -43,15 +43,12 @@ class Facts:
 
     Attributes:
         root, format, classes: values of ``data.root``, ``data.format`` and ``data.classes``.
-        train, val: names of the splits.
-        split_note: a note on the origin of the validation split, or "".
-        boxed: whether the images are annotated with boxes; otherwise, each image has one class.
-        train_images, val_images: number of images in each split.
+        split_note: origin of the validation split, if it is worth a note.
+        notes: notes on how the training split was read.
         counts: number of training boxes per class, or of training images for classification.
         height, width: median height and width of the training images in pixels.
         is_uniform: whether nearly all images have the same aspect ratio.
         box_side: side length that 95% of the boxes exceed, in pixels of an image of median size.
-        gpus, cores: number of GPUs and of CPU cores that this process may use.
         memory: available memory in bytes.
     """
 
@@ -72,10 +69,10 @@ class Facts:
     gpus: int
     cores: int
     memory: int
+    notes: Sequence[str] = ()
 
     @property
     def task(self) -> str:
-        """Value of the recipe key ``task``."""
         return "detect" if self.boxed else "classify"
 
     @property
@@ -85,7 +82,6 @@ class Facts:
 
     @property
     def machine(self) -> str:
-        """Description of the devices, such as ``2 GPUs`` or ``4 cores and no GPU``."""
         return counted(self.gpus, "GPU") if self.gpus else f"{counted(self.cores, 'core')} and no GPU"
 
 
@@ -97,23 +93,20 @@ def facts_of(
     classes: Classes = "auto",
     undo: ExitStack | None = None,
 ) -> Facts:
-    """Collect facts about a data set. If it has no validation split, divide it into a new folder.
+    """Collect facts about a data set. If it has no validation split, divide it into the folder ``divided``.
 
-    Args:
-        root: a folder, or a file such as ``data.yaml``.
-        divided: folder for the divided data set, which links to the original images.
-        format: one of :data:`rankless.data.formats.registry.NAMES`, ``auto`` or ``yolo``.
-        classes: classes to use; see :mod:`rankless.data.datasets.class_choice`.
-        undo: an exit stack that will remove the new folder if it is closed with an error.
+    The new folder links to the original images. Closing ``undo`` with an error removes it again.
     """
     if root == DIGITS and not Path(root).exists():
         raise UserError("'digits': this built-in data has its own recipe; run `rankless train digits`")
     format = known_format(format)
     name, _ = recognize(root, format)
     page, path = format_named(name), location(root)
-    existing = page.splits(path)
-    train, note = _train(existing), ""
-    whole = _opened(root, train, format, classes)
+    with suggest_format(root, format):
+        existing = page.splits(path)
+        train, note = _train(existing), ""
+        whole = _opened(root, train, format, classes)
+    notes = whole.about[1:]  # without the first sentence, "read as …"
     refuse_too_little(root, whole)
     val = known_as("val", existing)
     if val not in existing and not is_remote(root):
@@ -132,8 +125,8 @@ def facts_of(
         note = "This is the test split, because the data has no validation split."
     elif isinstance(path, Path) and hasattr(page, "undivided") and page.undivided(path, train) != train:
         note = "Rankless set these images aside, because the data has no splits."
-    held = _opened(root, "val", format, classes)
-    return _facts(DataSet(root, name, {train: whole, "val": held}), train, format, classes, note)
+    data = DataSet(root, name, {train: whole, "val": _opened(root, "val", format, classes)})
+    return _facts(data, train, format, classes, note, notes)
 
 
 def refuse_too_little(root: str, train: Annotations) -> None:
@@ -170,7 +163,7 @@ def divide(root: str, train: str, out: Path, format: str, classes: Classes) -> N
 
 
 def _is_divided(root: str, divided: Path, digest: str) -> bool:
-    """Return whether ``divided`` was made from ``root``; raise a UserError if the data has changed since.
+    """Return whether ``divided`` was made from ``root``. Raise a UserError if ``root`` has changed since.
 
     The images are links, so only the annotations and the set of images matter.
     """
@@ -189,13 +182,12 @@ def _is_divided(root: str, divided: Path, digest: str) -> bool:
 
 
 def _real(root: str) -> str:
-    """Return the path of the data set's folder with symbolic links resolved."""
     path = Path(os.path.realpath(Path(root).expanduser()))
     return str(path if path.is_dir() else path.parent)
 
 
 def _train(existing: Sequence[str]) -> str:
-    """Return ``train`` or, without such a split, the only split that is not for validation or tests."""
+    """Return ``train`` or, if there is no such split, the only one that is not for validation or tests."""
     if known_as("train", existing) in existing:
         return "train"
     others = [name for name in existing if is_for_training(name)]
@@ -209,7 +201,9 @@ def _opened(root: str, name: str, format: str, classes: Classes) -> Annotations:
     return opened
 
 
-def _facts(data: DataSet, train: str, format: str, classes: Classes, note: str) -> Facts:
+def _facts(
+    data: DataSet, train: str, format: str, classes: Classes, split_note: str, notes: Sequence[str]
+) -> Facts:
     splits = statistics(data).splits
     here, held = splits[train], splits["val"]
     aspect = here.aspect
@@ -222,7 +216,7 @@ def _facts(data: DataSet, train: str, format: str, classes: Classes, note: str) 
         classes=classes if isinstance(classes, str) else [*classes],
         train=train,
         val="val",
-        split_note=note,
+        split_note=split_note,
         boxed=data.has_boxes,
         train_images=here.images,
         val_images=held.images,
@@ -234,4 +228,5 @@ def _facts(data: DataSet, train: str, format: str, classes: Classes, note: str) 
         gpus=0 if hidden else torch.cuda.device_count(),  # does not initialize CUDA
         cores=usable_cores(),
         memory=memory.available(),
+        notes=notes,
     )

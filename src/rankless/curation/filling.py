@@ -17,7 +17,7 @@ from rankless.tasks import open_task
 
 @dataclass(frozen=True)
 class Filled:
-    """The result for one split; ``notes`` describe the location and size of the cache."""
+    """The result for one split. The notes give the location and size of the cache."""
 
     split: str
     images: int
@@ -28,7 +28,7 @@ class Filled:
 def fill(recipe: Recipe) -> list[Filled]:
     """Decode a recipe's training and validation images, at the resolution that it needs, into the cache.
 
-    Images that are already cached are skipped, so an interrupted call can be repeated.
+    Images that are already in the cache are skipped.
     """
     recipe = replace(recipe, data=replace(recipe.data, cache="disk"))
     task = open_task(recipe)

@@ -20,11 +20,9 @@ _LONG = 2000  # minimum number of steps for averaging the weights of the last 50
 
 
 def settings(images: int, *, known: bool = False) -> Iterator[Setting]:
-    """Yield the settings in the order of the recipe's keys.
+    """Yield the settings for ``images`` training images, in the order of the recipe's keys.
 
-    Args:
-        images: number of training images.
-        known: whether the pretrained weights have heads for all classes of the data.
+    If ``known``, the pretrained weights have heads for all classes of the data.
     """
     batch = 8 if images < _MANY else 16
     least = max(math.ceil(_STEPS * batch / images), EPOCHS)
@@ -59,10 +57,10 @@ def settings(images: int, *, known: bool = False) -> Iterator[Setting]:
 
 
 def knows(pretrained: str, classes: Iterable[str]) -> bool:
-    """Return whether the weights named by ``model.pretrained`` have heads for all of the given classes."""
+    """Return whether the weights of ``model.pretrained`` have heads for all of the given classes."""
     return set(classes) <= {*classes_of(pretrained)}
 
 
 def overrides(images: int, *, known: bool = False) -> list[str]:
-    """Return the settings as recipe overrides, ``key=value``; see :func:`settings` for the arguments."""
+    """Return the result of :func:`settings` as ``key=value`` overrides."""
     return [f"{each.key}={each.value}" for each in settings(images, known=known)]

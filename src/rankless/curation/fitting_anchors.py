@@ -21,12 +21,7 @@ Anchors = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Fit:
-    """Anchors and how well they fit.
-
-    Attributes:
-        anchors: (width, height) of each anchor in pixels, sorted by area.
-        average_iou: mean IoU of the boxes with their best anchors.
-    """
+    """Anchors, (width, height) in pixels, sorted by area, and the mean IoU of boxes with the best anchor."""
 
     anchors: Anchors
     average_iou: float
@@ -34,14 +29,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class FittedAnchors(Fit):
-    """Anchors fitted to a data set, compared with a model's default anchors.
-
-    Attributes:
-        boxes: number of boxes.
-        image_size: (H, W) of the model's input in pixels.
-        model: name of the model.
-        default: the model's default anchors.
-    """
+    """Anchors fitted to a data set, and the default anchors of a model with inputs of (H, W) pixels."""
 
     boxes: int
     image_size: tuple[int, int]
@@ -50,12 +38,11 @@ class FittedAnchors(Fit):
 
     @property
     def recipe_line(self) -> str:
-        """The line in a recipe, or the command-line argument, that sets the fitted anchors."""
+        """The override that sets these anchors."""
         pairs = ",".join(f"[{width:g},{height:g}]" for width, height in self.anchors)
         return f"model.anchors=[{pairs}]"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the anchors as JSON-compatible data."""
         return {**asdict(self), "recipe": self.recipe_line}
 
 
@@ -72,15 +59,7 @@ def fitted_anchors(
 ) -> FittedAnchors:
     """Compute anchors for the boxes of a split with k-means.
 
-    Args:
-        root: folder or file of the data set, or ``digits``.
-        format: one of :data:`rankless.data.formats.registry.NAMES`, ``auto`` or ``yolo``.
-        split: name of the split.
-        classes: classes to use; see :mod:`rankless.data.datasets.class_choice`.
-        model: name of a detector with anchors.
-        count: number of anchors. Default: the number that the model has.
-        size: (H, W) of the input in pixels. Default: the model's input size.
-        seed: random seed for k-means.
+    By default, the number of anchors and the input size, (H, W) in pixels, are those of the model.
     """
     format = known_format(format)
     zoo.check_name(model)

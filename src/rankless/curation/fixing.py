@@ -17,7 +17,7 @@ from rankless.files.work_folder import new_folder, refuse_existing
 
 @dataclass(frozen=True)
 class Fixed:
-    """The folder of the new data set, and notes on the changes."""
+    """The folder of the corrected copy, and a description of each change."""
 
     out: Path
     changes: list[str]
@@ -28,7 +28,7 @@ BY_HAND = "repair or replace the annotation files that cannot be read"
 
 
 def remedy(checked: Checked) -> str:
-    """Return advice on how to fix all errors, or "" if there are no errors."""
+    """Return advice on how to fix all errors, or an empty string if there are none."""
     wrong = {kind for found in checked.findings.values() for kind in found.counts if fails(kind)}
     stops = {kind for kind in wrong if KINDS[kind].outcome == "stops"}
     steps = ["give the splits the same classes"] if checked.classes else []
@@ -51,10 +51,9 @@ def remedy(checked: Checked) -> str:
 
 
 def refuse_misread(checked: Checked, *, drop_invalid: bool) -> None:
-    """Raise an error if a copy would silently turn annotated objects into background.
+    """Raise an error for findings that may mean that the data was misread.
 
-    A finding that stops training may mean that the data was misread. Objects whose boxes are dropped become
-    background.
+    A corrected copy would turn annotated objects into background. ``drop_invalid`` allows this for boxes.
     """
     found = {
         f"{name}: {kind}: {count:,}" + (f"; the first: {first[0]}" if first else ""): kind
@@ -64,32 +63,24 @@ def refuse_misread(checked: Checked, *, drop_invalid: bool) -> None:
     }
     if not found:
         return
-    because = "nothing was written, because these findings may mean that the data was misread; "
-    if _LOST not in found.values():
-        advice = (
-            "fix them by hand, or add --drop-invalid to drop these boxes (their objects become background)"
+    is_lost, has_others = _LOST in found.values(), {*found.values()} != {_LOST}
+    advice = ["nothing was written, because these findings may mean that the data was misread"]
+    if is_lost:
+        advice.append(BY_HAND if has_others else f"{BY_HAND} (--drop-invalid drops boxes, not files)")
+    if has_others:
+        advice.append(
+            f"fix {'the other findings' if is_lost else 'them'} by hand, or add --drop-invalid to drop these "
+            "boxes (their objects become background)"
         )
-    elif {*found.values()} == {_LOST}:
-        advice = f"{BY_HAND} (--drop-invalid drops boxes, not files)"
-    else:
-        advice = (
-            f"{BY_HAND}; fix the other findings by hand, or add --drop-invalid to drop these boxes (their "
-            "objects become background)"
-        )
-    raise UserError([*found, because + advice])
+    raise UserError([*found, "; ".join(advice)])
 
 
 def fix(checked: Checked, out: Path, *, drop_invalid: bool = False, link: bool = False) -> Fixed:
     """Write a copy of the data set, in the same format, without the entries that make the check fail.
 
     Invalid boxes are dropped or clipped as in training, and unreadable images are dropped. If splits share an
-    image, only the last of them keeps it, so validation and test splits stay complete.
-
-    Args:
-        checked: result of :func:`rankless.curation.checking.check`.
-        out: new folder, which must not exist or must be empty.
-        drop_invalid: whether to drop boxes that stop training; see :func:`refuse_misread`.
-        link: whether to link images instead of copying them.
+    image, only the last of them keeps it, so validation and test splits stay complete. The folder ``out``
+    must not exist or must be empty. For ``drop_invalid``, see :func:`refuse_misread`.
     """
     refuse_misread(checked, drop_invalid=drop_invalid)
     data, changes = checked.data, []

@@ -1,11 +1,11 @@
 """Find the images with a model's worst errors, and labels that are probably wrong.
 
 A detector's errors are classified as in TIDE (Bolya et al., "TIDE: A General Toolbox for Identifying Object
-Detection Errors", 2020): classification, localization, duplicate, background, missed. The cost of a wrong
+Detection Errors", 2020): classification, localization, duplicate, background and missed. The cost of a wrong
 detection is its score. The cost of a missed object is one minus the score of its best correct detection.
 
-A label is probably wrong if the model confidently predicts another class, or nothing near the label. It is
-probably missing if the model confidently predicts an object where there is no label.
+A label is probably wrong if the model confidently predicts another class there, or predicts nothing near it.
+A label is probably missing if the model confidently predicts an object that is not labeled.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Mistake(NamedTuple):
         label: annotated class id; -1 for background.
         cost: cost of the error, 0..1.
         doubt: estimated probability that the annotation is wrong, 0..1.
-        annotated: annotated box that the detection belongs to, xyxy in pixels; None if there is none.
+        annotated: annotated box that the detection belongs to, if any.
     """
 
     kind: Kind
@@ -66,7 +66,7 @@ class Mistake(NamedTuple):
 
 @dataclass
 class WrongImage:
-    """An image with a model's errors in it, the costliest first."""
+    """An image and a model's errors in it, the costliest first."""
 
     index: int
     source: str
@@ -74,7 +74,6 @@ class WrongImage:
 
     @property
     def cost(self) -> float:
-        """Sum of the costs of all errors."""
         return sum(one.cost for one in self.mistakes)
 
 
@@ -83,9 +82,7 @@ class ModelErrors:
     """All errors of a model on a split.
 
     Attributes:
-        model: name of the run or weights file.
-        data: folder or file of the data set.
-        looked_at: number of readable images.
+        readable: number of readable images.
         images: images with errors, the worst first.
         unreadable: path of each unreadable image, and the reason.
         best: highest score of any detection, 0..1.
@@ -97,7 +94,7 @@ class ModelErrors:
     data: str
     split: str
     class_names: tuple[str, ...]
-    looked_at: int
+    readable: int
     images: list[WrongImage]
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     best: float = 0.0
@@ -109,7 +106,6 @@ class ModelErrors:
         return self.best < self.confidence
 
     def counts(self) -> dict[str, int]:
-        """Return the number of errors of each kind."""
         return dict(Counter(one.kind for image in self.images for one in image.mistakes))
 
     def doubtful(self) -> list[tuple[WrongImage, Mistake]]:
@@ -118,16 +114,15 @@ class ModelErrors:
         return [] if self.is_blind else sorted(every, key=lambda pair: (-pair[1].doubt, pair[0].index))
 
     def name(self, label: int) -> str:
-        """Return the name of a class; ``nothing`` for -1."""
         return "nothing" if label < 0 else self.class_names[label]
 
     def as_json(self, count: int) -> dict[str, Any]:
-        """Return the ``count`` worst images and most doubtful labels as JSON-compatible data."""
+        """Return JSON-compatible data with the ``count`` worst images and most doubtful labels."""
         return {
             "weights": str(self.weights),
             "data": self.data,
             "split": self.split,
-            "images": self.looked_at,
+            "images": self.readable,
             "with_errors": len(self.images),
             "errors": self.counts(),
             "worst": [
@@ -157,7 +152,7 @@ class ModelErrors:
 
 @dataclass(frozen=True)
 class Opened:
-    """A trained model and its task, with open evaluation data."""
+    """A trained model, and its task with open evaluation data."""
 
     name: str
     path: Path
@@ -167,12 +162,9 @@ class Opened:
 
 
 def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = None) -> Opened:
-    """Load a trained model and open its evaluation data.
+    """Load the weights file or the best weights of the run ``target``, and open the evaluation data.
 
-    Args:
-        target: a run directory, whose best weights are used, or a weights file.
-        overrides: recipe overrides, ``key=value``.
-        split: split to evaluate. Default: the recipe's ``data.val``.
+    The default ``split`` is the recipe's ``data.val``.
     """
     loaded = trained.load(path := weights_of(target))
     if loaded.recipe.task not in ("detect", "classify"):
@@ -205,10 +197,7 @@ def find_errors(
 ) -> ModelErrors:
     """Predict on all evaluation images and compare the results with the annotations.
 
-    Args:
-        opened: the model and its evaluation data.
-        confidence: minimum score for a wrong detection to count as an error.
-        done: called after every image.
+    Detections with a score below ``confidence`` are not errors. ``done`` is called after every image.
     """
     task, data = opened.task, opened.task.evaluation_data()
     recipe = task.recipe
@@ -225,7 +214,7 @@ def find_errors(
             if one := missing.get(index):
                 found.unreadable.append((one.path, one.reason))
             else:
-                found.looked_at += 1
+                found.readable += 1
                 if isinstance(answer, Detections):
                     found.best = max([found.best, *answer.scores.tolist()])
                 if mistakes := list(_mistakes(task, index, answer, confidence)):
@@ -254,7 +243,7 @@ def _mistakes(
 
 
 def of_boxes(image: ImageBoxes, confidence: float) -> Iterator[Mistake]:
-    """Yield a detector's errors in one image, ignoring wrong detections with a score below ``confidence``."""
+    """Yield a detector's errors in one image. Detections with a score below ``confidence`` are not errors."""
     finder = _finders(image)
     right, explained = set(finder.values()), set(finder)
     for row in np.flatnonzero(image.scores >= confidence).tolist():
@@ -292,7 +281,7 @@ def _of_detection(image: ImageBoxes, row: int, finder: Mapping[int, int]) -> tup
 
 
 def _finders(image: ImageBoxes) -> dict[int, int]:
-    """Match detections to objects by COCO's rule, and return each matched object's detection."""
+    """Match detections to objects by COCO's rule, and return the index of each matched object's detection."""
     finder: dict[int, int] = {}
     for row in range(len(image.scores)):
         free = np.flatnonzero(image.same[row] & image.counts)

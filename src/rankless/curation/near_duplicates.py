@@ -1,8 +1,8 @@
 """Find identical and nearly identical images, such as resized or recompressed copies.
 
-Every image is reduced to a thumbnail of 16 × 16 mean colors. Two images are nearly identical if their
-thumbnails have a small root mean square difference and no large difference at any pixel. A k-d tree of block
-means finds all such pairs, because a small distance between thumbnails bounds the distance of their means.
+Two images are nearly identical if their thumbnails of 16 × 16 mean colors have a small root mean square
+difference and no large difference at any pixel. A k-d tree of block means finds all such pairs, because the
+distance between two thumbnails bounds the distance between their means.
 """
 
 from __future__ import annotations
@@ -43,12 +43,10 @@ Thumbnails = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Groups of identical or nearly identical images.
+    """Groups of at least two identical or nearly identical images, as ascending indices.
 
-    Attributes:
-        groups: image indices of each group of at least two images, in ascending order.
-        identical: number of images with the same bytes as an earlier image.
-        near: number of other images that are nearly identical to an earlier image.
+    ``identical`` and ``near`` are the numbers of images that are identical or nearly identical to an earlier
+    image.
     """
 
     groups: list[list[int]]
@@ -56,7 +54,6 @@ class Duplicates:
     near: int
 
     def notes(self) -> list[str]:
-        """Return a list with one note on the duplicates; empty if there are none."""
         found = [
             f"{counted(count, 'image is', 'images are')} {what} another"
             for count, what in ((self.identical, "a copy of"), (self.near, "nearly identical to"))
@@ -75,14 +72,7 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(whole: Annotations, index: int, *, near: bool, decode: bool = False) -> Fingerprint:
-    """Hash an image file.
-
-    Args:
-        whole: annotations of the split.
-        index: index of the image.
-        near: whether to make a thumbnail as well.
-        decode: whether to decode the whole image, which reveals damage.
-    """
+    """Hash an image file, and make a thumbnail if ``near``. With ``decode``, damaged pixels are an error."""
     digest, small = b"", None
     try:
         data, path = content(whole, index), whole.path(index)
@@ -100,11 +90,11 @@ def find_duplicates(whole: Annotations, *, near: bool = True) -> Duplicates:
 
     Images that cannot be decoded are compared only by their bytes.
     """
-    look = partial(fingerprint, whole, near=near)
+    work = partial(fingerprint, whole, near=near)
     first: dict[bytes, int] = {}
     pairs: list[tuple[int, int]] = []
     thumbnails, numbers = [], []
-    for index, seen in enumerate(thread_map(look, range(len(whole)), "comparing images")):
+    for index, seen in enumerate(thread_map(work, range(len(whole)), "comparing images")):
         other = first.setdefault(seen.digest, index) if seen.digest else index
         if other != index:
             pairs.append((other, index))
@@ -121,7 +111,7 @@ def find_duplicates(whole: Annotations, *, near: bool = True) -> Duplicates:
 
 
 def thumbnail(data: bytes, name: str) -> Thumbnails:
-    """Decode an image and return its thumbnail, (3 * 16 * 16,); ``name`` appears in errors."""
+    """Return the thumbnail, (3 * 16 * 16,), of an encoded image. Errors refer to the image by ``name``."""
     pixels = read_for(io.BytesIO(data), _SHOWN, name=name).image.permute(1, 2, 0).contiguous().numpy()
     means = Image.fromarray(pixels).resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
     return np.asarray(means).transpose(2, 0, 1).reshape(-1)
@@ -152,7 +142,7 @@ def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
 
 
 def connected(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the smallest member of each number's connected component, using union-find.
+    """Return the smallest number in each number's connected component.
 
     The nodes are the numbers below ``count``, and ``pairs`` are the edges.
     """

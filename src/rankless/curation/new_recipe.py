@@ -36,15 +36,9 @@ _SIDED = re.compile(r"(?<![a-z])(left|right|texts?|words?|letters?|digits?|arrow
 
 
 def text(facts: Facts, file: str, pretrained: str = "") -> str:
-    """Return the recipe as YAML with a comment above each key.
+    """Return the recipe as YAML, with a comment above each key and the command that uses ``file``.
 
-    Args:
-        facts: facts about the data and the machine.
-        file: path of the recipe file, for the command in the first comment.
-        pretrained: weights to fine-tune, as in ``model.pretrained``; "" to train from scratch.
-
-    Raises:
-        UserError: There is not enough memory.
+    If ``pretrained`` is given, the recipe fine-tunes these weights.
     """
     what = "boxes" if facts.boxed else "one class per image"
     images = counted(facts.train_images, "training image")
@@ -60,7 +54,7 @@ def text(facts: Facts, file: str, pretrained: str = "") -> str:
 
 
 def settings(facts: Facts, pretrained: str = "") -> list[Setting]:
-    """Return the settings of the recipe in order; see :func:`text` for the arguments."""
+    """Return the settings of the recipe, in the order of its keys."""
     if pretrained:
         return list(_on_weights(facts, pretrained))
     return list(_detector(facts) if facts.boxed else _classifier(facts))
@@ -221,7 +215,7 @@ def _batch(facts: Facts, images: int, pixels: int, why: str) -> Iterator[Setting
 
 
 def _epochs(facts: Facts, images: int) -> tuple[int, Setting]:
-    """Return the number of steps of the run, and the setting ``epochs``."""
+    """Return the number of steps in the run, and the setting ``epochs``."""
     task = facts.task
     epochs = max(math.ceil(STEPS[task] * images / facts.train_images), EPOCHS[task])
     steps = epochs * facts.train_images // images

@@ -15,9 +15,9 @@ _AHEAD = 4096  # number of items to submit at once; a million futures would use 
 
 
 def thread_map(work: Callable[[Item], Made], items: Sequence[Item], what: str) -> Iterator[Made]:
-    """Call ``work`` on every item in threads and yield the results in order, with a progress bar.
+    """Call ``work`` on every item in threads, and yield the results in order.
 
-    Threads are sufficient because Pillow's decoders, hashing and file access release the GIL.
+    Pillow's decoders, hashing and file access release the GIL.
     """
     with ProgressBar(len(items), what) as bar, ThreadPoolExecutor(usable_cores()) as pool:
         for first in range(0, len(items), _AHEAD):

@@ -34,31 +34,20 @@ RecipeFor = Callable[[str], Recipe]
 
 
 class Shown(NamedTuple):
-    """One sampled image.
-
-    Attributes:
-        image: the RGB image, or None if it cannot be read.
-        marks: boxes to draw, in pixels of the image.
-        caption: text below the image.
-        classes: class ids of all objects in the image.
-        heading: title of the group if the image is the first of a group, otherwise empty.
-    """
+    """One image of a contact sheet, with the boxes to draw and the ids of the classes in the image."""
 
     image: Image.Image | None
+    """The RGB image, or None if it cannot be read."""
     marks: list[Mark]
     caption: str
     classes: frozenset[int]
     heading: str = ""
+    """Title of the group, for its first image."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The sampled images.
-
-    Attributes:
-        files: paths of all images of the split; empty for the built-in data.
-        root: folder or file of the data set; None for the built-in data.
-    """
+    """The images of a contact sheet. ``files`` are the paths of all images in the split."""
 
     title: str
     class_names: tuple[str, ...]
@@ -79,18 +68,10 @@ def select(
     classes: Classes = "auto",
     augmented: RecipeFor | None = None,
 ) -> Selection:
-    """Sample random images of a split.
+    """Sample random images of a split. The default is the first split.
 
-    Args:
-        root: folder or file of the data set, or ``digits``.
-        format: one of :data:`rankless.data.formats.registry.NAMES`, ``auto`` or ``yolo``.
-        split: name of the split. Default: the first split.
-        count: number of images.
-        seed: random seed.
-        class_name: sample only images with an object of this class.
-        classes: classes to use; see :mod:`rankless.data.datasets.class_choice`.
-        augmented: a function that returns a recipe for ``detect`` or ``classify``. If given, images are
-            augmented as in the first epoch of training with that recipe.
+    With ``class_name``, every image has an object of this class. ``augmented`` returns a recipe for a task.
+    If it is given, images are augmented as in the first epoch of training with that recipe.
     """
     format = known_format(format)
     if root == DIGITS and not Path(root).exists():
@@ -112,11 +93,11 @@ def select(
         image_of = np.repeat(candidates, np.diff(whole.offsets))
         candidates = np.unique(image_of[np.asarray(whole.labels) == wanted])
     drawn = generator(seed, "show").permutation(candidates)[:count].tolist()
-    look = partial(_as_stored, whole)
+    sample = partial(_as_stored, whole)
     if augmented is not None:
-        look, _ = _augmented(recipe)
+        sample, _ = _augmented(recipe)
     title = f"{Path(root).expanduser().resolve().name} · {split} · {len(drawn)} of {len(candidates):,}"
-    shown = list(_read(look, sorted(drawn)))
+    shown = list(_read(sample, sorted(drawn)))
     return Selection(
         title + _suffix(class_name, augmented), whole.class_names, shown, whole.paths(), root, format
     )
@@ -125,24 +106,24 @@ def select(
 def _digits(
     split: str, count: int, seed: int, class_name: str | None, augmented: RecipeFor | None
 ) -> Selection:
-    """Sample scenes of the built-in data, whose classes are known only after rendering."""
+    """Sample built-in scenes, whose classes are known only after rendering."""
     scenes = DigitScenes(split, _SCENES)
     wanted = _label(class_name, scenes.class_names)
-    look, total = partial(_scene, scenes), len(scenes)
+    sample, total = partial(_scene, scenes), len(scenes)
     if augmented is not None:
         recipe = augmented("detect")
-        look, total = _augmented(replace(recipe, data=replace(recipe.data, root=DIGITS, train=split)))
+        sample, total = _augmented(replace(recipe, data=replace(recipe.data, root=DIGITS, train=split)))
     order = generator(seed, "show").permutation(total).tolist()
-    matching = (one for one in _read(look, order) if wanted is None or wanted in one.classes)
+    matching = (one for one in _read(sample, order) if wanted is None or wanted in one.classes)
     shown = list(itertools.islice(matching, count))
     title = f"digits · {split} · {counted(len(shown), 'scene')}" + _suffix(class_name, augmented)
     return Selection(title, scenes.class_names, shown)
 
 
-def _read(look: Callable[[int], Shown], order: Iterable[int]) -> Iterator[Shown]:
+def _read(sample: Callable[[int], Shown], order: Iterable[int]) -> Iterator[Shown]:
     for index in order:
         try:
-            yield look(index)
+            yield sample(index)
         except UnreadableImage as error:
             yield Shown(None, [], f"{Path(error.path).name}: {error.reason}", frozenset())
 
@@ -167,7 +148,6 @@ def _scene(scenes: DigitScenes, index: int) -> Shown:
 
 
 def _as_stored(whole: Annotations, index: int) -> Shown:
-    """Return an image with all its boxes, including those that training ignores."""
     image, rows = FileImages(whole).read(index).image, whole.rows(index)
     labels, caption = whole.labels[rows].tolist(), Path(whole.path(index)).name
     names = [whole.class_names[label] for label in labels]

@@ -2,8 +2,8 @@
 
 The split of an image depends only on the seed and the image's name, so adding images does not move other
 images. With ``stratify``, every split gets about the same fraction of each class, and an image's split
-depends on all images. Groups of images stay together, and so do identical and nearly identical images, which
-would inflate the scores if several splits had them.
+depends on all images. Identical and nearly identical images stay together, because duplicates in several
+splits would inflate the scores.
 """
 
 from __future__ import annotations
@@ -18,13 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankless.curation.data_set import (
-    DataSet,
-    join_splits,
-    must_be_outside,
-    names_below,
-    open_data_set,
-)
+from rankless.curation.data_set import DataSet, join_splits, must_be_outside, names_below, open_data_set
 from rankless.curation.near_duplicates import connected, find_duplicates
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.formats.registry import write
@@ -41,14 +35,7 @@ _CLOSE = 0.01
 
 @dataclass(frozen=True)
 class Divided:
-    """A divided data set.
-
-    Attributes:
-        data: the original data set.
-        splits: annotations of the new splits.
-        wanted: requested fraction of each split.
-        notes: notes on groups, duplicates, and splits that differ from their requested fraction.
-    """
+    """The new splits of a data set, the requested fraction of each, and notes on groups and duplicates."""
 
     data: DataSet
     out: Path
@@ -57,7 +44,7 @@ class Divided:
     notes: list[str]
 
     def counts(self) -> dict[str, list[int]]:
-        """Return the number of boxes (or of images for classification) per class for each split."""
+        """Return the number of boxes (for classification: images) per class in each split."""
         classes = len(next(iter(self.splits.values())).class_names)
         return {
             name: np.bincount(np.asarray(each.labels), minlength=classes).tolist()
@@ -65,7 +52,6 @@ class Divided:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Return the division as JSON-compatible data."""
         splits = {
             name: {
                 "images": len(each),
@@ -94,17 +80,12 @@ def split(
 ) -> Divided:
     """Divide a data set into ``train``, ``val`` and ``test``, and write it in the same format.
 
-    See :func:`open_data_set` for the other arguments.
-
     Args:
         out: new folder, which must not exist or must be empty.
         val, test: fractions of the images; a split with fraction 0 is not written.
-        stratify: whether to give every split about the same fraction of each class.
         group: a regular expression for paths relative to the data set's folder. Images stay together if its
             first group (or, without a group, the whole match) is the same text.
         near: whether to keep nearly identical images together as well.
-        seed: random seed.
-        link: whether to link images instead of copying them.
     """
     wanted = _fractions(val, test)
     try:
@@ -117,9 +98,9 @@ def split(
     whole = join_splits(list(data.parts.values()))
     names = names_below(root, whole)
     units, notes = _units(names, expression.search if expression else None, group)
-    alike = find_duplicates(whole, near=near)
-    units = _merge(units, alike.groups, len(whole))
-    notes += alike.notes()
+    duplicates = find_duplicates(whole, near=near)
+    units = _merge(units, duplicates.groups, len(whole))
+    notes += duplicates.notes()
     hashed = [key(seed, "split", unit) / 2**128 for unit in units]
     made = _divided(whole, list(units.values()), hashed, wanted, stratify=stratify)
     notes += _shares(made, wanted, max(map(len, units.values())), stratify=stratify)
@@ -136,7 +117,7 @@ def _divided(
     *,
     stratify: bool,
 ) -> dict[str, Annotations]:
-    """Return the new splits, given the images of each unit and its hash in [0, 1)."""
+    """Return the new splits, given the images in each unit and the unit's hash in [0, 1)."""
     if stratify:
         counts, sizes = _label_counts(whole, members), np.array([len(each) for each in members])
         order = np.argsort(np.array(hashed), kind="stable")
@@ -191,7 +172,6 @@ def stratified(counts: Counts, sizes: Counts, fractions: Sequence[float]) -> Cou
     left = (counts > 0).sum(0)  # number of unassigned examples with each label, (C,)
 
     def deal(example: int, demand: NDArray[np.float64]) -> None:
-        """Assign an example to the split with the highest ``demand``, (S,)."""
         best = np.flatnonzero(demand >= demand.max() - 1e-9)
         chosen = int(best[np.argmax(wanted[best])])
         where[example] = chosen
@@ -225,7 +205,7 @@ def _fractions(val: float, test: float) -> dict[str, float]:
 
 
 def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[str, list[int]], list[str]]:
-    """Return the units to divide (groups and single images) by name, and notes about them."""
+    """Return the images of each unit (a group or a single image) by the unit's name, and notes."""
     units: defaultdict[str, list[int]] = defaultdict(list)
     alone, text = 0, ""
     for number, name in enumerate(names):
@@ -258,10 +238,7 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
 def _merge(
     units: Mapping[str, list[int]], groups: Iterable[Sequence[int]], count: int
 ) -> dict[str, list[int]]:
-    """Merge units that share duplicates, under the first of their names.
-
-    The split of an image without duplicates still depends only on its name.
-    """
+    """Merge units that share duplicates. The name of the merged unit is the first of their names."""
     parts = [*units.values(), *groups]
     lowest = connected(count, ((members[0], other) for members in parts for other in members))
     merged: dict[int, tuple[str, list[int]]] = {}
@@ -273,7 +250,7 @@ def _merge(
 def _shares(
     made: Mapping[str, Annotations], wanted: Mapping[str, float], largest: int, *, stratify: bool
 ) -> list[str]:
-    """Return a list with one note on splits far from their requested fraction; empty if there are none."""
+    """Return a list with a note on splits that are far from their requested fraction, if any."""
     total = sum(map(len, made.values()))
     missed = [
         f"'{name}' has {len(each) / total:.1%} of the images, not {wanted[name]:.1%}"
@@ -291,7 +268,7 @@ def _shares(
 
 
 def _label_counts(whole: Annotations, members: Sequence[Sequence[int]]) -> Counts:
-    """Return the number of images, (N, C), of each class in each unit."""
+    """Return the number of images of each class in each unit, (N, C)."""
     unit_of = np.empty(len(whole), np.int64)
     for unit, images in enumerate(members):
         unit_of[list(images)] = unit
@@ -303,6 +280,6 @@ def _label_counts(whole: Annotations, members: Sequence[Sequence[int]]) -> Count
 
 
 def fractions_of(counts: Mapping[str, Sequence[int]]) -> dict[str, list[float]]:
-    """Return the fraction of each class that is in each split, given the counts."""
+    """Return the fraction of each class that is in each split, given the counts in each split."""
     totals = np.sum([list(each) for each in counts.values()], 0).clip(1)
     return {name: (np.asarray(each) / totals).tolist() for name, each in counts.items()}

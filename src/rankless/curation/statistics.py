@@ -22,7 +22,7 @@ UNEVEN = 10
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and quantiles (0, 0.05, 0.5, 0.95 and 1) of a set of numbers; None if the set is empty."""
+    """Quantiles (0, 0.05, 0.5, 0.95 and 1) and mean of a set of numbers; None if the set is empty."""
 
     least: float | None = None
     low: float | None = None
@@ -39,9 +39,8 @@ class SplitStatistics:
     Attributes:
         unreadable: number of images with an unreadable header, which are not in the size statistics.
         empty: number of images without boxes.
-        difficult, crowd: number of boxes with this flag.
         classes: number of boxes per class, or of images for classification.
-        width, height: width and height of the images in pixels.
+        width, height: size of the images in pixels.
         aspect: width divided by height of the images.
         common_sizes: number of images of each of the five most common sizes, ``WIDTH × HEIGHT``.
         small, medium, large: number of objects by COCO's bounds (areas of 32² and 96² pixels).
@@ -70,7 +69,7 @@ class SplitStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """The statistics of each split, and remarks on them."""
+    """Statistics of all splits, with remarks."""
 
     root: str
     format: str
@@ -78,12 +77,10 @@ class Statistics:
     remarks: list[str]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the statistics as JSON-compatible data."""
         return asdict(self)
 
 
 def statistics(data: DataSet) -> Statistics:
-    """Compute the statistics of all splits of a data set."""
     splits = {name: _of_split(each) for name, each in data.splits.items()}
     return Statistics(data.root, data.format, splits, _remarks(data, splits))
 
@@ -121,23 +118,23 @@ def _of_split(whole: Annotations) -> SplitStatistics:
 
 
 def readable_sizes(whole: Annotations) -> NDArray[np.float64]:
-    """Return the height and width, (N, 2), of the readable images in pixels."""
+    """Return the height and width in pixels of each readable image, (N, 2)."""
     sizes = np.asarray(whole.sizes, np.float64)
     return sizes[(sizes > 0).all(1)]
 
 
 def box_sides(whole: Annotations) -> NDArray[np.float64]:
-    """Return the width and height, (T, 2), of every box, normalized by its image's size."""
+    """Return the width and height of every box as fractions of its image's size, (T, 2)."""
     return _corners(whole)[:, 2:] - _corners(whole)[:, :2]
 
 
 def box_centers(whole: Annotations) -> NDArray[np.float64]:
-    """Return the center x and y, (T, 2), of every box, normalized by its image's size."""
+    """Return the center x and y of every box as fractions of its image's size, (T, 2)."""
     return (_corners(whole)[:, 2:] + _corners(whole)[:, :2]) / 2
 
 
 def object_areas(whole: Annotations) -> NDArray[np.float64]:
-    """Return the area, (T,), of every object in pixels: the annotated area, if any, or the box area."""
+    """Return the area of every object in pixels, (T,): the annotated area, if any, otherwise the box area."""
     boxes = np.asarray(whole.boxes, np.float64)
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
     stated = np.asarray(whole.areas, np.float64)[: len(areas)]

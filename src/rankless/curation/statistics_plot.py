@@ -30,7 +30,7 @@ Splits = dict[str, Annotations]
 
 
 def plot(data: DataSet, out: Path, outputs: Outputs) -> None:
-    """Write the plot to ``out``, which ``outputs`` must contain."""
+    """Write the plot to ``out``, which must be one of the files of ``outputs``."""
     outputs.refuse_inputs(chain.from_iterable(each.paths() for each in data.splits.values()))
     refuse_data_files(outputs, data.root, data.format)
     drawn = figure(data)
@@ -41,7 +41,7 @@ def plot(data: DataSet, out: Path, outputs: Outputs) -> None:
 
 
 def figure(data: DataSet) -> Figure:
-    """Return a figure with panels for the classes, the boxes and the images."""
+    """Draw panels for the classes, the boxes and the images."""
     splits = data.splits
     panels = _panels(data)
     count = len(next(iter(splits.values())).class_names)
@@ -72,7 +72,7 @@ def figure(data: DataSet) -> Figure:
 
 
 def _panels(data: DataSet) -> list[Callable[[Any], None]]:
-    """Return one drawing function per panel, starting with the class panel."""
+    """Return a drawing function for each panel. The first one draws the classes."""
     splits = data.splits
     every = list(splits.values())
     what = "boxes" if data.has_boxes else "images"
@@ -98,7 +98,7 @@ def _panels(data: DataSet) -> list[Callable[[Any], None]]:
 
 
 def _layout(panels: int, classes: int) -> list[list[str]]:
-    """Return a layout of the panels without gaps; many classes fill the whole left column."""
+    """Return a layout without gaps. A panel with many classes fills the left column."""
     names = [str(number) for number in range(panels)]
     if classes > _FEW_CLASSES:
         rest = names[1:]
@@ -117,7 +117,7 @@ def _plain(name: str) -> str:
 
 
 def _class_bars(axes: Any, splits: Splits, what: str) -> None:
-    """Draw one bar per class with one segment per split."""
+    """Draw a bar for each class, with a segment for each split."""
     names = next(iter(splits.values())).class_names
     counts = {
         name: np.bincount(np.asarray(each.labels), minlength=len(names))[: len(names)]
@@ -174,7 +174,7 @@ def _boxes_per_image(axes: Any, splits: Splits) -> None:
 
 
 def _object_sizes(axes: Any, splits: Splits) -> None:
-    """Draw the number of small, medium and large objects, by COCO's bounds."""
+    """Draw the numbers of small, medium and large objects as defined by COCO."""
     names = [f"small\n< {SMALL**0.5:.0f}² px", "medium", f"large\n≥ {MEDIUM**0.5:.0f}² px"]
     below = np.zeros(3)
     for each, color in zip(splits.values(), _colors(splits), strict=True):
@@ -190,7 +190,7 @@ def _object_sizes(axes: Any, splits: Splits) -> None:
 
 
 def _image_sizes(axes: Any, splits: Splits) -> None:
-    """Draw a dot for each image size, scaled by the number of images; show a single size as text."""
+    """Draw a dot for each image size, scaled by the number of images. A single size is shown as text."""
     every = np.concatenate([readable_sizes(each) for each in splits.values()])
     if len(sizes := np.unique(every, axis=0)) == 1:
         height, width = sizes[0].astype(int).tolist()
@@ -231,7 +231,6 @@ def _colors(splits: Splits) -> list[str]:
 
 
 def _finish(axes: Any, title: str, x: str = "", y: str = "", *, percent: bool = False) -> None:
-    """Set the title, axis labels and ticks of a panel."""
     axes.set_title(title, fontsize=11, fontweight="bold", loc="left")
     axes.set(xlabel=x, ylabel=y)
     if percent:

@@ -77,7 +77,6 @@ class MicroBatches(Generic[B]):
     def _loaded(
         fetch: _Fetch, guarded: _Guarded, schedule: Iterable[Line], workers: int, *, pin_memory: bool
     ) -> Iterator[Any]:
-        """Return the batches of a DataLoader, and start its processes."""
         if workers:
             loader_server.ensure(_modules(fetch.examples, guarded.collate))
         loader = DataLoader(
@@ -143,7 +142,7 @@ class _Failure:
 
 
 class _Fetch(Dataset[Any]):
-    """A data set whose items are the lines of a schedule."""
+    """A data set whose items are the micro-batches of a schedule."""
 
     def __init__(self, examples: Any) -> None:
         self.examples = examples
@@ -162,8 +161,6 @@ class _Fetch(Dataset[Any]):
 
 
 class _Guarded:
-    """A wrapper around a collate function that passes failures through."""
-
     def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
         self.collate = collate
 
@@ -231,7 +228,6 @@ def _failure(error: Exception) -> _Failure:
 
 
 def _death(processes: Iterable[BaseProcess]) -> Exception | None:
-    """Return an error for the first dead loader process, or None if all are alive."""
     code = next((p.exitcode for p in processes if p.exitcode), None)
     if code is None:
         return None
@@ -243,7 +239,6 @@ def _death(processes: Iterable[BaseProcess]) -> Exception | None:
 
 
 def _modules(examples: object, collate: object) -> set[str]:
-    """Return the names of the modules that loader processes need for ``examples`` and ``collate``."""
     kinds = {__name__, type(examples).__module__, getattr(collate, "__module__", __name__)} - {"__main__"}
     return kinds.union(getattr(examples, "loader_imports", ()))
 
@@ -259,7 +254,6 @@ def _init_worker(worker: int) -> None:
 
 
 def _follow(rank: BaseProcess) -> None:
-    """Exit as soon as the rank exits for any reason."""
     rank.join()
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -267,8 +261,8 @@ def _follow(rank: BaseProcess) -> None:
 def _end(batches: Any, processes: list[BaseProcess]) -> None:
     """Let the loader processes exit, and kill those that are still busy after a while.
 
-    They are not killed immediately: a process that is killed while sending a batch would keep a lock for
-    which the memory-pinning thread would wait forever.
+    A process that is killed while sending a batch would keep a lock for which the memory-pinning thread would
+    wait forever.
     """
     shutdown = getattr(batches, "_shutdown_workers", None)
     if shutdown is None:

@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 
 from rankless.hardware.processes import fork, name_process
 
-ENDS = (signal.SIGINT, signal.SIGTERM)
-"""Signals that ask a rank to exit. Its loader processes ignore them."""
+ENDS = (signal.SIGINT, signal.SIGTERM)  # Signals that ask a rank to exit. Its loader processes ignore them.
 _imported: frozenset[str] = frozenset()
 """Modules imported before this process forked the server; empty if this process did not fork the server."""
 
@@ -49,7 +48,6 @@ def fork_early() -> None:
 
 
 def _serve(*descriptors: int) -> NoReturn:
-    """Run the loop of multiprocessing's fork server."""
     try:
         name_process("loader server")
         first = 3
@@ -65,11 +63,7 @@ def _serve(*descriptors: int) -> NoReturn:
 
 
 def ensure(modules: Iterable[str]) -> None:
-    """Start the fork server, unless a server that has imported all ``modules`` is running.
-
-    Every evaluation starts new loader processes, which would otherwise spend seconds on importing the
-    modules.
-    """
+    """Start the fork server, unless a server that has imported all ``modules`` is running."""
     global _imported
     needed = set(modules)
     if _imported and not needed <= _imported:

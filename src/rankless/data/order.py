@@ -22,19 +22,14 @@ _ROUNDS, _ROUNDS_OF_FEW, _FEW = 8, 16, 1024  # small n need more rounds: 8 round
 
 
 class Line(NamedTuple):
-    """One line of a schedule: the images of one micro-batch.
+    """One line of a schedule: the images of one micro-batch."""
 
-    Attributes:
-        step: training step, from 0; always 0 in evaluations.
-        images: (epoch, index) of each image.
-    """
-
-    step: int
-    images: Sequence[tuple[int, int]]
+    step: int  # training step, from 0; always 0 in evaluations
+    images: Sequence[tuple[int, int]]  # (epoch, index) of each image
 
 
 def permute(n: int, key: int, positions: NDArray[np.integer] | int) -> NDArray[np.int64]:
-    """Apply a keyed permutation of 0..n-1 to ``positions``.
+    """Apply a keyed permutation of 0..n-1 to ``positions``, an array of any shape, and return int64 values.
 
     The permutation is a Feistel network over Z_a × Z_b with a·b ≥ n (Black and Rogaway, "Ciphers with
     Arbitrary Finite Domains", 2002). Each round adds a keyed hash of one half to the other half. Results ≥ n
@@ -43,10 +38,7 @@ def permute(n: int, key: int, positions: NDArray[np.integer] | int) -> NDArray[n
     Args:
         n: number of images, 1 to 2**62, so that sums fit in 64 bits.
         key: key of the permutation, 0 to 2**128 - 1.
-        positions: array of any shape with values in 0..n-1.
-
-    Returns:
-        An int64 array of the same shape, with values in 0..n-1.
+        positions: values in 0..n-1.
     """
     asked = np.asarray(positions)
     rounds = _ROUNDS_OF_FEW if n < _FEW else _ROUNDS
@@ -61,12 +53,9 @@ def permute(n: int, key: int, positions: NDArray[np.integer] | int) -> NDArray[n
 
 
 def stream(n: int, seed: int, positions: NDArray[np.integer]) -> list[tuple[int, int]]:
-    """Return the (epoch, index) of the image at each position of the endless training stream.
+    """Return the (epoch, index) of the image at each position, (P,), of the endless training stream.
 
-    Args:
-        n: number of images in the data set.
-        seed: the recipe's seed.
-        positions: positions in the stream, (P,), from 0. Position p belongs to epoch ``p // n``.
+    Position p belongs to epoch ``p // n``, where n is the number of images.
     """
     epochs = positions // n
     indices = np.empty(positions.shape, np.int64)

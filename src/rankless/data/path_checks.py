@@ -11,10 +11,7 @@ from rankless.files.remote import is_remote
 def refuse_gone(root: str, before: str, weights: Path) -> None:
     """Raise an error if a model is to be evaluated on its training data, which no longer exists.
 
-    Args:
-        root: ``data.root`` for the evaluation.
-        before: ``data.root`` of the training run.
-        weights: path of the weights file, for the message.
+    ``root`` and ``before`` are ``data.root`` of the evaluation and of the training run.
     """
     by_name = root == "digits" or root.startswith("torchvision/")
     if root == before and not by_name and missing_data(root):

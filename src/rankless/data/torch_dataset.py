@@ -61,7 +61,6 @@ def seeded(seed: int, epoch: int, index: int, *generators: Any) -> Iterator[None
 
 
 def _words(number: int) -> list[int]:
-    """Split a 128-bit key into four 32-bit words."""
     return [number >> 32 * word & 0xFFFFFFFF for word in range(4)]
 
 
@@ -118,7 +117,7 @@ class FromDataset:
         _check(dataset)
         if not _same(self.item(0, 0), self.item(0, 0)):
             raise UserError(
-                f"{_named(dataset)}: item 0 differs when loaded again with the same seed; expected random "
+                f"{_name_of(dataset)}: item 0 differs when loaded again with the same seed; expected random "
                 "numbers only from Python, NumPy or torch generators, and no state between items; store "
                 "other generators as attributes, or seed them with rankless.seeded"
             )
@@ -127,14 +126,13 @@ class FromDataset:
         return len(self.dataset)
 
     def item(self, index: int, epoch: int) -> Any:
-        """Return item ``index`` as in the given epoch."""
+        """Return item ``index`` with the random numbers of the given epoch."""
         with seeded(self.seed, epoch, index, *self._generators):
             return self.dataset[index]
 
     @cached_property
     def _generators(self) -> list[Any]:
-        """Generators in the data set's attributes and transforms."""
-        return list(_found(self.dataset, _DEEPEST, set()))
+        return list(_generators_in(self.dataset, _DEEPEST, set()))
 
     def __getstate__(self) -> dict[str, Any]:
         # Other processes have their own copies of the generators.
@@ -146,21 +144,20 @@ def _check(dataset: Any) -> None:
         callable(getattr(dataset, name, None)) for name in ("__len__", "__getitem__")
     ):
         raise UserError(
-            f"{_named(dataset)}: not a map-style data set; expected __len__ and __getitem__, because any "
+            f"{_name_of(dataset)}: not a map-style data set; expected __len__ and __getitem__, because any "
             "rank may load any item; make items accessible by index"
         )
     if not len(dataset):
         raise UserError(
-            f"{_named(dataset)}: the data set is empty; expected at least one item; check the folder"
+            f"{_name_of(dataset)}: the data set is empty; expected at least one item; check the folder"
         )
 
 
-def _named(dataset: Any) -> str:
+def _name_of(dataset: Any) -> str:
     return f"from_dataset({type(dataset).__name__})"
 
 
-def _found(value: Any, deepest: int, seen: set[int]) -> Iterator[Any]:
-    """Yield the generators in the attributes and items of an object, recursively."""
+def _generators_in(value: Any, deepest: int, seen: set[int]) -> Iterator[Any]:
     plain = str | bytes | np.ndarray | torch.Tensor | type | ModuleType
     if id(value) in seen or not deepest or len(seen) > _MOST or isinstance(value, plain):
         return
@@ -173,7 +170,7 @@ def _found(value: Any, deepest: int, seen: set[int]) -> Iterator[Any]:
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     attributes = getattr(value, "__dict__", {}) if not callable(getattr(value, "__get__", None)) else {}
     for each in itertools.chain(itertools.islice(inner, _LONGEST), attributes.values()):
-        yield from _found(each, deepest - 1, seen)
+        yield from _generators_in(each, deepest - 1, seen)
 
 
 def _same(one: Any, other: Any) -> bool:

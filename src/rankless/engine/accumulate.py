@@ -1,4 +1,4 @@
-"""The computation of one step: forward and backward passes, and the sums of gradients and counts."""
+"""Run the forward and backward passes of a step, and sum the gradients and counts over all ranks."""
 
 from __future__ import annotations
 
@@ -42,10 +42,9 @@ class LossModule(nn.Module):
 
 
 class Accumulator:
-    """The gradient computation of a step, with batch statistics that are frozen or per micro-batch.
+    """Computes the gradients of a step. Batch norms are frozen or use the statistics of each micro-batch.
 
-    The bare model must be on its device, with the backbone already frozen if necessary, and the recipe's
-    precision must be resolved.
+    The bare model must be on its device, and its backbone must already be frozen if necessary.
     """
 
     def __init__(
@@ -72,14 +71,10 @@ class Accumulator:
         flags: Flags,
         compared: Compared | None = None,
     ) -> Totals:
-        """Run the forward and backward passes of this rank's micro-batches, and reduce over all ranks.
+        """Run the forward and backward passes of this rank's micro-batches, and sum the results of all ranks.
 
-        Args:
-            step: index of the step, starting at 0, which seeds the dropout.
-            batches: this rank's micro-batches. With ``compared``, another rank's micro-batch comes first.
-            scale: function that scales the loss, a scalar, before the backward pass (fp16).
-            flags: this rank's flags, which are combined over all ranks.
-            compared: micro-batches to compare with other ranks, or None.
+        ``scale`` scales the loss, a scalar, before the backward pass. With ``compared``, the first batch is
+        another rank's micro-batch.
         """
         leaves: list[Tensor] = []
         pending = None
@@ -116,7 +111,7 @@ class Accumulator:
     def _second(
         self, step: int, leaf: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor]
     ) -> Tensor | None:
-        """Return the bit sums of another rank's micro-batch, or None if some of its images are missing."""
+        """Return the bit sums of another rank's micro-batch, or None if any of its images is missing."""
         batch, missing = self._draw(batches)
         with self.gradients.not_added():
             loss = self._forward(step, leaf, batch)
@@ -126,7 +121,7 @@ class Accumulator:
 
     @staticmethod
     def _seen(leaf: Tensor) -> Tensor:
-        """Return the bit sum of a micro-batch's contribution (N,) to the totals, except for the flags."""
+        """Return the bit sum of a micro-batch's contribution to the totals, excluding the flags."""
         return bit_sum(torch.cat([leaf[:2], leaf[5:]]))
 
     def _with_gradients(self, seen: Tensor) -> Tensor:
@@ -135,15 +130,14 @@ class Accumulator:
         return torch.stack([seen, *(bits[number] for number in sorted(bits))])
 
     def _draw(self, batches: Iterator[Any]) -> tuple[Any, Sequence[Unreadable]]:
-        """Return the next batch, moved to the device, and its unreadable images."""
         batch = next(batches)
         check_batch(self.task, batch)
         return batch.to(self.device), unreadable_in(batch)
 
     def _seeded(self, step: int, leaf: int) -> AbstractContextManager[object]:
-        """Seed the generators of the CPU and of this device for a forward pass.
+        """Seed the generators of the CPU and this device for a forward pass.
 
-        ``torch.manual_seed`` also checks all other kinds of devices, which takes 70 times as long.
+        ``torch.manual_seed`` also checks all other device types, which takes 70 times as long.
         """
         seed = torch_seed(self.recipe.seed, "dropout", step, leaf)
         if self.device.type == "cuda":
@@ -187,7 +181,7 @@ class Accumulator:
 
 
 class SyncAccumulator(Accumulator):
-    """The gradient computation of a step whose batch norms span the global batch."""
+    """Computes the gradients of a step whose batch norms span the global batch."""
 
     def _wrap(self, module: LossModule) -> None:
         self.autocast = autocast_for(shared=True)
@@ -204,8 +198,7 @@ class SyncAccumulator(Accumulator):
     ) -> Totals:
         """Run a step like :meth:`Accumulator.run`, with all of this rank's micro-batches in memory at once.
 
-        ``scale`` takes and returns a scalar. ``compared`` is ignored, because no micro-batch can be computed
-        alone.
+        ``compared`` is ignored, because no micro-batch can be computed alone.
         """
         drawn = [self._draw(batches) for _ in self.mine]
         losses: list[LossSum] = []
@@ -229,7 +222,7 @@ class SyncAccumulator(Accumulator):
         return self._totals(totals, [one for _, missing in drawn for one in missing], unused)
 
     def _sum_gradients(self) -> dict[int, set[int]]:
-        """Write the summed gradients to the parameters, and return each micro-batch's unused parameters."""
+        """Store the summed gradients in the parameters, and return each micro-batch's unused parameters."""
         missing = missing_value(self.recipe.find_unused_parameters)
         unused: dict[int, set[int]] = {}
         leaves = []

@@ -1,8 +1,8 @@
-"""Checkpoints, which are renamed only when they are completely on disk, so no incomplete one is ever read.
+"""Save and load checkpoints.
 
-A checkpoint contains everything that determines the next step, but nothing about the ranks that computed it,
-so any number of ranks can continue from it. To check one manually, run ``sha256sum -c SHA256SUMS`` in its
-directory.
+A checkpoint gets its final name only once it is completely on disk. It contains everything that determines
+the next step, but nothing about the ranks that computed it, so any number of ranks can continue from it. To
+check one manually, run ``sha256sum -c SHA256SUMS`` in its directory.
 """
 
 from __future__ import annotations
@@ -41,16 +41,10 @@ from rankless.runs.directory import (
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The content of a checkpoint.
+    """The content of a checkpoint after ``step`` steps.
 
-    Attributes:
-        step: number of completed steps.
-        model: the bare model's state.
-        ema: the averaged model's state, if there is one.
-        training: the optimizer's tensors.
-        state: other JSON-ready values: best score, loss scale, number of training images.
-        links: the links that bind the checkpoint to its run (:mod:`rankless.runs.chain`). Empty without a
-            chain.
+    ``training`` contains the optimizer's tensors, ``state`` contains JSON values such as the best score, and
+    ``links`` binds the checkpoint to its run (:mod:`rankless.runs.chain`).
     """
 
     step: int
@@ -62,7 +56,7 @@ class Snapshot:
 
 
 class Copies:
-    """Memory for a copy of the training state, reused for the next copy."""
+    """Reusable memory for a copy of the training state."""
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], Tensor] = {}
@@ -81,7 +75,6 @@ class Copies:
         return Snapshot(snapshot.step, model, ema, training, deepcopy(dict(snapshot.state)))
 
     def _copied(self, part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return contiguous copies of the tensors, as a file stores them."""
         copied = {}
         for name, value in tensors.items():
             held = self._tensors.get((part, name))
@@ -94,7 +87,7 @@ class Copies:
 
 
 def save(run: RunDirectory, snapshot: Snapshot, recipe: Recipe, class_names: Sequence[str]) -> None:
-    """Write one checkpoint and point ``last`` to it."""
+    """Write a checkpoint and point ``last`` to it."""
     target = run.step_directory(snapshot.step)
     new, old = beside(target, "tmp"), beside(target, "aside")
     for left in (new, old):
@@ -117,7 +110,6 @@ def save(run: RunDirectory, snapshot: Snapshot, recipe: Recipe, class_names: Seq
 
 
 def _write(folder: Path, snapshot: Snapshot, recipe: Recipe, class_names: Sequence[str]) -> None:
-    """Write all files and wait until they are on the disk."""
     sums: dict[str, str] = {}
     states = {"model.safetensors": snapshot.model, "ema.safetensors": snapshot.ema}
     for name, state in states.items():
@@ -130,21 +122,15 @@ def _write(folder: Path, snapshot: Snapshot, recipe: Recipe, class_names: Sequen
                 extra={"step": str(snapshot.step)},
             )
     sums["training.safetensors"] = tensor_file.write(folder / "training.safetensors", snapshot.training)
-    texts = {"state.json": {"step": snapshot.step, **snapshot.state}, chain.NAME: snapshot.links}
-    for name, content in texts.items():
-        if content:
-            text = json.dumps(content, indent=1).encode()
-            sums[name] = hashlib.sha256(text).hexdigest()
-            _write_bytes(folder / name, text)
-    _write_bytes(folder / checksums.NAME, checksums.text(sums).encode())
+    values = {"state.json": {"step": snapshot.step, **snapshot.state}, chain.NAME: snapshot.links}
+    texts = {name: json.dumps(value, indent=1).encode() for name, value in values.items() if value}
+    sums |= {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+    for name, text in {**texts, checksums.NAME: checksums.text(sums).encode()}.items():
+        with (folder / name).open("wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
     flush(folder)
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:

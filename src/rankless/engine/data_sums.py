@@ -1,10 +1,11 @@
-"""Write a list of the data's files and their SHA-256 to the run directory during training."""
+"""List the data files with their SHA-256 digests in the run directory during training."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 
@@ -13,11 +14,10 @@ from rankless.runs.chain import sum_of
 
 
 class DataSums:
-    """A thread that writes the list, with one line per file in the format of ``sha256sum``.
+    """A thread that writes a list of the data files and their digests in the format of ``sha256sum``.
 
-    Args:
-        path: path of the list. A different list from an earlier start is kept under another name.
-        files: returns the paths of the files. If there are none, no list is written.
+    A different list from an earlier start is kept under another name. If ``files`` returns no paths, no list
+    is written.
     """
 
     def __init__(self, path: Path, files: Callable[[], Sequence[str]]) -> None:
@@ -27,11 +27,11 @@ class DataSums:
         Thread(target=self._make, name="data sums", daemon=True).start()
 
     def digest(self, seconds: float) -> str | None:
-        """Wait at most ``seconds`` and return the SHA-256 of the list, or None if it is not complete."""
+        """Return the SHA-256 of the list, or None if the list is not complete after ``seconds``."""
         return self._sum if self._done.wait(seconds) else None
 
     def close(self) -> None:
-        """Stop the thread soon, even if the list is incomplete."""
+        """Tell the thread to stop, even if the list is incomplete."""
         self._closed = True
 
     def _make(self) -> None:
@@ -41,30 +41,26 @@ class DataSums:
                 if self._closed:
                     return
                 lines.append(f"{digest}  {name}\n")
-            if lines:
-                self._sum = self._write("".join(lines))
+            if not lines:
+                return
+            digest = hashlib.sha256(os.fsencode("".join(lines))).hexdigest()
+            with suppress(OSError):  # the chain does not need the list
+                if (before := sum_of(self._path)) not in (None, digest):
+                    keep_beside(self._path)
+                if before != digest:
+                    write_atomically(self._path, "".join(lines))
+                self._sum = digest
         finally:
             self._done.set()
 
-    def _write(self, text: str) -> str | None:
-        digest = hashlib.sha256(os.fsencode(text)).hexdigest()
-        try:
-            if (before := sum_of(self._path)) not in (None, digest):
-                keep_beside(self._path)
-            if before != digest:
-                write_atomically(self._path, text)
-        except OSError:  # the chain does not need the list
-            return None
-        return digest
-
 
 def sums_of(files: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each file's path relative to :func:`common_folder`, and its SHA-256."""
+    """Yield the path of each file relative to :func:`common_folder`, and its SHA-256."""
     root = common_folder(files)
     for file in files:
         yield os.path.relpath(file, root).replace("\n", "\\n"), sum_of(Path(file)) or "unreadable"
 
 
 def common_folder(files: Sequence[str]) -> str:
-    """Return the deepest folder that contains all files, so that relative paths survive moving the data."""
+    """Return the deepest folder that contains all files. Relative paths stay valid if the data is moved."""
     return os.path.commonpath({Path(file).absolute().parent for file in files}) if files else ""

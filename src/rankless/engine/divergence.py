@@ -10,17 +10,15 @@ from rankless.errors import UserError
 from rankless.recipe.schema import Recipe
 
 SMALLEST_SCALE = 2.0**-14
-"""Minimum loss scale of fp16. The scale starts at 65,536 and reaches this after 30 overflows in a row."""
+"""Minimum loss scale for fp16, reached from the initial 65,536 after 30 consecutive overflows."""
 _SHOWN = 5
 
 
 class DivergedError(UserError):
     """Raised on every rank if a step cannot be applied or weights cannot be saved.
 
-    Args:
-        errors: one or more sentences.
-        is_whole: whether the state is the same as before the step, so that it can be saved.
-        repeats: whether a resumed run would fail in the same way.
+    If ``is_whole``, the state is the same as before the step and can be saved. If ``repeats``, a resumed run
+    would fail in the same way.
     """
 
     def __init__(self, errors: str | Iterable[str], *, is_whole: bool, repeats: bool) -> None:
@@ -31,7 +29,7 @@ class DivergedError(UserError):
 def not_used(step: int, unused: Sequence[tuple[int, Sequence[str]]]) -> str:
     """Return an error message about micro-batches whose loss does not depend on some parameters.
 
-    ``step`` starts at 1. ``unused`` has pairs of a micro-batch, starting at 0, and its unused parameters.
+    ``step`` is counted from 1. ``unused`` contains pairs of a micro-batch and its unused parameters.
     """
     leaf, names = unused[0]
     more = f" (and {len(unused) - 1} more micro-batches)" if len(unused) > 1 else ""
@@ -45,7 +43,7 @@ def not_used(step: int, unused: Sequence[tuple[int, Sequence[str]]]) -> str:
 def not_finite(step: int, numbers: Numbers, bad: Sequence[str], recipe: Recipe, scale: float) -> str:
     """Return an error message about a loss, or gradients of the parameters ``bad``, that are not finite.
 
-    ``step`` starts at 1. ``scale`` is fp16's loss scale.
+    ``step`` is counted from 1. ``scale`` is the loss scale for fp16.
     """
     if not math.isfinite(numbers.loss):
         what = f"the loss became {numbers.mean_loss}"

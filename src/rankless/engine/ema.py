@@ -11,12 +11,10 @@ from torch import Tensor, nn
 
 
 class Ema:
-    """A second model whose weights are the moving average of a model's weights.
+    """A copy of a model whose weights are the moving average of the model's weights.
 
-    Args:
-        model: the model to average. It may later replace its parameters and buffers, but must keep their
-            names.
-        decay: the maximum decay, the fraction of the average that a step keeps.
+    The original model may later replace its parameters and buffers, but must keep their names. ``decay`` is
+    the maximum fraction of the average that a step keeps.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -26,7 +24,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Move the average towards the model after the step with the index ``step``.
+        """Update the average after the step with index ``step``.
 
         The decay of a step is ``min(decay, (1 + step) / (10 + step))``.
         """

@@ -1,6 +1,6 @@
-"""The hardware and software of a run, which can change the weights although it is not part of the recipe.
+"""The hardware and software of a run, which affect the weights although they are not part of the recipe.
 
-It is compared between ranks and with the previous start, and recorded at each start.
+They are compared between ranks and with the previous start, and recorded at each start.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rankless.runs import starts
 from rankless.world.process_group import World
 
 Environment = dict[str, dict[str, str]]
-"""Names and values in the sections ``hardware``, ``instruction_set``, ``versions`` and ``variables``."""
+"""Values by name in the sections ``hardware``, ``instruction_set``, ``versions`` and ``variables``."""
 
 # Packages that compute numbers, and image decoders.
 _PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "timm")
@@ -47,10 +47,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def describe(device: torch.device) -> Environment:
-    """Describe the hardware and software that compute on ``device``.
-
-    Equal descriptions mean equal results.
-    """
+    """Return the hardware and software that compute on ``device``. Equal descriptions mean equal results."""
     computes = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     sets = {"ATen": torch.backends.cpu.get_cpu_capability(), "oneDNN": instruction_set.of_onednn()}
     return {
@@ -67,7 +64,7 @@ def describe(device: torch.device) -> Environment:
 
 @cache
 def source() -> str:
-    """Return 12 digits of a hash of the package's code, which may differ between copies of one version."""
+    """Return a 12-digit hash of the package's code, which may differ between copies of the same version."""
     root, found = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         found.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
@@ -95,7 +92,7 @@ def versions() -> dict[str, str]:
 
 
 def nvidia_driver(path: Path = _DRIVER) -> str | None:
-    """Return the version of the kernel's NVIDIA driver, or None if there is none."""
+    """Return the version of the NVIDIA kernel driver, or None if there is none."""
     try:
         match = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", path.read_text(encoding="utf-8"))
     except OSError:
@@ -104,57 +101,35 @@ def nvidia_driver(path: Path = _DRIVER) -> str | None:
 
 
 def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Environment, list[str]]:
-    """Compare the ranks' hardware and software.
+    """Return this rank's environment, and warnings about differences between ranks.
 
-    Args:
-        world: the ranks. All of them must call this.
-        recipe: the recipe, whose ``cpu_isa`` every rank must use.
-        data: the digest of this rank's training data, or None if the data has none.
-
-    Returns:
-        This rank's environment, and warnings about differences between ranks that affect the results. The
-        warnings are empty except on rank 0.
-
-    Raises:
-        UserError: the ranks must not differ in this way.
+    All ranks must call this, with the digest of their training ``data`` if it has one. Differences that are
+    not allowed raise a :class:`UserError`.
     """
     mine = describe(world.device)
     must = {name: value for name, value in mine["versions"].items() if name not in starts.MAY_DIFFER}
     must |= {"the backend": world.backend, "the training data": f"digest {data}"}
-    gathered = world.gather([must, mine])
-    errors: list[str] = []
-    warnings: list[str] = []
-    if gathered is not None:
-        errors = _version_differences([must for must, _ in gathered])
-        warnings = _rounding_differences([environment for _, environment in gathered])
-        used = [environment["instruction_set"]["ATen"] for _, environment in gathered]
-        if recipe.cpu_isa != "native" and set(used) != {recipe.cpu_isa.upper()}:
-            errors.append(
-                f"cpu_isa is '{recipe.cpu_isa}', but PyTorch computes with {_by_value(used)}; "
-                "use cpu_isa=native, or other machines"
-            )
-        if recipe.check.recompute and warnings:
-            errors.append(
-                f"check.recompute is {recipe.check.recompute}, but {warnings[0]}, or check.recompute=0"
-            )
-    if errors := world.broadcast(errors):
+    gathered = world.all_gather([must, mine])
+    errors = _version_differences([must for must, _ in gathered])
+    warnings = _rounding_differences([environment for _, environment in gathered])
+    used = [environment["instruction_set"]["ATen"] for _, environment in gathered]
+    if recipe.cpu_isa != "native" and set(used) != {recipe.cpu_isa.upper()}:
+        errors.append(
+            f"cpu_isa is '{recipe.cpu_isa}', but PyTorch computes with {_by_value(used)}; use "
+            "cpu_isa=native, or other machines"
+        )
+    if recipe.check.recompute and warnings:
+        errors.append(f"check.recompute is {recipe.check.recompute}, but {warnings[0]}, or check.recompute=0")
+    if errors:
         raise UserError(errors)
     return mine, warnings
 
 
 def record(path: Path, now: Environment, world: World, step: int, launched: Mapping[str, Any]) -> list[str]:
-    """Append the environment of this start to the run's record.
+    """Append this start to the run's ``environment.json`` at ``path``.
 
-    Args:
-        path: the run's ``environment.json``, a list with one entry per start. It is created with its folder
-            if missing.
-        now: the environment of rank 0.
-        world: the ranks.
-        step: number of completed steps.
-        launched: the launcher's record of the start, with its time and command.
-
-    Returns:
-        Warnings about differences from the previous start that can change the weights.
+    Returns warnings about differences from the previous start that can change the weights. ``now`` is the
+    environment of rank 0, and ``launched`` is the launcher's record of the start.
     """
     before, problem = starts.read(path)
     warnings = []
@@ -183,7 +158,7 @@ def record(path: Path, now: Environment, world: World, step: int, launched: Mapp
 
 
 def _differences(before: Mapping[str, Any], now: Environment) -> list[str]:
-    """Return a warning about the differences between two starts, if they can affect the results."""
+    """Return a warning about the differences between two starts if they can affect the results."""
     differing = []
     certain = False
     for section, values in now.items():
@@ -209,14 +184,14 @@ def _differences(before: Mapping[str, Any], now: Environment) -> list[str]:
 
 
 def label(section: str, name: str) -> str:
-    """Return the name of a value in an environment, for messages."""
+    """Return the name of an environment value for messages."""
     if section == "instruction_set":
         return f"the instruction set of {name}"
     return f"the {name}" if section == "hardware" else name
 
 
 def _version_differences(ranks: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return an error message for each value that must not differ between ranks but does."""
+    """Return an error message for each value that differs between ranks but must not."""
     differing = []
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         values = [rank.get(name, "missing") for rank in ranks]

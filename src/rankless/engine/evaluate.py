@@ -1,8 +1,7 @@
 """Evaluate a model on a complete data set, with the same scores for any number of ranks.
 
 All ranks split the images into the same batches, and exactly one rank predicts on each batch. Rank 0
-gathers the predictions in the order of the images and scores them. The number of unreadable images is
-reported with the scores, and too many of them are an error.
+gathers the predictions in the order of the images and scores them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from rankless.user_code import explained
 from rankless.world.process_group import World
 
 SHOWN = 20
-"""Maximum number of unreadable images that an error lists."""
+"""Maximum number of unreadable images listed in an error."""
 
 
 def evaluate(
@@ -57,24 +56,17 @@ def evaluate(
     progress: Callable[[int, int], None] | None = None,
     keep: Callable[[Sequence[Any]], None] | None = None,
 ) -> Scores:
-    """Score ``model`` and return the same scores on every rank.
+    """Return the scores of ``model``, which are the same on every rank.
 
-    The entry ``computed_in`` is the precision. If the task has a validation loss
-    (:mod:`rankless.engine.validation_loss`), its mean is the score ``loss``.
+    The scores include the precision (``computed_in``), the validation ``loss`` if the task has one, and the
+    number of ``unreadable`` images if there are any. Too many unreadable images raise an error.
 
     Args:
-        task: the task to evaluate.
-        model: the bare model on the world's device. It is left in evaluation mode.
-        recipe: the run's recipe, with its precision resolved.
-        world: the ranks.
-        limit: number of images to predict on, for a check that returns a digest of the predictions instead of
-            scores. None means all images.
-        unreadable: called on every rank with the images that could not be read, if any. Their number is the
-            score ``unreadable``. They affect no other score.
+        limit: number of images to predict on. If given, return a digest of the predictions instead of scores.
+        unreadable: called on every rank with the images that could not be read, if any.
         stop: called before every batch. Returns whether to stop, which may differ between ranks.
         phase: called with ``predicting`` before every batch, and with ``scoring`` after the last one.
-        progress: called before every batch and after the last one, with this rank's number of finished
-            batches and its total number of batches.
+        progress: called with this rank's number of finished batches and its total number of batches.
         keep: called on rank 0 with all predictions in the order of the images. It must not raise.
     """
     data = task.evaluation_data()
@@ -82,8 +74,17 @@ def evaluate(
     lines = _lines(task, data, size, limit)[world.rank :: world.size]
     model.eval()
     failures, mine = Failures(world), _Predicted(with_loss=limit is None and has_loss(task))
+    finished = itertools.count()
+
+    def is_stopped() -> bool:
+        if phase:
+            phase("predicting")
+        if progress:
+            progress(next(finished), len(lines))
+        return bool(stop and stop())
+
     with failures.recording():
-        _predict(task, model, recipe, world, lines, _before_each(stop, phase, progress, len(lines)), mine)
+        _predict(task, model, recipe, world, lines, is_stopped, mine)
     if progress:
         progress(len(lines), len(lines))
     if phase:
@@ -92,18 +93,16 @@ def evaluate(
     missing = _missing(mine.unreadable, len(data), recipe.data.max_bad, world)
     if missing and unreadable:
         unreadable(missing)
-    gathered = world.gather(mine.predictions)
-    losses = world.gather(mine.losses)
+    gathered = world.gather([mine.predictions, mine.losses])
     scores: Scores | None = None
     with failures.recording():
         if gathered is not None:
-            in_order = sorted((part for rank in gathered for part in rank), key=lambda part: part[0])
+            in_order = sorted((part for parts, _ in gathered for part in parts), key=lambda part: part[0])
             predictions = [prediction for _, prediction in in_order]
             if limit is None:
                 scores = {**check_scores(task, task.score(predictions)), "computed_in": recipe.precision}
                 if mine.with_loss:
-                    every = [(total, count) for rank in losses or () for total, count in rank]
-                    scores.setdefault("loss", mean(every))
+                    scores.setdefault("loss", mean(loss for _, losses in gathered for loss in losses))
             else:
                 scores = {"predictions": fingerprint(predictions)}
             if missing:
@@ -114,36 +113,9 @@ def evaluate(
     return world.broadcast(scores) or {}
 
 
-def _before_each(
-    stop: Callable[[], bool] | None,
-    phase: Callable[[str], None] | None,
-    progress: Callable[[int, int], None] | None,
-    batches: int,
-) -> Callable[[], bool]:
-    """Return a function that is called before every batch and returns whether to stop."""
-    begun = itertools.count()
-
-    def call() -> bool:
-        if phase:
-            phase("predicting")
-        if progress:
-            progress(next(begun), batches)
-        return bool(stop and stop())
-
-    return call
-
-
 @dataclass
 class _Predicted:
-    """The predictions of one rank.
-
-    Attributes:
-        with_loss: whether to compute the loss as well.
-        predictions: pairs of an image's index and its prediction.
-        losses: sum and count of each batch's loss.
-        unreadable: images that could not be read.
-        stopped: whether the rank stopped early.
-    """
+    """One rank's predictions by image index, and the sum and count of each batch's loss."""
 
     with_loss: bool = False
     predictions: list[tuple[int, Any]] = field(default_factory=list)
@@ -187,7 +159,7 @@ def _predict(
 
 
 def _lines(task: Task, data: Examples, size: int, limit: int | None) -> list[Line]:
-    """Return batches of ``size`` images that cover all images, or only the first ``limit`` images."""
+    """Return batches of ``size`` images that cover all images or the first ``limit`` images."""
     count = len(data) if limit is None else min(limit, len(data))
     ordered = capabilities(data).evaluation_order()
     if ordered is None:
@@ -198,17 +170,14 @@ def _lines(task: Task, data: Examples, size: int, limit: int | None) -> list[Lin
     return [Line(0, [(0, index) for index in order[at : at + size]]) for at in range(0, count, size)]
 
 
-def _missing(mine: Iterable[Unreadable], images: int, max_bad: float, world: World) -> list[Unreadable]:
-    """Return the unreadable images of all ranks in order of their indices, the same list on every rank."""
-    gathered = world.gather(list(mine))
-    missing: list[Unreadable] = world.broadcast(
-        sorted({one for rank in gathered for one in rank}) if gathered is not None else None
-    )
-    if len(missing) == images:
-        last = f"none of the {images} images to be scored can be read; replace them"
-    elif len(missing) > max_bad * images:
+def _missing(mine: Iterable[Unreadable], count: int, max_bad: float, world: World) -> list[Unreadable]:
+    """Return the unreadable images of all ranks, sorted by index. Too many of them raise an error."""
+    missing = sorted({one for images in world.all_gather(list(mine)) for one in images})
+    if len(missing) == count:
+        last = f"none of the {count} images to be scored can be read; replace them"
+    elif len(missing) > max_bad * count:
         last = (
-            f"{len(missing)} of the {images} images to be scored cannot be read, which is more than "
+            f"{len(missing)} of the {count} images to be scored cannot be read, which is more than "
             f"data.max_bad ({max_bad:g}) allows; replace them, or remove them from the data"
         )
     else:
@@ -217,21 +186,21 @@ def _missing(mine: Iterable[Unreadable], images: int, max_bad: float, world: Wor
 
 
 def listed(images: Iterable[Unreadable]) -> list[str]:
-    """Return one sentence for each of the first images, and one with the number of remaining images."""
+    """Return a sentence about each of the first images, and one with the number of remaining images."""
     every = sorted(images)
     more = [f"… and {len(every) - SHOWN} more"] if len(every) > SHOWN else []
     return [*(f"{one.path} cannot be read: {one.reason}" for one in every[:SHOWN]), *more]
 
 
 class Stopped(Exception):  # noqa: N818  # nothing went wrong
-    """Raised on every rank if an evaluation stops early because of a request to stop."""
+    """Raised on every rank if an evaluation stops early on request."""
 
 
 _KINDS: dict[str, type[UserError]] = {kind.__name__: kind for kind in (ShortageError, TaskError)}
 
 
 class Failures:
-    """The errors of the ranks, one of which is raised on all ranks, so that none waits for a failed rank."""
+    """Raises the error of one rank on all ranks, so that no rank waits for a failed one."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -250,16 +219,13 @@ class Failures:
                 raise
 
     def raise_first(self, stopped: bool = False) -> None:
-        """If any rank has an error, raise the error of the lowest such rank on every rank."""
+        """Raise the error of the lowest failed rank on every rank, or :class:`Stopped` if a rank stopped."""
         mine = [type(self.error).__name__, list(self.error.problems)] if self.error else None
-        gathered = self.world.gather([mine, stopped])
-        outcome = None
-        if gathered is not None:
-            outcome = [next((one for one, _ in gathered if one), None), any(one for _, one in gathered)]
-        error, stopped_early = self.world.broadcast(outcome)
-        if error:
-            raise _KINDS.get(error[0], UserError)(error[1])
-        if stopped_early:
+        gathered = self.world.all_gather([mine, stopped])
+        if errors := [error for error, _ in gathered if error]:
+            kind, problems = errors[0]
+            raise _KINDS.get(kind, UserError)(problems)
+        if any(is_stopped for _, is_stopped in gathered):
             raise Stopped
 
 

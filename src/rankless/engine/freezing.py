@@ -18,12 +18,8 @@ from rankless.errors import UserError
 class Backbone:
     """The backbone of a model, frozen until it is released.
 
-    Args:
-        model: the bare model, whose method ``backbone()`` returns the modules to freeze. Parameters whose
-            ``requires_grad`` is already False are never trained.
-
-    Attributes:
-        norms: the backbone's batch norms while it is frozen. Empty once it is released.
+    The model's method ``backbone()`` returns the modules to freeze. Parameters whose ``requires_grad`` is
+    already False are never trained. ``norms`` contains the batch norms of the frozen backbone.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -50,9 +46,7 @@ class Backbone:
 def backbone_of(model: nn.Module, needed_by: str, off: str) -> list[nn.Module]:
     """Return the modules of a model's backbone.
 
-    Args:
-        model: the bare model.
-        needed_by, off: the setting that needs the backbone and how to turn it off, for messages.
+    Error messages name the setting that needs the backbone (``needed_by``) and how to turn it ``off``.
     """
     kind = type(model).__name__
     method = getattr(model, "backbone", None)

@@ -1,4 +1,4 @@
-"""Convert PyTorch errors that a recipe causes to user errors that name the layer and a remedy."""
+"""Convert PyTorch errors that are caused by a recipe to user errors that name the layer and a remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WRAPPERS = ("module.", "model.")
 
 @contextmanager
 def explained(recipe: Recipe) -> Iterator[None]:
-    """Convert PyTorch errors in this block that ``recipe`` causes to user errors."""
+    """Convert PyTorch errors in this block that are caused by ``recipe`` to user errors."""
     try:
         yield
     except (RuntimeError, ValueError) as error:

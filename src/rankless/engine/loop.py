@@ -42,8 +42,7 @@ Observer = Callable[[int, TrainingState, Scores | None], None]
 class StopRequest:
     """A request to stop this process after the current step is finished and saved.
 
-    Attributes:
-        signal: number of the first received signal, or 0 if there is none.
+    ``signal`` is the number of the first received signal, or 0 if there is none.
     """
 
     def __init__(self) -> None:
@@ -75,25 +74,19 @@ def train(
     sinks: Mapping[str, Callable[[], Sink]] | None = None,
     pulse: Pulse | None = None,
 ) -> bool:
-    """Train a recipe as one rank of ``world``.
+    """Train a recipe as one rank of ``world``, and return whether all steps are done.
+
+    If not, the run was stopped on request, and its state was saved. The recipe's precision must be resolved.
 
     Args:
-        recipe: the recipe, with its precision resolved.
-        world: the ranks.
         run: the run directory, written by rank 0. On every machine that does not share its files, one rank
             writes a copy.
-        resume: whether to continue from the newest complete checkpoint, if there is one.
         launched: the launcher's record of this start, with its time and command.
-        task: the task to train, or None to open the recipe's task.
         stop: checked after every step, and before every batch of an evaluation.
-        dry_run: the settings of a dry run, or None to train all steps.
         observe: called on every rank after every step, with the scores if the step was evaluated. It must not
             change anything.
         sinks: functions that create the user's sinks, by name. They are called only on rank 0.
         pulse: called every second with this rank's progress.
-
-    Returns:
-        Whether all steps are done. If not, the run was stopped on request, and its state was saved.
     """
     task = task or open_task(recipe)
     setup = prepare(task, recipe, run, world, resume=resume, launched=launched or {}, dry_run=dry_run)
@@ -113,8 +106,6 @@ def train(
 
 
 class _Loop:
-    """The remaining steps of a run."""
-
     def __init__(
         self,
         setup: Setup,
@@ -129,10 +120,9 @@ class _Loop:
         self.reporting = reporting
         self.setup, self.batches, self.sinks, self.stop, self.observe = setup, batches, sinks, stop, observe
         self.recipe, self.state, self.world = setup.recipe, setup.state, setup.world
-        class_names = setup.task.class_names
-        run, mirrors = setup.run, setup.mirrors
+        names, run, mirrors = setup.task.class_names, setup.run, setup.mirrors
         self.saver = Saver(
-            self.recipe, run, self.state, class_names, self.world, sinks, setup.start, mirrors, origin
+            self.recipe, run, self.state, names, self.world, sinks, setup.start, mirrors, origin
         )
         # Only our own launcher passes a pulse, and it can start fewer ranks.
         can_exclude = pulse is not None and self.world.size > 1
@@ -154,11 +144,14 @@ class _Loop:
         self.waiting = Waiting(self.recipe.batch.images)
 
     def run(self) -> bool:
-        """Train until the last step, or until a request to stop. Return whether all steps are done."""
+        """Train until the last step or a request to stop, and return whether all steps are done."""
         state, start, last = self.state, self.setup.start, self.setup.last
         self.saver.start()
-        if state.unscored and not self._evaluate_again(start):
-            return self._stopped(start)
+        if state.unscored:
+            if self._evaluate(start) is None:
+                return self._stopped(start)
+            state.unscored = False
+            self.saver.save(start, required=True)
         state.training_mode()
         for step in range(start, last):
             done = step + 1
@@ -193,7 +186,7 @@ class _Loop:
         return True
 
     def _train_step(self, step: int) -> Numbers:
-        """Run the step with the index ``step`` and log the results."""
+        """Run the step with index ``step``, and log its results."""
         state, saver, batches = self.state, self.saver, self.batches
         self.watchdog.begin("computing", step + 1)
         self.stragglers.begin()
@@ -214,7 +207,7 @@ class _Loop:
         self.stragglers.end(seconds, waits["waited"], more=int(self.setup.checks.is_due(step)))
         self.watchdog.begin("logging", step + 1)  # also in the user's sinks
         self._log(step, lr, numbers, seconds, waits)
-        saver.look()
+        saver.poll()
         if numbers.replaced:
             self._report_replaced(step + 1, totals.unreadable)
         return numbers
@@ -223,9 +216,7 @@ class _Loop:
         done = step + 1
         timing: dict[str, Any] = {"seconds": round(seconds, 4), "time": round(time.time(), 1)}
         timing |= {name: round(waited / seconds, 3) for name, waited in waits.items()}
-        if ranks := self.stragglers.take_spread():
-            timing["ranks"] = ranks
-        timing |= self.stragglers.take_use()
+        timing |= self.stragglers.take()
         self.sinks.step(
             {
                 "step": done,
@@ -246,8 +237,7 @@ class _Loop:
             self.sinks.event("unreadable", done, text)
         if errors := self.state.unreadable.too_many():
             self.state.unscored = self._is_evaluated(done)
-            with self.saver.saving_on_divergence(done):
-                self.state.check(done)
+            self._check(done)
             self.saver.save_before_the_end(done)
             raise UserError(errors)
 
@@ -266,17 +256,22 @@ class _Loop:
                 self.state.check(done)
 
     def _evaluate(self, done: int) -> Scores | None:
-        """Return the scores after ``done`` steps, or None if the evaluation stopped on request."""
+        """Return the scores after ``done`` steps, or None if the evaluation was stopped on request."""
         task, dry_run = self.setup.task, self.setup.dry_run
-        limit, unreadable = dry_run.images if dry_run else None, partial(self._report_left_out, done)
+
+        def report(images: Sequence[Unreadable]) -> None:
+            for one in self.state.unreadable.score(images):
+                text = f"{one.path} cannot be read ({one.reason}) and is not scored"
+                self.sinks.event("unreadable", done, text)
+
         try:
             scores = evaluate(
                 task,
                 self.state.scored,
                 self.recipe,
                 self.world,
-                limit=limit,
-                unreadable=unreadable,
+                limit=dry_run.images if dry_run else None,
+                unreadable=report,
                 stop=self.shared_stop,
                 phase=lambda phase: self.watchdog.begin(phase, done),
                 progress=partial(self.sinks.progress, "evaluating"),
@@ -306,19 +301,6 @@ class _Loop:
             known = ["auto", *numbers]
             raise UserError(f"evaluate.best is '{best}': expected {one_of(known)}{nearest(best, known)}")
         return best
-
-    def _report_left_out(self, done: int, images: Sequence[Unreadable]) -> None:
-        for one in self.state.unreadable.score(images):
-            text = f"{one.path} cannot be read ({one.reason}) and is not scored"
-            self.sinks.event("unreadable", done, text)
-
-    def _evaluate_again(self, start: int) -> bool:
-        """Repeat the evaluation after step ``start``, and return whether it was completed."""
-        if self._evaluate(start) is None:
-            return False
-        self.state.unscored = False
-        self.saver.save(start, required=True)
-        return True
 
     def _stopped(self, done: int) -> bool:
         self.sinks.event("stop", done, self._summary())

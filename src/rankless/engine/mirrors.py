@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +28,10 @@ class Mirrors:
     """The copies of a run directory.
 
     Attributes:
-        world: the ranks.
         keepers: for each rank, the rank that writes the copy on its machine, or None if there is no copy.
-        hosts: the name of each rank's machine. Empty if only rank 0 writes a copy.
-        problems: sentences about machines without a copy.
-        journal: this rank's copy of the journal once it is open, or None on ranks that write no copy.
+        hosts: name of each rank's machine. Empty if only rank 0 writes a copy.
+        problems: messages about machines without a copy.
+        journal: this rank's copy of the open journal, or None if it writes no copy.
     """
 
     world: World
@@ -53,28 +52,23 @@ class Mirrors:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this rank writes a copy."""
         return self.world.is_first or self.keepers[self.world.rank] == self.world.rank
 
     def name(self, rank: int) -> str:
         """Return the name of a rank's machine, for messages."""
-        return _name(self.hosts, rank)
+        host = self.hosts[rank] if self.hosts else ""
+        return host if self.hosts.count(host) == 1 else f"rank {rank} on {host}"
 
     def recipe(self, own: Recipe) -> Recipe:
-        """Return the recipe of rank 0, which is stored in the weights so that all copies are identical.
-
-        All ranks must call this.
-        """
+        """Return the recipe of rank 0, so that all copies contain the same one. All ranks must call this."""
         return from_json(self.world.broadcast(to_json(own))) if self.several else own
 
-    def named(self, messages: Mapping[int, str]) -> list[str]:
-        """Return the messages of ranks, with the names of their machines if there are several copies."""
-        if not self.several:
-            return list(messages.values())
-        return [f"{self.name(rank)}: {text}" for rank, text in messages.items()]
+    def label(self, rank: int, text: str) -> str:
+        """Return a message from ``rank``, preceded by its machine's name if there are several copies."""
+        return f"{self.name(rank)}: {text}" if self.several else text
 
     def send_journal(self) -> None:
-        """Append new lines to the other copies of the journal. All ranks must call this."""
+        """Send new lines of the journal to the other copies. All ranks must call this."""
         if self.several:
             lines = self.world.broadcast(self.journal.take() if self.journal else b"")
             if self.journal and not self.world.is_first:
@@ -83,7 +77,7 @@ class Mirrors:
     def send_best(self, path: Path, soundness: Sequence[int]) -> list[str]:
         """Replace the file at ``path`` in all copies with that of the rank with the greatest ``soundness``.
 
-        All ranks must call this; see :meth:`send_file`.
+        See :meth:`send_file`.
         """
         if not self.several:
             return []
@@ -94,10 +88,7 @@ class Mirrors:
         """Replace the file at ``path`` in all copies with the file of rank ``source``.
 
         All ranks must call this, with the path in their own run directory. If the new file does not continue
-        the replaced one, the replaced file is kept under another name.
-
-        Returns:
-            Sentences about the files that this rank has kept.
+        the replaced one, the replaced file is kept under another name, and a message about it is returned.
         """
         if not self.several:
             return []
@@ -123,16 +114,14 @@ class Mirrors:
             part.write_bytes(sent)
         return said
 
-    def told(self, mine: Sequence[str]) -> list[str]:
-        """Return the sentences of all ranks, with the names of their machines. All ranks must call this."""
+    def gather_messages(self, mine: Sequence[str]) -> list[str]:
+        """Return the messages of all ranks, labeled with their machines. All ranks must call this."""
         gathered = self.world.all_gather(list(mine)) if self.several else [list(mine)]
-        return [
-            text for rank, texts in enumerate(gathered) for one in texts for text in self.named({rank: one})
-        ]
+        return [self.label(rank, text) for rank, texts in enumerate(gathered) for text in texts]
 
 
 def alone(world: World) -> Mirrors:
-    """Return the mirrors of a run with a single copy, which rank 0 writes."""
+    """Return the mirrors of a run with a single copy, written by rank 0."""
     return Mirrors(world, [0] * world.size)
 
 
@@ -142,7 +131,8 @@ def find(world: World, run: RunDirectory) -> Mirrors:
     The first rank on every machine creates a file with a random name in its directory. No rank has looked for
     that name before, so the result cannot come from the cache of a network file system.
     """
-    firsts = world.all_gather(world.is_first_here or world.is_first) if world.size > 1 else [True]
+    # The first rank on each machine writes its copy. Rank 0 writes one in any case.
+    firsts = world.all_gather(world.is_first or world.local_rank == 0) if world.size > 1 else [True]
     if sum(firsts) == 1:
         return alone(world)
     with ExitStack() as stack:
@@ -160,15 +150,10 @@ def find(world: World, run: RunDirectory) -> Mirrors:
     for rank, ranks in enumerate(views):
         lowest = 0 if rank == 0 else min(ranks, default=None)
         keepers.append(keepers[lowest] if lowest is not None and lowest < rank else lowest)
-    hosts = [host for _, host, _ in known]
-    problems = [
-        f"{_name(hosts, rank)} has no copy of the run: {problem}"
+    mirrors = Mirrors(world, keepers, hosts=[host for _, host, _ in known])
+    mirrors.problems = [
+        f"{mirrors.name(rank)} has no copy of the run: {problem}"
         for rank, (_, _, problem) in enumerate(known)
         if problem and keepers[rank] is None
     ]
-    return Mirrors(world, keepers, hosts, problems)
-
-
-def _name(hosts: Sequence[str], rank: int) -> str:
-    host = hosts[rank] if hosts else ""
-    return host if hosts.count(host) == 1 else f"rank {rank} on {host}"
+    return mirrors

@@ -44,14 +44,8 @@ def orthogonal(matrix: Tensor) -> Tensor:
 class Muon(PlainAdamW):
     """Muon for parameter groups with a (Nesterov) ``momentum``, and AdamW for other groups.
 
-    Each rank orthogonalizes its share of the matrices and sends the results to all other ranks. The results
-    do not depend on which rank computes them.
-
-    Args:
-        groups: parameter groups. Each may have a ``weight_decay``, which is decoupled from the gradient.
-        world: the ranks that share the work, or None for a single process.
-        dtype: dtype for orthogonalizing matrices.
-        options: options of :class:`torch.optim.AdamW`.
+    Each rank of ``world`` orthogonalizes its share of the matrices, in ``dtype``, and sends the results to
+    all other ranks. The results do not depend on which rank computes them.
     """
 
     def __init__(
@@ -62,7 +56,6 @@ class Muon(PlainAdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
         groups = self.param_groups
         for group in groups:
             if "momentum" in group:
@@ -119,7 +112,7 @@ class Muon(PlainAdamW):
 
 
 def _work(weight: Tensor) -> int:
-    """Return a number proportional to the number of multiplications in :func:`orthogonal`."""
+    """Return a number proportional to the multiplications in :func:`orthogonal`."""
     rows, columns = len(weight), weight[0].numel()
     return min(rows, columns) ** 2 * (2 * max(rows, columns) + min(rows, columns))
 

@@ -23,14 +23,12 @@ def optimizer(
     world: World | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> torch.optim.Optimizer:
-    """Create the recipe's optimizer: SGD, Adam, AdamW or Muon.
+    """Create the optimizer of a recipe: SGD, Adam, AdamW or Muon.
 
     Weight decay applies to weights of two or more dimensions. It applies to biases, norms and PReLU only with
     ``optim.decay_norms_and_biases``.
 
     Args:
-        model: the model to train.
-        recipe: the ``optim`` section of the recipe.
         portable: whether to compute the same bits on different CPUs. On a CPU, ``Tensor.sqrt`` uses MKL,
             whose last bit depends on the processor, but the fused Adam uses IEEE's square root.
         world: the ranks that share Muon's computation. They must all step together.
@@ -65,7 +63,7 @@ def optimizer(
 
 
 def _by_backbone(group: dict[str, Any], model: nn.Module, factor: float) -> list[dict[str, Any]]:
-    """Split a parameter group into the backbone's parameters, with a ``factor`` on the rate, and the rest."""
+    """Split a parameter group into the backbone's parameters, whose rate has a ``factor``, and the rest."""
     modules = backbone_of(model, f"optim.backbone_factor is {factor:g}", "optim.backbone_factor to 1")
     inside = {id(p) for module in modules for p in module.parameters()}
     first = [p for p in group["params"] if id(p) in inside]
@@ -74,15 +72,10 @@ def _by_backbone(group: dict[str, Any], model: nn.Module, factor: float) -> list
 
 
 def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float) -> Tensor:
-    """Convert summed gradients to their mean, clipped to a global norm of at most ``limit``.
+    """Convert summed gradients to their mean in place, and clip it to the global norm ``limit``.
 
-    Args:
-        parameters: the parameters, whose ``grad`` is changed in place.
-        count: the divisor, a scalar. Zero is treated as one.
-        limit: the maximum norm, or 0 for no clipping.
-
-    Returns:
-        The norm before clipping, a scalar, which is not finite if any gradient is not finite.
+    Returns the norm before clipping, which is not finite if any gradient is not finite. A ``count`` of zero
+    is treated as one, and a ``limit`` of zero means no clipping.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     factor = 1.0 / torch.where(count == 0, 1, count)

@@ -1,4 +1,4 @@
-"""The engine for custom training loops, with the image order, the micro-batches and the fixed reduction tree.
+"""The engine for custom training loops.
 
 The user's loop handles the optimizer, the learning rate, evaluation and saving. This module handles
 everything that involves the number of ranks, so that the weights do not depend on it.
@@ -30,7 +30,7 @@ from rankless.tasks.protocol import Examples
 from rankless.world.process_group import World
 
 Loss = Callable[[nn.Module, Any], LossSum]
-"""A function of the model and a micro-batch on the model's device that returns the loss."""
+"""Computes the loss from the model and a micro-batch on the model's device."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class _Loop:
 
 
 class _Collate:
-    """A wrapper of ``collate`` whose batches of any type can be moved to a device."""
+    """Wraps ``collate`` so that its batches, which can be of any type, can be moved to a device."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate
@@ -172,7 +172,7 @@ class _Batch:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """Return a tensor or a container of tensors on a device."""
+    """Move a tensor or a container of tensors to a device."""
     if callable(getattr(value, "to", None)):
         return value.to(device)
     if isinstance(value, dict):

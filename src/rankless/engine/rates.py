@@ -14,7 +14,7 @@ _MOMENTA = 0.95, 0.85  # for one-cycle at both ends and at the peak, as in PyTor
 
 
 def rate(run: StepSchedule, step: int) -> float:
-    """Return the factor on ``optim.lr`` in the step with the index ``step``.
+    """Return the factor for ``optim.lr`` in the step with index ``step``.
 
     The factor during warm-up is ``((step + 1) / warmup) ** warmup_power``. All schedules start after the
     warm-up, except ``step``, whose milestones are counted from the start of the run. With the warm-up
@@ -47,7 +47,7 @@ def _rate(run: StepSchedule, step: int) -> float:
 
 
 def momentum(run: StepSchedule, step: int) -> float | None:
-    """Return the momentum (Adam's first beta) in step ``step``, or None if the schedule does not set it."""
+    """Return the momentum (Adam's first beta) at ``step``, or None if the schedule does not set it."""
     schedule = run.recipe.schedule
     if schedule.name != "one-cycle" or not schedule.cycle_momentum:
         return None
@@ -56,7 +56,7 @@ def momentum(run: StepSchedule, step: int) -> float | None:
 
 
 def _cycle(run: StepSchedule, step: int, first: float, peak: float, last: float) -> float:
-    """Return the value at ``step`` of a cosine from ``first`` to ``peak``, followed by another to ``last``.
+    """Return the value at ``step`` of a cosine from ``first`` to ``peak`` and another from there to ``last``.
 
     The result equals that of ``torch.optim.lr_scheduler.OneCycleLR``.
     """
@@ -71,7 +71,7 @@ def _between(start: float, end: float, done: float) -> float:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every parameter group, scaled by the group's ``factor`` if it has one."""
+    """Set the learning rate of every parameter group, multiplied by the group's ``factor`` if it has one."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("factor", 1.0)
 

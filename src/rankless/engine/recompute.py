@@ -28,7 +28,7 @@ from rankless.world.process_group import World
 from rankless.world.tree import own_micro_batches
 
 _WEIGHTS = -1
-"""The key that represents the weights among micro-batches."""
+"""The key of the weights in :data:`Votes`."""
 
 Votes = Mapping[int, Sequence[tuple[int, str]]]
 """Pairs of a rank and the digest of its result, by micro-batch or :data:`_WEIGHTS`."""
@@ -44,26 +44,21 @@ class LeftOutError(Exception):
 
 @dataclass(frozen=True)
 class Checks:
-    """The choice of the steps and micro-batches that ranks recompute, random for each step.
-
-    Attributes:
-        recipe: the recipe.
-        size: number of ranks.
-    """
+    """Chooses the steps to check and, at random for each step, the micro-batches that ranks recompute."""
 
     recipe: Recipe
     size: int
 
     def is_due(self, step: int) -> bool:
-        """Check whether ranks recompute micro-batches in the step with the index ``step``."""
+        """Check whether ranks recompute micro-batches in the step with index ``step``."""
         every = self.recipe.check.recompute
         return bool(every) and (step + 1) % every == 0
 
     def other(self, step: int, rank: int, attempt: int) -> int:
         """Return the rank whose micro-batch ``rank`` recomputes.
 
-        In the second attempt, it is a different one, unless there are only two ranks. A single rank
-        recomputes its own micro-batch.
+        The second attempt uses a different rank unless there are only two ranks. A single rank recomputes its
+        own micro-batch.
         """
         if self.size == 1:
             return rank
@@ -79,8 +74,8 @@ class Checks:
         other = self.other(step, rank, attempt)
         return Compared(self.micro_batch(step, rank), self.micro_batch(step, other))
 
-    def also(self, step: int, rank: int, attempt: int) -> list[int]:
-        """Return the micro-batches that ``rank`` loads before its own micro-batches."""
+    def extra(self, step: int, rank: int, attempt: int) -> list[int]:
+        """Return the micro-batches that ``rank`` loads before its own."""
         return [self.compared(step, rank, attempt).other] if self.is_due(step) else []
 
     def votes(self, step: int, attempt: int, gathered: Sequence[Sequence[str]]) -> Votes:
@@ -107,9 +102,8 @@ class Finding:
     """The conclusion from two attempts at a step.
 
     Attributes:
-        what: the micro-batches, or :data:`_WEIGHTS`, with differing results.
+        what: the micro-batches with differing results, and :data:`_WEIGHTS` if the weights differ.
         ranks: the ranks with wrong results if ``certain``, otherwise the ranks that may have wrong results.
-        certain: whether the ranks with wrong results are known.
         repeated_well: whether all results of the second attempt agree, so that training can continue.
     """
 
@@ -119,7 +113,7 @@ class Finding:
     repeated_well: bool
 
     def sentence(self, step: int, names: Sequence[str]) -> str:
-        """Return a sentence about the finding, given the names of the ranks."""
+        """Return a sentence about the finding, given the name of each rank."""
         leaves = ", ".join(str(what) for what in self.what if what != _WEIGHTS)
         parts = [f"micro-batch{'es' * (',' in leaves)} {leaves}"] * bool(leaves)
         what = " and ".join(parts + ["the weights"] * (_WEIGHTS in self.what))
@@ -137,12 +131,12 @@ class Finding:
         return f"step {step + 1}: {self.who(names)} {text}; {again}"
 
     def who(self, names: Sequence[str]) -> str:
-        """Return the names of the finding's ranks."""
+        """Return the names of the ranks that have, or may have, wrong results."""
         return " and ".join(names[rank] for rank in self.ranks)
 
 
 def judge(first: Votes, again: Votes) -> Finding:
-    """Find the ranks with wrong results. The correct result is the one that most ranks had in any attempt."""
+    """Find the ranks with wrong results, assuming that the most common result of both attempts is correct."""
     both = {what: [*first.get(what, ()), *again.get(what, ())] for what in {**first, **again}}
     what, wrong, unclear = differing_results(both), set[int](), set[int]()
     for votes in (both[one] for one in what):
@@ -156,16 +150,11 @@ def judge(first: Votes, again: Votes) -> Finding:
 
 
 class Alarm:
-    """Runs the steps of a run and checks some of them for silent errors.
+    """Runs the steps of a run, and checks some of them for silent errors.
 
-    Args:
-        checks: the checks of this run.
-        state: the training state.
-        world: the ranks.
-        again: opens the batches of a step for a second attempt.
-        report: called on every rank with an event's name, the number of completed steps, and a text.
-        can_exclude: whether the launcher can continue with fewer ranks.
-        start: number of completed steps.
+    ``again`` loads the batches of a step for a second attempt. ``report`` is called on every rank with an
+    event's name, the number of completed steps, and a text. ``can_exclude`` tells whether the launcher can
+    continue with fewer ranks.
     """
 
     def __init__(
@@ -209,7 +198,7 @@ class Alarm:
         return totals
 
     def summary(self) -> str:
-        """Return a clause that gives the number of checked steps, or "" if no step was checked."""
+        """Return a clause with the number of checked steps, or "" if no step was checked."""
         outcome = f" and differed in {self.differed:,} of them" if self.differed else ", and all agreed"
         steps = counted(self.compared, "step")
         return f"; results were recomputed in {steps}{outcome}" if self.compared else ""
@@ -239,10 +228,8 @@ class Alarm:
         raise DivergedError(error, is_whole=False, repeats=False)
 
     def _advice(self, finding: Finding, who: str) -> str:
-        since = "the start"
-        if self.agreed:
-            since = f"step {self.agreed}, the last one with equal results"
-        since = f"the weights may be wrong since {since}"
+        agreed = f"step {self.agreed}, the last one with equal results" if self.agreed else "the start"
+        since = f"the weights may be wrong since {agreed}"
         if finding.certain:
             return (
                 f"{who} has wrong results, and {since}; test that device, and continue from a checkpoint "

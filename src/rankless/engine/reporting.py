@@ -1,6 +1,6 @@
 """The report that rank 0 writes during training: ``report.html`` and details of the best evaluation.
 
-Errors here do not end training. The first one is reported as a warning.
+Errors in the report do not end training. The first one is reported as a warning.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rankless.runs.weights_digest import of_run
 from rankless.tasks.protocol import Task
 
 SHARE = 0.01
-"""Maximum fraction of a run's time for writing pages before its end."""
+"""Maximum fraction of a run's time for writing the report before the run ends."""
 _FIRST_COST = 0.1  # seconds assumed for writing the first page
 
 
 class Reporting:
-    """The writer of ``evaluation.json`` and ``report.html`` during a run, if ``enabled``."""
+    """Writes ``evaluation.json`` and ``report.html`` during a run if ``enabled``."""
 
     def __init__(self, task: Task, run: RunDirectory, sinks: Sinks, *, enabled: bool) -> None:
         self.run, self.sinks, self.enabled = run, sinks, enabled
@@ -43,7 +43,7 @@ class Reporting:
         self._predictions = predictions
 
     def evaluated(self, step: int, *, is_best: bool) -> None:
-        """Update both files after the evaluation of ``step``."""
+        """Update the report after the evaluation at ``step``."""
         predictions, self._predictions, self._step = self._predictions, (), step
         if not self.enabled:
             return
@@ -56,7 +56,7 @@ class Reporting:
                 self._write({})
 
     def close(self) -> None:
-        """Write the page at the end of the run, even if it failed."""
+        """Write the report at the end of the run, even if the run failed."""
         if self.enabled and self.run.journal.exists():
             with self._no_error(f"write it with: rankless report {self.run.path}"):
                 digest = of_run(self.run.path)

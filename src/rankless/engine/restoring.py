@@ -1,4 +1,4 @@
-"""Restoring a run, so that all ranks continue from the newest complete checkpoint on any machine.
+"""Restore a run, so that all ranks continue from the newest complete checkpoint on any machine.
 
 If every rank can access that checkpoint, each reads it from its own directory. Otherwise, its tensors are
 sent as plain bytes, and machines that lack it or the best checkpoint write their own copies.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -30,13 +29,7 @@ _PARTS = ("model", "ema", "training")
 
 @dataclass(frozen=True)
 class Restored:
-    """The state from which a run continues.
-
-    Attributes:
-        snapshot: the newest complete checkpoint, or None if there is none.
-        warnings: messages for the user.
-        copied: sentences about checkpoints that were copied to other machines.
-    """
+    """The newest complete checkpoint, or None, with warnings and messages about copied checkpoints."""
 
     snapshot: Snapshot | None
     warnings: list[str]
@@ -45,15 +38,10 @@ class Restored:
 
 @dataclass
 class _Report:
-    """The checkpoints in a rank's copy of the run directory.
+    """The newest complete checkpoint in a rank's copy of the run directory.
 
-    Attributes:
-        path: the run directory.
-        step: step of the newest complete checkpoint, or -1 if there is none.
-        sums: digest of that checkpoint's checksum file.
-        recipe: the checkpoint's recipe, as JSON.
-        warnings: warnings about damaged checkpoints.
-        problems: error messages if there are checkpoints but none of them is complete.
+    ``step`` is -1 if there is none, and ``sums`` is the digest of its checksum file. ``problems`` is not
+    empty if all checkpoints are damaged.
     """
 
     path: str
@@ -65,11 +53,11 @@ class _Report:
 
 
 def restore(mirrors: Mirrors, run: RunDirectory, recipe: Recipe, class_names: Sequence[str]) -> Restored:
-    """Read the newest complete checkpoint of all copies. All ranks must call this."""
+    """Load the newest complete checkpoint of all copies. All ranks must call this."""
     reports = dict(enumerate(mirrors.world.all_gather(_look(mirrors, run))))
     reports = {rank: reports[rank] for rank in mirrors.writers}
-    warnings = [text for rank, one in reports.items() for text in _named(mirrors, rank, one.warnings)]
-    problems = [text for rank, one in reports.items() for text in _named(mirrors, rank, one.problems)]
+    warnings = [mirrors.label(rank, text) for rank, one in reports.items() for text in one.warnings]
+    problems = [mirrors.label(rank, text) for rank, one in reports.items() for text in one.problems]
     if mirrors.several and (others := _other_runs(mirrors, reports, recipe)):
         raise UserError(others)
     step = max(one.step for one in reports.values())
@@ -91,7 +79,8 @@ def restore(mirrors: Mirrors, run: RunDirectory, recipe: Recipe, class_names: Se
     copies.copy_best(snapshot)
     lacking = [rank for rank in mirrors.writers if rank not in holders]
     copies.write(snapshot, from_json(reports[source].recipe), lacking, source)
-    return Restored(snapshot, [*warnings, *problems, *mirrors.told(copies.warnings)], copies.copied)
+    warnings += [*problems, *mirrors.gather_messages(copies.warnings)]
+    return Restored(snapshot, warnings, copies.copied)
 
 
 def _look(mirrors: Mirrors, run: RunDirectory) -> _Report:
@@ -105,20 +94,15 @@ def _look(mirrors: Mirrors, run: RunDirectory) -> _Report:
         step = checkpoint.newest(run, report.warnings.append)
         if step is not None:
             folder = run.step_directory(step)
-            report.recipe = _recipe_in(folder)
+            report.recipe = to_json(weights.recipe_in(folder / "model.safetensors"))
             report.step, report.sums = step, checksums.of_file(folder / checksums.NAME)
     except UserError as error:
         report.problems = list(error.problems)
     return report
 
 
-def _recipe_in(folder: Path) -> str:
-    """Return a checkpoint's recipe as JSON, for identical copies of the checkpoint."""
-    return to_json(weights.recipe_in(folder / "model.safetensors"))
-
-
 def _other_runs(mirrors: Mirrors, reports: Mapping[int, _Report], recipe: Recipe) -> list[str]:
-    """Return errors about machines whose checkpoints have a different recipe, not counting ``data.root``."""
+    """Return errors about machines whose checkpoints have a different recipe, except for ``data.root``."""
     errors = []
     for rank, report in reports.items():
         different = deciding(from_json(report.recipe), recipe) if report.step >= 0 else []
@@ -128,10 +112,6 @@ def _other_runs(mirrors: Mirrors, reports: Mapping[int, _Report], recipe: Recipe
                 f"{', '.join(keys)}; remove it there, or use another --run"
             )
     return errors
-
-
-def _named(mirrors: Mirrors, rank: int, texts: Sequence[str]) -> list[str]:
-    return [sentence for text in texts for sentence in mirrors.named({rank: text})]
 
 
 def _send(mirrors: Mirrors, snapshot: Snapshot | None, source: int) -> Snapshot:
@@ -152,11 +132,9 @@ def _send(mirrors: Mirrors, snapshot: Snapshot | None, source: int) -> Snapshot:
 
 
 class _Copies:
-    """A writer of checkpoints to machines that lack them.
+    """Writes checkpoints to machines that lack them.
 
-    Attributes:
-        warnings: sentences about checkpoints that could not be written on this machine.
-        copied: sentences about the checkpoints that were sent, the same on every rank.
+    ``warnings`` are about this machine, and ``copied`` contains the same messages on every rank.
     """
 
     def __init__(self, mirrors: Mirrors, run: RunDirectory, class_names: Sequence[str]) -> None:
@@ -165,7 +143,7 @@ class _Copies:
         self.copied: list[str] = []
 
     def copy_best(self, snapshot: Snapshot) -> None:
-        """Copy the best checkpoint according to ``snapshot``, if any exists, to machines that lack it."""
+        """Copy the best checkpoint of ``snapshot``, if there is one, to machines that lack it."""
         best = snapshot.state["best"]
         if best is None or best["step"] == snapshot.step:
             return
@@ -175,16 +153,18 @@ class _Copies:
         if not lacking or len(lacking) == len(self.mirrors.writers):
             return
         source, world = is_whole.index(True), self.mirrors.world
-        is_source, last = world.rank == source, self.run.pointed("last")
-        mine = checkpoint.load(self.run, best["step"]) if is_source else None
-        # It may have been trained with another recipe, such as one with fewer epochs.
-        recipe = world.broadcast(_recipe_in(folder) if is_source else None, source)
+        mine, recipe, last = None, "", self.run.pointed("last")
+        if world.rank == source:
+            mine = checkpoint.load(self.run, best["step"])
+            # It may have been trained with another recipe, such as one with fewer epochs.
+            recipe = to_json(weights.recipe_in(folder / "model.safetensors"))
+        recipe = world.broadcast(recipe, source)
         self.write(_send(self.mirrors, mine, source), from_json(recipe), lacking, source)
         if world.rank in lacking and last is not None and self.run.pointed("last") != last:
             self.run.point("last", last)
 
     def write(self, snapshot: Snapshot, recipe: Recipe, lacking: Sequence[int], source: int) -> None:
-        """Write ``snapshot`` with its recipe on the ranks ``lacking``."""
+        """Write ``snapshot`` with its recipe on the ranks in ``lacking``."""
         if not lacking:
             return
         hosts = ", ".join(self.mirrors.name(rank) for rank in lacking)
@@ -203,10 +183,7 @@ def open_journal(
 ) -> tuple[Journal | None, list[str]]:
     """Open this rank's copy of the journal, after making all copies equal up to step ``start``.
 
-    All ranks must call this.
-
-    Returns:
-        The journal, or None if this rank writes no copy or cannot write it, and a list of warnings.
+    All ranks must call this. Returns the journal (None if this rank does not write a copy) and warnings.
     """
     journal: Journal | None = None
     said: list[str] = []
@@ -218,19 +195,14 @@ def open_journal(
         )
         if mirrors.is_writer:
             journal = Journal(run.journal, start, unscored=unscored)
-            said += _left_out(journal)
+            if journal.left_out:
+                said.append(
+                    f"{run.journal}: {journal.left_out} damaged lines were removed; the original file is now "
+                    f"{journal.original}"
+                )
     except OSError as error:
         if not mirrors.several:
             with run.writing(run.journal):
                 raise
         said.append(f"{run.journal} cannot be written ({error}), so this copy of the journal ends here")
-    return journal, mirrors.told(said)
-
-
-def _left_out(journal: Journal) -> list[str]:
-    if not journal.left_out:
-        return []
-    return [
-        f"{journal.path}: {journal.left_out} damaged lines were removed; the original file is now "
-        f"{journal.original}"
-    ]
+    return journal, mirrors.gather_messages(said)

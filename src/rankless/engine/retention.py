@@ -24,11 +24,10 @@ _NUMBERS = {1: "the next checkpoint", 2: "two checkpoints", 3: "three checkpoint
 
 
 class Retention:
-    """Saves the checkpoints of a run directory and removes checkpoints that are no longer needed.
+    """Saves the checkpoints of a run directory, and removes those that are no longer needed.
 
-    Attributes:
-        saved_best: the best score with weights in this directory, and its step, or None if there is none.
-        removed: the steps of checkpoints that the last save removed early to make room.
+    ``saved_best`` is the best score whose weights are in this directory. ``removed`` contains the steps of
+    the checkpoints that the last save removed early to make room.
     """
 
     def __init__(
@@ -39,13 +38,13 @@ class Retention:
         self.removed: list[int] = []
 
     def has_best(self, best: Mapping[str, Any] | None) -> bool:
-        """Check whether the weights of the score ``best`` are in this directory."""
+        """Check whether this directory contains the weights of the score ``best``."""
         if best is None or not math.isfinite(best["score"]):
             return False
         return holds_weights(self.run.step_directory(int(best["step"])))
 
     def start(self) -> str | None:
-        """Point ``best`` to the state's best step, and return the error if this fails.
+        """Point ``best`` to the state's best step, and return an error message if this fails.
 
         The links to the weights are also updated, because a process may have been killed before doing so.
         """
@@ -60,7 +59,7 @@ class Retention:
         return None
 
     def save(self, snapshot: Snapshot) -> None:
-        """Save a state. If the disk is full, remove older checkpoints to make room for it."""
+        """Save a state. If the disk is full, remove older checkpoints to make room."""
         self.removed = []
         try:
             self._write(snapshot)
@@ -111,11 +110,8 @@ def check_disk_space(
     """Check before the first step that the checkpoints fit on the disk. All ranks must call this.
 
     There must be room for the newest checkpoint and the next one, and for the best one if the run has
-    evaluations before its end. Quotas are not checked.
-
-    Returns:
-        Warnings if the disk has no room for all checkpoints that the recipe keeps, or if only some machines
-        have room for the required ones.
+    evaluations before its end. Quotas are not checked. Returns warnings if there is no room for all
+    checkpoints that the recipe keeps, or if only some machines have room for the required ones.
     """
     error: str | None = None
     warning: str | None = None
@@ -127,23 +123,24 @@ def check_disk_space(
         needed = max(least - there, 1)
         if free < needed * size:
             error = (
-                f"{run.path}: {_NUMBERS[needed]} of this model need {in_gb(needed * size)}, but only "
-                f"{in_gb(free)} are free on this file system; make room, or use a --run on another one"
+                f"{run.path}: only {in_gb(free)} are free on this file system; expected at least "
+                f"{in_gb(needed * size)} for {_NUMBERS[needed]} of this model; free up space, or use --run "
+                "with a folder on another file system"
             )
         elif free < (most - there) * size:
             warning = (
-                f"only {in_gb(free)} are free for checkpoints of {in_gb(size)} each; on a full disk, fewer "
-                "than checkpoint.keep are kept"
+                f"only {in_gb(free)} are free for checkpoints of {in_gb(size)} each; if the disk is full, "
+                "fewer than checkpoint.keep are kept"
             )
     found = mirrors.world.all_gather([error, warning])
-    errors = {rank: found[rank][0] for rank in mirrors.writers if found[rank][0]}
+    errors = [mirrors.label(rank, found[rank][0]) for rank in mirrors.writers if found[rank][0]]
     if len(errors) == len(mirrors.writers):
-        raise UserError(mirrors.named(errors))
-    return mirrors.named(errors | {rank: found[rank][1] for rank in mirrors.writers if found[rank][1]})
+        raise UserError(errors)
+    return errors + [mirrors.label(rank, found[rank][1]) for rank in mirrors.writers if found[rank][1]]
 
 
 def _size(recipe: Recipe, state: TrainingState) -> int:
-    """Return the size of a checkpoint in bytes, including the optimizer's state for every parameter."""
+    """Return the maximum size of a checkpoint in bytes, with the optimizer's state for every parameter."""
     weights = sum(value.numel() * value.element_size() for value in state.model.state_dict().values())
     trained = sum(value.numel() * value.element_size() for value in state.model.parameters())
     slots = int(recipe.optim.momentum > 0) if recipe.optim.name == "sgd" else 2

@@ -49,11 +49,10 @@ class Outcome:
 
     Attributes:
         problem: why the checkpoint could not be written, or None if it was written.
-        advice: how to fix the problem.
         lines: why the newest lines of the journal could not be written, or None if they were written.
         removed: the steps of checkpoints that were removed early to make room.
         has_best: whether this copy contains the weights of the best score. True if there is no best score.
-        saved_best: the best score with weights in this copy.
+        saved_best: the best score whose weights are in this copy.
         entry: the checkpoint's line of the chain, or None if it was not written or has no chain.
     """
 
@@ -68,11 +67,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a run's checkpoints besides the recipe, as recorded in the chain.
+    """The inputs of a run's checkpoints other than the recipe, as recorded in the chain.
 
-    Attributes:
-        environment: digest of the facts of this start (:func:`rankless.runs.starts.facts`) on rank 0.
-        files: the list of the data's files on rank 0, or None on other ranks.
+    ``environment`` is the digest of this start's facts on rank 0 (:func:`rankless.runs.starts.facts`), and
+    ``files`` is the list of the data files, or None on other ranks.
     """
 
     environment: str
@@ -82,12 +80,11 @@ class Origin:
 class Saver:
     """Writes checkpoints and keeps track of the best one.
 
-    ``start`` is the number of completed steps. Without ``mirrors``, only rank 0 writes a copy. Without an
-    ``origin``, the checkpoints have no chain.
+    Without ``mirrors``, only rank 0 writes a copy. Without an ``origin``, the checkpoints have no chain.
 
     Attributes:
         is_best: whether the newest scores are the best so far and their weights are not saved yet.
-        slowest: duration of this rank's slowest save in seconds, or 0 before the first one.
+        slowest: seconds of this rank's slowest save, or 0 before the first one.
     """
 
     def __init__(
@@ -132,11 +129,11 @@ class Saver:
         self.mirrors.send_journal()  # so that all copies have the line of this start
         if self.saved and self.origin and self.world.is_first:  # the line is missing after a sudden end
             self._record(chain.entry_of(self.run.step_directory(self.saved)))
-        for text in self.mirrors.told([text for text in (problem, unpointed) if text]):
+        for text in self.mirrors.gather_messages([text for text in (problem, unpointed) if text]):
             self.sinks.event("warning", self.saved, text)
 
     def _write_recipe(self) -> str | None:
-        """Write ``recipe.yaml``. If this fails and there are several copies, return the error message."""
+        """Write ``recipe.yaml``. If this fails and there are several copies, return an error message."""
         wanted = bool(self.world.broadcast(bool(self.saved or self.run.recipe.exists())))
         if not wanted or not self.mirrors.is_writer:
             return None
@@ -164,7 +161,7 @@ class Saver:
         return StepSchedule(self.recipe, self.state.images).length.ends(step, every)
 
     def rank(self, step: int, scores: Scores, name: str) -> bool:
-        """Record the score ``name`` after ``step`` steps, and return whether it is the best so far."""
+        """Record the score ``name`` after ``step`` steps, and return whether it is the best one so far."""
         score, best = scores.get(name), self.state.best
         if not isinstance(score, float) or not math.isfinite(score):
             return self.is_best
@@ -186,7 +183,7 @@ class Saver:
     def _links(self, *, seconds: float) -> dict[str, Any]:
         """Return the chain's entries about the next checkpoint, which are the same on all ranks.
 
-        All ranks must call this. Wait at most ``seconds`` for the list of the data's files.
+        Waits at most ``seconds`` for the list of the data files.
         """
         mine: dict[str, Any] = {}
         if self.origin and isinstance(self.mirrors.journal, JournalSink):
@@ -201,7 +198,7 @@ class Saver:
         return self.world.broadcast(mine) if self.mirrors.several else mine
 
     def _record(self, entry: dict[str, Any] | None) -> None:
-        """Write a checkpoint's line of the chain to rank 0's journal, from which copies receive it later."""
+        """Write a checkpoint's line of the chain to rank 0's journal."""
         if entry and isinstance(self.mirrors.journal, JournalSink):
             with self.sinks.lock:
                 self.mirrors.journal.checkpoint(entry)
@@ -261,13 +258,13 @@ class Saver:
         self._record(next((one.entry for one in outcomes.values() if one.entry), None))
         self._report(step, outcomes, required=required)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Report the outcome of a finished save if this needs no exchange between ranks."""
         if self._begun and self._begun[1] and self._begun[1].done() and not self.mirrors.several:
             self.settle()
 
     def close(self) -> None:
-        """Wait for a save in progress. This works even if other ranks have failed."""
+        """Wait for a save in progress, even if other ranks have failed."""
         begun, self._begun = self._begun, None
         self._thread.shutdown()
         if begun and begun[1] and (problem := begun[1].result().problem):
@@ -304,7 +301,7 @@ class Saver:
 
     @contextmanager
     def saving_on_divergence(self, step: int) -> Iterator[None]:
-        """Save the state after ``step`` steps, if it is intact, if training diverges in this block."""
+        """Save the state after ``step`` steps if training diverges in this block and the state is intact."""
         try:
             yield
         except DivergedError as error:
@@ -328,28 +325,26 @@ class Saver:
         ]
 
     def _report(self, step: int, outcomes: Mapping[int, Outcome], *, required: bool) -> None:
-        """Report failed writes. Repeated failures of a copy are reported once."""
-        removed = {
-            rank: f"removed the checkpoints of the steps {', '.join(map(str, one.removed))} to make room"
-            for rank, one in outcomes.items()
-            if one.removed
-        }
-        for text in self.mirrors.named(removed):
-            self.sinks.event("full disk", step, text)
+        """Report failed writes. Repeated failures of a copy are reported only once."""
+        for rank, one in outcomes.items():
+            if one.removed:
+                steps = ", ".join(map(str, one.removed))
+                text = f"removed the checkpoints of the steps {steps} to make room"
+                self.sinks.event("full disk", step, self.mirrors.label(rank, text))
         failed = {rank: _failed(step, one.problem) for rank, one in outcomes.items() if one.problem}
         if required and failed and len(failed) == len(outcomes):
-            fatal = {
-                rank: f"{text}; {outcomes[rank].advice} and continue from the newest one: {self.run.again}"
+            again = f"and continue from the newest one: {self.run.again}"
+            raise UserError(
+                self.mirrors.label(rank, f"{text}; {outcomes[rank].advice} {again}")
                 for rank, text in failed.items()
-            }
-            raise UserError(self.mirrors.named(fatal))
+            )
         news = {rank: f"{text}; training continues until the next one" for rank, text in failed.items()}
         if self.mirrors.several:
             lines = {rank: one.lines for rank, one in outcomes.items() if one.lines and rank not in failed}
             news |= {rank: f"the journal could not be written ({text})" for rank, text in lines.items()}
             news, self.failing = {r: text for r, text in news.items() if r not in self.failing}, set(news)
-        for text in self.mirrors.named(news):
-            self.sinks.event("not saved", step, text)
+        for rank, text in news.items():
+            self.sinks.event("not saved", step, self.mirrors.label(rank, text))
 
 
 def _failed(step: int, problem: str) -> str:

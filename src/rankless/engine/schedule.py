@@ -25,24 +25,17 @@ _SMALLEST = 8  # minimum images in a suggested batch, because of batch norm
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """The schedule of a run, which defines its number of steps and what happens at each step.
-
-    Attributes:
-        recipe: the recipe.
-        images: number of training images.
-    """
+    """The schedule of a run, which defines its number of steps and what happens at each step."""
 
     recipe: Recipe
     images: int
 
     @cached_property
     def length(self) -> RunLength:
-        """The length of the run, which converts durations to steps."""
         return RunLength(self.recipe.epochs, self.images, self.recipe.batch.images)
 
     @cached_property
     def steps(self) -> int:
-        """Number of steps in the run."""
         return self.length.steps
 
     @cached_property
@@ -66,7 +59,7 @@ class StepSchedule:
 
     @cached_property
     def milestones(self) -> tuple[int, ...]:
-        """Steps at which the schedule ``step`` lowers the rate."""
+        """Steps at which the schedule ``step`` reduces the learning rate."""
         asked = self.recipe.schedule.milestones or ("80%", "90%")
         exact = [self.length.exact(one) for one in asked]
         if any(later <= earlier for earlier, later in pairwise(exact)):
@@ -80,7 +73,7 @@ class StepSchedule:
 
     @cached_property
     def released_at(self) -> int:
-        """The index of the step before which the backbone is released."""
+        """Index of the step before which the backbone is released."""
         return self.length.whole(self.recipe.model.freeze)
 
     def epoch(self, step: int) -> float:
@@ -94,7 +87,7 @@ class StepSchedule:
         return step == self.steps or self.length.ends(step, self.recipe.evaluate.every)
 
     def warnings(self) -> list[str]:
-        """Return warnings about settings that do not suit the small number of images."""
+        """Return warnings about settings that do not suit the number of images."""
         found, batch = [], self.recipe.batch.images
         if batch > self.images:
             found.append(
@@ -155,13 +148,13 @@ class StepSchedule:
                 )
 
     def lines(
-        self, start: int, mine: range, also: Callable[[int], Sequence[int]] = lambda step: ()
+        self, start: int, mine: range, extra: Callable[[int], Sequence[int]] = lambda step: ()
     ) -> Iterator[Line]:
-        """Yield the images of each of the micro-batches ``mine`` in every step, starting at ``start``.
+        """Yield the images of each micro-batch in ``mine`` for every step from ``start``.
 
-        In each step, the micro-batches ``also(step)`` come first.
+        In each step, the micro-batches ``extra(step)`` come first.
         """
         recipe = self.recipe
         for step in range(start, self.steps):
-            for micro in (*also(step), *mine):
+            for micro in (*extra(step), *mine):
                 yield Line(step, micro_batch(self.images, recipe.seed, step, micro, recipe.batch))

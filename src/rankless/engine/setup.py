@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,12 +39,7 @@ from rankless.world.process_group import World
 
 @dataclass(frozen=True)
 class DryRun:
-    """The settings of a run with only a few steps and evaluations of a few images.
-
-    Attributes:
-        steps: number of steps.
-        images: number of images used in an evaluation, or 0 for no evaluations.
-    """
+    """A run of only ``steps`` steps with evaluations of ``images`` images, or without evaluations if 0."""
 
     steps: int
     images: int = 32
@@ -55,13 +50,8 @@ class Setup:
     """A run that is ready for its first step.
 
     Attributes:
-        task, recipe, run, world, dry_run: see :func:`rankless.engine.loop.train`.
-        mirrors: the copies of the run directory.
-        data: the training data.
-        schedule: the schedule of the run's steps.
-        state: the state, new or restored from the newest checkpoint.
-        start, last: number of steps completed so far and at the end of the run.
-        messages: pairs of an event and a text, to show to the user before the first step.
+        start, last: number of steps completed so far, and at the end of the run.
+        messages: pairs of an event and a text, shown to the user before the first step.
         environment: digest of the facts of this rank's environment.
     """
 
@@ -81,11 +71,10 @@ class Setup:
 
     @property
     def checks(self) -> Checks:
-        """The checks that ``check.recompute`` specifies."""
         return Checks(self.recipe, self.world.size)
 
     def batches(self) -> MicroBatches[Any]:
-        """Return the micro-batches that this rank loads in all remaining steps, as a context manager."""
+        """Return a context manager with the micro-batches that this rank loads in all remaining steps."""
         return self._drawn(self.start, of_rank(self.recipe, self.world), attempt=0)
 
     def again(self, step: int) -> MicroBatches[Any]:
@@ -94,14 +83,14 @@ class Setup:
 
     def _drawn(self, start: int, workers: int, *, attempt: int) -> MicroBatches[Any]:
         mine = self.world.own_micro_batches(self.recipe.batch.micro_batches)
-        also = partial(self.checks.also, rank=self.world.rank, attempt=attempt)
-        lines, pin = self.schedule.lines(start, mine, also), self.world.device.type == "cuda"
+        extra = partial(self.checks.extra, rank=self.world.rank, attempt=attempt)
+        lines, pin = self.schedule.lines(start, mine, extra), self.world.device.type == "cuda"
         return MicroBatches(self.data, self.task.collate, lines, workers=workers, pin_memory=pin)
 
     def sinks(self, users: Mapping[str, Callable[[], Sink]]) -> Sinks:
         """Start the journal, the terminal and the user's sinks, and send them all messages.
 
-        All ranks except rank 0 have at most a copy of the journal.
+        Ranks other than rank 0 have at most a copy of the journal.
         """
         unscored, told = self.state.unscored, death(self.run.journal)  # the launcher wrote it only here
         journal, warnings = open_journal(self.mirrors, self.run, self.start, unscored=unscored)
@@ -152,7 +141,7 @@ def prepare(
     launched: Mapping[str, Any],
     dry_run: DryRun | None,
 ) -> Setup:
-    """Check and create everything that a run needs; see :func:`rankless.engine.loop.train`."""
+    """Check and create everything that a run needs. See :func:`rankless.engine.loop.train`."""
     check_attributes(task)
     # Also check the evaluation data, to report its errors before hours of training.
     data = task.training_data()
@@ -171,16 +160,23 @@ def prepare(
     state.data = digest
     mirrors = find(world, run)
     restored = restore(mirrors, run, recipe, task.class_names) if resume else Restored(None, [], [])
-    start, warnings = _go_on(state, run, restored)
-    warnings += [*mirrors.problems, *state.warnings, *differences]
+    if restored.snapshot:
+        state.restore(restored.snapshot, str(run.step_directory(restored.snapshot.step)))
+    start = restored.snapshot.step if restored.snapshot else 0
+    warnings = [*restored.warnings, *mirrors.problems, *state.warnings, *differences]
     # Pretrained weights are needed only at the first start. Their file may be missing later.
     pretrained = [] if start else state.start_from_pretrained()
     warnings += check_disk_space(run, recipe, state, mirrors, start)
     if resume:
         warnings += _share_record(run, mirrors)
     if world.is_first:
-        with _reported(warnings if mirrors.several else None), run.writing(run.environment):
-            warnings += record(run.environment, environment, world, start, launched)
+        try:
+            with run.writing(run.environment):
+                warnings += record(run.environment, environment, world, start, launched)
+        except UserError as error:
+            if not mirrors.several:
+                raise
+            warnings += error.problems
     with suppress(OSError):  # reported during the run
         mirrors.send_file(run.environment, 0)
     warnings += [*schedule.warnings(), *getattr(task, "warnings", ())]
@@ -197,13 +193,13 @@ def prepare(
 
 
 def _known_scores(task: Task) -> list[str]:
-    """Return the names of the scores that are known before the first evaluation, as in built-in tasks."""
+    """Return the names of the scores that are known before the first evaluation."""
     names = getattr(task, "score_names", ())
     return [*(["loss"] if has_loss(task) else []), *names] if isinstance(names, tuple) and names else []
 
 
 def _about_the_data(training: Sequence[str], evaluation: Sequence[str]) -> str:
-    """Join the notes about both splits, one per line. A note about both splits appears only once."""
+    """Join the notes about both splits, one per line. A note about both of them appears only once."""
     lines = [
         *(note for note in training if note in evaluation),
         *(f"training: {note}" for note in training if note not in evaluation),
@@ -213,34 +209,10 @@ def _about_the_data(training: Sequence[str], evaluation: Sequence[str]) -> str:
 
 
 def _share_record(run: RunDirectory, mirrors: Mirrors) -> list[str]:
-    """Replace all copies of the record of starts with the most complete one, and return all messages."""
+    """Replace all copies of the record of starts with the most complete one, and return messages."""
     entries, problem = starts.read(run.environment)
     try:
         said = mirrors.send_best(run.environment, [-1 if problem else len(entries)])
     except OSError as error:
         said = [f"{run.environment} cannot be written ({error})"]
-    return mirrors.told(said)
-
-
-def _go_on(state: TrainingState, run: RunDirectory, restored: Restored) -> tuple[int, list[str]]:
-    """Restore the state from the same checkpoint on every rank, and return its step and warnings."""
-    warnings, snapshot = list(restored.warnings), restored.snapshot
-    if snapshot is not None:
-        state.restore(snapshot, str(run.step_directory(snapshot.step)))
-        if state.other_data:
-            warnings.append(
-                "the data set has changed since this run started (boxes, classes or image sizes), so the "
-                "final weights will differ from those of an uninterrupted run"
-            )
-    return snapshot.step if snapshot else 0, warnings
-
-
-@contextmanager
-def _reported(warnings: list[str] | None) -> Iterator[None]:
-    """Add a user error raised in this block to ``warnings``, or raise it if ``warnings`` is None."""
-    try:
-        yield
-    except UserError as error:
-        if warnings is None:
-            raise
-        warnings += error.problems
+    return mirrors.gather_messages(said)

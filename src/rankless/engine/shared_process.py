@@ -1,4 +1,4 @@
-"""State that the threads of a process share: torch's generators and autocast's cache.
+"""PyTorch state that the threads of a process share: random generators and autocast's cache.
 
 A forward pass has its own generator, which all operations use instead of the CPU's default generator. They
 therefore use the same random numbers as in a separate process. Every GPU already has its own generator.
@@ -29,25 +29,20 @@ class OwnGenerator(PlainDispatchMode):
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the operation with this context's generator instead of the default one."""
         kwargs = kwargs or {}
         if (takes := _TAKES.get(operation)) is None:
             takes = _TAKES[operation] = _takes(operation)
         if takes == "nothing" or kwargs.get("generator") is not None:
             return operation(*args, **kwargs)
-        if takes == "default":
-            return self._borrowing(operation, args, kwargs)
+        if takes == "default":  # the operation accepts only the default generator
+            with GENERATORS:
+                torch.default_generator.set_state(self.generator.get_state())
+                made = operation(*args, **kwargs)
+                self.generator.set_state(torch.default_generator.get_state())
+            return made
         if any(isinstance(one, torch.Tensor) and one.device.type != "cpu" for one in args):
             return operation(*args, **kwargs)
         return operation(*args, **{**kwargs, "generator": self.generator})
-
-    def _borrowing(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an operation that accepts only the default generator, with this generator's state."""
-        with GENERATORS:
-            torch.default_generator.set_state(self.generator.get_state())
-            made = operation(*args, **kwargs)
-            self.generator.set_state(torch.default_generator.get_state())
-        return made
 
 
 _TAKES: dict[Any, str] = {}
@@ -75,7 +70,6 @@ class SharedCasts:
 
     @contextmanager
     def autocast(self, precision: str, device: torch.device) -> Iterator[None]:
-        """Enter autocast, like :func:`rankless.hardware.precision.autocast`."""
         with self._lock:
             self._inside += 1
         torch.autocast_increment_nesting()  # only the outermost autocast clears the cache
@@ -94,5 +88,5 @@ _CASTS = SharedCasts()
 
 
 def autocast_for(*, shared: bool) -> Callable[[str, torch.device], Any]:
-    """Return autocast for forward passes, or for simultaneous ones in this process if ``shared``."""
+    """Return a function that enters autocast, which several threads may do at once if ``shared``."""
     return _CASTS.autocast if shared else autocast

@@ -13,12 +13,12 @@ from rankless.world.process_group import World
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> list[int]:
-    """Return one number per tensor of any shape that depends on all of its bits."""
+    """Return one number per tensor that depends on all of its bits."""
     return [int(value) for value in _read([bit_sum(tensor) for tensor in tensors.values()])]
 
 
 def non_finite(tensors: Mapping[str, Tensor | None]) -> list[str]:
-    """Return the names of the tensors of any shape that contain an infinity or a NaN."""
+    """Return the names of the tensors that contain an infinity or a NaN."""
     floating = {n: t.detach() for n, t in tensors.items() if t is not None and t.is_floating_point()}
     flags = _read([torch.isfinite(value).all() for value in floating.values()])
     return [name for name, is_finite in zip(floating, flags, strict=True) if not is_finite]

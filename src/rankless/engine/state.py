@@ -1,4 +1,4 @@
-"""The state of a run, which changes in every step, and its conversion to and from a checkpoint."""
+"""The state of a run, which changes in every step and is saved in checkpoints."""
 
 from __future__ import annotations
 
@@ -40,22 +40,18 @@ from rankless.world.process_group import World
 
 
 class TrainingState:
-    """The model, its EMA, the optimizer and the loss scale, created in the only order that works.
+    """The model, its EMA, the optimizer and the loss scale.
 
-    The order is model, device, frozen parts, norms, optimizer, data-parallel wrapper. The last three are
-    created again when the backbone is released. ``images`` is the number of training images. A checkpoint
-    with a different number is refused.
+    They are created in the order model, device, frozen parts, norms, optimizer, data-parallel wrapper. The
+    last three are created again when the backbone is released. ``images`` is the number of training images,
+    which must be the same as in the checkpoint.
 
     Attributes:
         model: the bare model, whose tensors have the same names as in the weights files.
         warnings: messages for the user, shown before the first step.
-        ema: the averaged model, or None.
         best: step and score of the best evaluation so far, or None.
         unscored: whether the evaluation after the last step failed or stopped on request.
-        unreadable: the images that could not be read so far.
         data: a digest of the training data, or None if the data has none.
-        other_data: whether the data has changed since the run started.
-        released_at: index of the step before which the backbone is released.
     """
 
     accumulator: Accumulator
@@ -85,10 +81,9 @@ class TrainingState:
         self.unscored = False
         self.unreadable = UnreadableImages(images, recipe.data.max_bad)
         self.data: str | None = None
-        self.other_data = False
 
     def _wrap(self) -> None:
-        """Create the accumulator and the list of the parameters that are now trained."""
+        """Create the accumulator and list the trained parameters."""
         self.training_mode()
         self.accumulator = make_accumulator(self.task, self.model, self.statistics, self.recipe, self.world)
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -112,13 +107,13 @@ class TrainingState:
         return self.ema.model if self.ema else self.model
 
     def training_mode(self) -> None:
-        """Put the model in training mode, except for frozen batch norms, which stay in evaluation mode."""
+        """Set the model to training mode, except for frozen batch norms, which stay in evaluation mode."""
         self.model.train()
         for norm in self._frozen_norms():
             norm.eval()
 
     def begin(self, step: int) -> bool:
-        """Start the step with the index ``step``, and return whether the backbone was released."""
+        """Start the step with index ``step``, and return whether the backbone was released."""
         releases = self.backbone is not None and step >= self.released_at
         if releases:
             self._release()
@@ -126,7 +121,7 @@ class TrainingState:
         return releases
 
     def _release(self) -> None:
-        """Train the backbone from now on, with a new optimizer state for its parameters."""
+        """Start to train the backbone, with a new optimizer state for its parameters."""
         if self.backbone is None:
             return
         self.backbone.release()
@@ -158,8 +153,8 @@ class TrainingState:
     def _not_finite(self, step: int, numbers: Numbers, totals: Totals) -> None:
         """Undo the step and raise an error, unless fp16's loss scale caused the overflow."""
         named = [name for name, p in self.model.named_parameters() if p.requires_grad]
-        gathered = self.world.gather([[leaf, sorted(which)] for leaf, which in totals.unused.items()])
-        unused = self.world.broadcast(sorted(one for rank in gathered for one in rank) if gathered else None)
+        gathered = self.world.all_gather([[leaf, sorted(which)] for leaf, which in totals.unused.items()])
+        unused = sorted(one for rank in gathered for one in rank)
         bad = non_finite({name: p.grad for name, p in zip(named, self.trained, strict=True)})
         scale = self.scaler.get_scale()
         if self.scaler.is_enabled() and bad and not unused and scale > SMALLEST_SCALE:
@@ -193,9 +188,8 @@ class TrainingState:
             return []
         if self.ema:
             load_into(self.ema.model, self.model.state_dict(), pretrained)
-        digests = self.world.gather(digest(self.model.state_dict()))
-        others = [rank for rank, other in enumerate(digests or ()) if digests and other != digests[0]]
-        if others := self.world.broadcast(others):
+        digests = self.world.all_gather(digest(self.model.state_dict()))
+        if others := [rank for rank, other in enumerate(digests) if other != digests[0]]:
             raise UserError(
                 f"model.pretrained is '{pretrained}', which is a different file on rank "
                 f"{', '.join(map(str, others))} than on rank 0; copy the same file to every machine"
@@ -245,7 +239,11 @@ class TrainingState:
         self.unscored = bool(snapshot.state.get("unscored"))
         self.unreadable.restore(snapshot.state.get("unreadable", {}))
         before = snapshot.state.get("data")
-        self.other_data = None not in (before, self.data) and before != self.data
+        if None not in (before, self.data) and before != self.data:
+            self.warnings.append(
+                "the data set has changed since this run started (boxes, classes or image sizes), so the "
+                "final weights will differ from those of an uninterrupted run"
+            )
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return all tensors that determine the next step, by name."""

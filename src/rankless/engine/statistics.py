@@ -1,7 +1,7 @@
 """Running statistics of batch norms, which do not depend on which rank computes which micro-batch.
 
 During a step, the buffers of every norm contain only the statistics of the last micro-batch, a leaf of the
-fixed reduction tree. If a forward pass calls a norm several times (such as a head on two levels), they
+fixed reduction tree. If a forward pass calls a norm several times, such as a head on two levels, they
 contain the mean over the calls. After the step, the running statistics are updated once with the mean over
 the micro-batches that called the norm. All buffers of the network are views of one vector, so a leaf is a
 single copy.
@@ -20,16 +20,14 @@ from rankless.errors import UserError
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    """Return all batch norms of the model with running statistics."""
+    """Return all batch norms of the model that have running statistics."""
     return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
 
 
 class RunningStatistics:
-    """The running statistics of the trained batch norms of a model that is already on its device.
+    """The running statistics of a model's trained batch norms, whose buffers become views of one vector.
 
-    Args:
-        norms: the batch norms, whose buffers become views. There may be none.
-        device: the device of the norms.
+    The model must already be on ``device``. It may have no batch norms.
     """
 
     def __init__(self, norms: Sequence[_BatchNorm], device: torch.device) -> None:
@@ -40,7 +38,8 @@ class RunningStatistics:
         self.vector = torch.cat(buffers) if buffers else nothing
         momenta = [torch.full_like(b, _momentum(m)) for (m, _), b in zip(named, buffers, strict=True)]
         self.momentum = torch.cat(momenta) if momenta else nothing
-        self.counts = torch.stack([_tracked(m) for m in norms]) if norms else nothing.long()
+        counts = [torch.tensor(0) if (n := m.num_batches_tracked) is None else n for m in norms]
+        self.counts = torch.stack(counts) if counts else nothing.long()
         # The length of each norm's part of the vector.
         self.lengths = torch.tensor([2 * m.num_features for m in norms], dtype=torch.long, device=device)
         self.all_called = self.vector.new_ones(len(norms))
@@ -56,13 +55,13 @@ class RunningStatistics:
         self.take()
 
     def take(self) -> None:
-        """Set the norms' momenta until :meth:`give_back`, so that buffers contain a micro-batch's values."""
+        """Set the norms' momenta until :meth:`give_back`, so that buffers contain only one micro-batch."""
         for norm, _ in self.taken:
             norm.momentum = 1.0
         self.hooks = [norm.register_forward_pre_hook(self._called) for norm, _ in self.taken]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RunningStatistics:
-        """Return this object itself, whose hooks ignore the norms of a copied model (average, replicas)."""
+        """Return this object itself, because its hooks ignore the norms of a copied model."""
         return self
 
     def _called(self, norm: Any, _: object) -> None:
@@ -98,20 +97,20 @@ class RunningStatistics:
                 self.calls[number] = 1
 
     def leaf(self) -> Tensor:
-        """Return the last micro-batch's statistics and a flag for each norm that it called, (S,)."""
+        """Return the last micro-batch's statistics, and a flag for each norm that it called, (S,)."""
         if all(self.calls):
             return torch.cat([self.vector, self.all_called])
         called = torch.tensor([float(calls > 0) for calls in self.calls]).to(self.vector)
         return torch.cat([torch.where(self._each(called) > 0, self.vector, 0), called])
 
     def _each(self, values: Tensor) -> Tensor:
-        """Repeat each norm's value over its part of the vector."""
+        """Repeat each norm's value for all of its entries in the vector."""
         return values.repeat_interleave(self.lengths, output_size=len(self.vector))
 
     def end(self, total: Tensor | None) -> None:
         """Update the running statistics with ``total`` (S,), the sum of :meth:`leaf` over all micro-batches.
 
-        None keeps the previous statistics, for a skipped step.
+        If ``total`` is None, because the step was skipped, keep the previous statistics.
         """
         if total is None:
             self.vector.copy_(self.before)
@@ -135,7 +134,3 @@ def _momentum(norm: _BatchNorm) -> float:
             "a batch norm of the model has momentum None (a cumulative mean); expected a number such as 0.1"
         )
     return norm.momentum
-
-
-def _tracked(norm: _BatchNorm) -> Tensor:
-    return norm.num_batches_tracked if norm.num_batches_tracked is not None else torch.tensor(0)

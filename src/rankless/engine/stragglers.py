@@ -21,10 +21,9 @@ _LEAST = 0.005  # seconds per micro-batch; smaller differences do not matter
 
 
 class Stragglers:
-    """A comparison of the ranks' own times, whenever the ranks exchange data anyway.
+    """Compares how long the ranks take for a micro-batch, not counting the time spent waiting for others.
 
-    A rank's own time is its time per micro-batch without waiting for other ranks. On GPUs, no difference is
-    visible, because the host does not see what the device waits for.
+    On GPUs, no difference is visible, because the host does not see what the device waits for.
     """
 
     def __init__(self, world: World, micro_batches: int) -> None:
@@ -33,32 +32,28 @@ class Stragglers:
         self._own: deque[float] = deque(maxlen=200)
         self._waited = self._waits.seconds
         self._named: set[int] = set()
-        self._spread: list[float] = []
-        self._use: dict[str, list[Any]] = {}
+        self._found: dict[str, list[Any]] = {}
         self._forget_use()
 
     def begin(self) -> None:
-        """Start a step."""
         self._waited = self._waits.seconds
 
     def end(self, seconds: float, images: float = 0.0, *, more: int = 0) -> None:
-        """End a step that took ``seconds`` in total, of which ``images`` were spent waiting for images.
+        """End a step of ``seconds``, of which ``images`` were spent waiting for images.
 
-        ``more`` is the number of micro-batches that this rank computed besides its own.
+        ``more`` is the number of micro-batches that this rank computed in addition to its own.
         """
         peers = self._waits.seconds - self._waited
         self._own.append((seconds - peers) / (self.micro_batches + more))
         self._waiting += peers + images
 
-    def take_spread(self) -> list[float]:
-        """Return and clear each rank's last milliseconds per micro-batch (only on rank 0)."""
-        spread, self._spread = self._spread, []
-        return spread
+    def take(self) -> dict[str, list[Any]]:
+        """Return and clear the newest measurements of all ranks, which only rank 0 has.
 
-    def take_use(self) -> dict[str, list[Any]]:
-        """Return and clear the last ``memory`` (MiB) and ``busy`` fraction of each rank (only on rank 0)."""
-        taken, self._use = self._use, {}
-        return taken
+        They are milliseconds per micro-batch (``ranks``), ``memory`` in MiB and the ``busy`` fraction.
+        """
+        found, self._found = self._found, {}
+        return found
 
     def gather_use(self) -> None:
         """Gather the peak memory and the busy fraction of each rank on rank 0. All ranks must call this.
@@ -77,21 +72,21 @@ class Stragglers:
             busy = (time.process_time() - self._computed) / (time.perf_counter() - self._since) / threads
         gathered = self.world.gather([round(held / 2**20), round(min(max(busy, 0.0), 1.0), 3)])
         if gathered:
-            self._use = {"memory": [one[0] for one in gathered], "busy": [one[1] for one in gathered]}
+            self._found |= {"memory": [one[0] for one in gathered], "busy": [one[1] for one in gathered]}
         self._forget_use()
 
     def _forget_use(self) -> None:
         self._waiting, self._since, self._computed = 0.0, time.perf_counter(), time.process_time()
 
     def compare(self) -> list[str]:
-        """Return sentences about newly slow ranks on rank 0, once per slowdown. All ranks must call this."""
+        """Return, on rank 0, messages about ranks that have become slow. All ranks must call this."""
         if self.world.size == 1 or len(self._own) < _STEPS:  # the same number of steps on every rank
             return []
         gathered = self.world.gather([statistics.median(self._own), os.uname().nodename])
         self._own.clear()
         if gathered is None:
             return []
-        self._spread = [round(1e3 * seconds, 2) for seconds, _ in gathered]
+        self._found["ranks"] = [round(1e3 * seconds, 2) for seconds, _ in gathered]
         slow = slow_ranks([seconds for seconds, _ in gathered])
         new, self._named = set(slow) - self._named, set(slow)
         return [
@@ -103,7 +98,7 @@ class Stragglers:
 
 
 def slow_ranks(own: Sequence[float]) -> dict[int, float]:
-    """Return the ranks that are much slower than the other ranks, each with the other ranks' median time."""
+    """Return the ranks that are much slower than the others, each with the others' median time."""
     slow = {}
     for rank, seconds in enumerate(own):
         others = statistics.median([*own[:rank], *own[rank + 1 :]])

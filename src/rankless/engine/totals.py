@@ -15,12 +15,7 @@ from rankless.structures import Unreadable
 
 @dataclass(frozen=True)
 class Flags:
-    """A rank's requests to all ranks in a step.
-
-    Attributes:
-        stop: whether to stop after this step, because the rank has received a signal.
-        save: whether to save a checkpoint after this step, because it is due. Only rank 0 sets this.
-    """
+    """A rank's requests to all ranks: to ``stop`` after this step, or to ``save`` (only from rank 0)."""
 
     stop: bool = False
     save: bool = False
@@ -30,9 +25,8 @@ class Flags:
 class Compared:
     """The micro-batches of a step whose results a rank compares with other ranks.
 
-    Attributes:
-        own: a micro-batch of this rank, whose gradients are added as usual.
-        other: a micro-batch of another rank, computed only for the comparison. A single rank uses its own.
+    The gradients of its ``own`` micro-batch are added as usual. The ``other`` one is computed only for the
+    comparison.
     """
 
     own: int
@@ -48,7 +42,7 @@ class Totals:
         names: names of the P parts.
         statistics: sum of the batch-norm statistics of the micro-batches, (S,).
         unreadable: images that this rank could not read.
-        unused: for each micro-batch of this rank, the indices of the parameters unused by its loss.
+        unused: for each micro-batch of this rank, the indices of the parameters that its loss does not use.
         opinions: this rank's digests of the micro-batches ``own`` and ``other`` of :class:`Compared`. A
             digest is empty if nothing is compared or an image could not be read.
     """
@@ -62,7 +56,7 @@ class Totals:
 
     @property
     def count(self) -> Tensor:
-        """The number by which the summed gradients are divided, a scalar."""
+        """Number by which the summed gradients are divided, a scalar."""
         return self.scalars[1]
 
     def read(self, norm: Tensor) -> Numbers:

@@ -14,13 +14,9 @@ from rankless.world.process_group import World
 
 
 class UnreadableImages:
-    """The distinct unreadable images by index.
+    """The unreadable training and evaluation images of a run by index.
 
     ``max_bad`` is the maximum fraction of training images that may be unreadable (``data.max_bad``).
-
-    Attributes:
-        trained: unreadable training images.
-        scored: unreadable evaluation images.
     """
 
     def __init__(self, images: int, max_bad: float) -> None:
@@ -29,16 +25,14 @@ class UnreadableImages:
         self.scored: dict[int, Unreadable] = {}
 
     def meet(self, world: World, mine: Sequence[Unreadable]) -> list[Unreadable]:
-        """Combine the images that ranks could not read in a step, and return the new ones in order of index.
+        """Add the images that ranks could not read in a step, and return the new ones sorted by index.
 
-        All ranks must call this. The result is the same on every rank.
+        All ranks must call this.
         """
-        gathered = world.gather(list(mine))
-        images = world.broadcast(sorted({one for rank in gathered for one in rank}) if gathered else None)
-        return _added(self.trained, images)
+        return _added(self.trained, sorted({one for rank in world.all_gather(list(mine)) for one in rank}))
 
     def score(self, images: Iterable[Unreadable]) -> list[Unreadable]:
-        """Return the new ones among the unreadable images of an evaluation, the same on every rank."""
+        """Add the unreadable images of an evaluation, and return the new ones."""
         return _added(self.scored, images)
 
     def too_many(self) -> list[str]:
@@ -54,7 +48,6 @@ class UnreadableImages:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the images for a checkpoint."""
         return {"trained": list(self.trained.values()), "scored": list(self.scored.values())}
 
     def restore(self, value: Mapping[str, Any]) -> None:

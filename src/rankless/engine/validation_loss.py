@@ -1,4 +1,4 @@
-"""The loss on the evaluation data, which is bit-identical for any number of ranks.
+"""The loss on the evaluation data, which has the same bits for any number of ranks.
 
 A task with such a loss sets its attribute ``validation_loss``. The sum and count of a batch do not depend on
 the number of ranks, and they are added exactly, so the order of the batches does not matter.
@@ -25,14 +25,14 @@ def has_loss(task: Task) -> bool:
 
 
 class FirstOutput:
-    """A wrapper that keeps a model's first output, so that ``predict`` and ``loss`` share a forward pass."""
+    """Keeps a model's first output, so that ``predict`` and ``loss`` share a forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._seen: tuple[Tensor, Any] | None = None
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Return the model's output, or the stored one if the input equals that of the first call."""
+        """Return the model's output, which is the stored one if the input equals the first one."""
         if len(inputs) != 1 or options or not isinstance(inputs[0], Tensor):
             return self._model(*inputs, **options)
         images = inputs[0]
@@ -50,7 +50,7 @@ class FirstOutput:
 def batch_loss(
     task: Task, model: Any, batch: Any, seed: int, first: int, device: torch.device
 ) -> tuple[float, float]:
-    """Return the sum and count of the loss of a batch's readable images.
+    """Return the sum and count of the loss over a batch's readable images.
 
     Random numbers in the loss, such as for the samples of Faster R-CNN, are seeded with the recipe's ``seed``
     and ``first``, the index of the batch's first image.

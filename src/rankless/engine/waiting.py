@@ -15,7 +15,7 @@ MUCH = 0.2
 
 
 class Waiting:
-    """The time of this rank's steps since the start, including the time spent waiting for images."""
+    """Measures the time of this rank's steps, including the time spent waiting for images."""
 
     def __init__(self, images: int) -> None:
         self.images, self.steps, self.seconds = images, 0, 0.0
@@ -24,7 +24,7 @@ class Waiting:
         self.advised = False
 
     def step(self, timing: Mapping[str, float]) -> str:
-        """Add a step, given its timing in the journal, and return advice once per run, otherwise ""."""
+        """Add the timing of a step, and return advice once per run, otherwise ""."""
         seconds, waited = timing["seconds"], timing["waited"]
         self.steps += 1
         self.seconds += seconds

@@ -1,4 +1,4 @@
-"""Detect late ranks. Every rank watches its own steps, and rank 0 reports the one that others wait for.
+"""Detect late ranks. Every rank watches its own steps, and rank 0 reports the rank that the others wait for.
 
 A rank that takes much longer than usual writes the stacks of all its threads to its log and its current phase
 to the ranks' store. Rank 0 reads the store only when it is late itself. Every second, a rank reports its
@@ -20,8 +20,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from rankless.world.compat import default_store
 from rankless.world.keepalive import watch_connections
-from rankless.world.notes import Notices
 from rankless.world.process_group import TIMEOUT, World
 
 LEAST = 60.0
@@ -29,24 +29,24 @@ LEAST = 60.0
 _TIMES = 20  # a phase is late after this multiple of its median duration
 _FIRST_TIMES = 10  # a phase without known durations is late after this multiple of LEAST
 _LOG = 2  # the file descriptor of a rank's log
+_KEY = "rankless/late"  # prefix of the keys in the ranks' store, followed by a rank
 WAITING, DRAWING, SAVING = "waiting for other ranks", "waiting for images", "saving"
 _REGULAR = ("computing", "predicting", SAVING)  # phases that take about as long every time
 _SLOWEST_TIMES = 5  # a regular phase may take this multiple of its longest duration, and at least LEAST
 _ELSE = TIMEOUT.total_seconds()  # limit of the first step and other phases, when other ranks stop waiting
 
 Pulse = Callable[[int, float | None, str], None]
-"""A function of the number of phases that a rank has started, the seconds that its current phase may take (or
-None if it waits for other ranks), and the name of that phase."""
+"""Receives the number of phases that a rank has started, the seconds that its current phase may take (None if
+it waits for other ranks), and the name of that phase.
+"""
 
 
 class Watchdog:
     """A context manager whose thread watches the steps of one rank.
 
-    Args:
-        world: the ranks. All of them must create a watchdog, because they exchange the names of their hosts.
-        report: called on rank 0, from the thread, with a step and a sentence about a rank that is late.
-        drawing: returns whether this rank is waiting for its loader.
-        pulse: reports the rank's progress to the launcher. None if there is no launcher.
+    All ranks must create a watchdog, because they exchange the names of their hosts. On rank 0, the thread
+    calls ``report`` with a step and a sentence about a late rank. ``drawing`` returns whether this rank is
+    waiting for its loader, and ``pulse`` reports its progress to the launcher, if there is one.
     """
 
     def __init__(
@@ -58,7 +58,6 @@ class Watchdog:
     ) -> None:
         self.world, self.report, self.drawing, self.pulse = world, report, drawing, pulse
         self.hosts = world.all_gather(os.uname().nodename) if world.size > 1 else [os.uname().nodename]
-        self.notices = Notices("late")
         self.least = float(os.environ.get("RANKLESS_LATE") or LEAST)
         self._usual: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=50))
         self._slowest: dict[str, float] = {}
@@ -97,7 +96,6 @@ class Watchdog:
         return DRAWING if self.drawing() else self._now[0]
 
     def _beat(self) -> None:
-        """Report this rank's progress to the launcher."""
         if self.pulse is None:
             return
         begun, at, step = self._begun, self._at(), self._now[1]
@@ -124,20 +122,21 @@ class Watchdog:
                     self._name_the_late(step, seconds, is_long=seconds > 1.5 * limit)
 
     def _dump(self, phase: str, step: int, seconds: float) -> None:
-        """Write the stacks to the log, and this rank's current phase to the store."""
+        """Write the stacks of all threads to the log, and this rank's current phase to the store."""
         at = self._at()
         line = f"late: rank {self.world.rank}, step {step}, {at}, for {seconds:.0f} s; all threads:\n"
         with suppress(OSError), tempfile.TemporaryFile() as stacks:
             faulthandler.dump_traceback(stacks, all_threads=True)  # writes character by character
             stacks.seek(0)
             os.write(_LOG, line.encode() + stacks.read())  # in one write, because ranks may share a log
-        self.notices.post(self.world.rank, json.dumps([step, at, round(seconds)]))
+        default_store().set(f"{_KEY}/{self.world.rank}", json.dumps([step, at, round(seconds)]))
 
     def _name_the_late(self, step: int, seconds: float, *, is_long: bool) -> None:
-        """Report late ranks that are not waiting for others and, with ``is_long``, ranks without a notice."""
+        """Report late ranks that are not waiting for others and, if ``is_long``, ranks without a notice."""
+        store = default_store()
         for rank, host in enumerate(self.hosts):
-            notice = self.notices.read(rank)
-            found: list[Any] = json.loads(notice) if notice else [-1, "", 0]
+            key = f"{_KEY}/{rank}"
+            found: list[Any] = json.loads(store.get(key)) if store.check([key]) else [-1, "", 0]
             if (rank, step) in self._named or (found[0] == step and found[1] == WAITING):
                 continue
             if found[0] == step:

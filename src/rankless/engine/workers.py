@@ -20,10 +20,10 @@ def of_rank(recipe: Recipe, world: World) -> int:
 
 
 def loader_processes(recipe: Recipe, ranks: int, kind: str) -> int:
-    """Return the recipe's ``workers`` or, for ``auto``, the number that the cores allow.
+    """Return the recipe's ``workers`` or, for ``auto``, a number that depends on the cores of this machine.
 
     The ``ranks`` on this machine share its cores. A rank with a GPU (``kind`` is ``cuda``) gets at least one
-    loader process. A rank on the CPU needs ``threads`` cores for itself.
+    loader process. A rank on the CPU keeps ``threads`` cores for itself.
     """
     if recipe.workers != "auto":
         return recipe.workers

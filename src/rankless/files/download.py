@@ -45,25 +45,16 @@ _LONGEST_TAG = 500  # characters
 
 @dataclass(frozen=True)
 class Offer:
-    """A file to download from its publisher.
-
-    Attributes:
-        url: address of the file.
-        length: length in bytes; 0 if it is not known exactly.
-        digest: checksum or its first digits; empty if no checksum was published.
-        algorithm: algorithm of the checksum, ``sha256`` or ``sha1``.
-        about: approximate length, within a few hundred bytes; 0 if it is not known.
-    """
+    """A file to download from its publisher."""
 
     url: str
-    length: int = 0
-    digest: str = ""
-    algorithm: str = "sha256"
-    about: int = 0
+    length: int = 0  # bytes; 0 if the exact length is not known
+    digest: str = ""  # the checksum or its first digits; empty if no checksum was published
+    algorithm: str = "sha256"  # or sha1
+    about: int = 0  # bytes, accurate to a few hundred; 0 if the length is not known
 
     @property
     def name(self) -> str:
-        """The file's name."""
         return self.url.rpartition("/")[2]
 
     @property
@@ -77,7 +68,7 @@ class Offer:
         return f"{mirror}/{self.name}" if mirror else self.url
 
     def described(self) -> str:
-        """Return a phrase with the file's name, length and checksum."""
+        """Describe the file by its name, length and checksum."""
         length = f" of {self.length:,} bytes" if self.length else ""
         length = length or (f" of about {self.about / 1e6:,.1f} MB" if self.about else "")
         if not self.digest:
@@ -106,10 +97,7 @@ def _is_address(text: str) -> bool:
 def obtain(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda _: None) -> tuple[Path, str]:
     """Download a published file into ``folder`` unless it exists there; return its path and SHA-256 digest.
 
-    Args:
-        offer: the file to download.
-        folder: the cache folder, which is created if needed.
-        check: called with the path of the downloaded file; raises a UserError if the content is wrong.
+    ``check`` is called with the path of the downloaded file and raises a UserError if the content is wrong.
     """
     path = folder / offer.name
     if not path.exists():
@@ -226,7 +214,6 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        """Return the request for the new address; raise an HTTPError if the redirect is not allowed."""
         allowed = ("https",) if req.full_url.startswith("https:") else ("https", "http")
         if urllib.parse.urlsplit(newurl).scheme not in allowed:
             reason = f"with a redirect to {newurl}; expected https"

@@ -27,17 +27,11 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class HubAddress:
-    """The parts of an ``hf://`` address.
+    """The parts of an ``hf://`` address."""
 
-    Attributes:
-        repository: ``OWNER/NAME``.
-        revision: a branch, a tag or a commit; empty for the default branch.
-        file: a path inside the repository; empty for the whole repository.
-    """
-
-    repository: str
-    revision: str = ""
-    file: str = ""
+    repository: str  # OWNER/NAME
+    revision: str = ""  # a branch, a tag or a commit; empty for the default branch
+    file: str = ""  # a path inside the repository; empty for the whole repository
 
     def __str__(self) -> str:
         at = f"@{self.revision.replace('/', '%2F')}" if self.revision else ""
@@ -70,15 +64,9 @@ def parse(text: str) -> HubAddress:
 def fetch(address: HubAddress, *, newest: bool = False) -> Path:
     """Return the local folder with a repository's JSON and safetensors files, downloading missing files.
 
-    A branch refers to the same commit until it is fetched again. The Hub names every large file by its
-    SHA-256 digest, which is verified.
-
-    Args:
-        address: the repository; if the address has a ``file``, only that file is fetched.
-        newest: whether to ask the Hub for the newest commit even if the files are already in the cache.
-
-    Returns:
-        The folder of the snapshot, named after the commit that ``revision`` refers to.
+    The folder is named after the commit. If the files of a branch are in the cache, the Hub is asked for a
+    newer commit only with ``newest``. The Hub names large files by their SHA-256 digests, which are verified.
+    If the address has a ``file``, only that file is downloaded.
     """
     # Weights come last: if they exist, all other files have been fetched, too.
     patterns = [glob.escape(address.file)] if address.file else ["*.json", "*.safetensors"]

@@ -38,8 +38,7 @@ class Outputs:
 
     Args:
         files: all output files, folder by folder.
-        verb: the command (such as ``data show``) whose earlier outputs may be replaced; None replaces
-            nothing.
+        verb: the command (such as ``data show``) whose earlier outputs may be replaced, if any.
         force: whether to replace other files and links as well, but never a folder, a device, or an input.
         option: the option that names the files, for messages.
     """
@@ -55,7 +54,7 @@ class Outputs:
         self.include(files)
 
     def include(self, files: Sequence[Path]) -> None:
-        """Check further output files and add them."""
+        """Add more output files after checking them."""
         never: list[str] = []
         stay: list[str] = []
         for folder, within in groupby(files, lambda file: file.parent):
@@ -199,7 +198,7 @@ class Outputs:
 
 
 def drawing(out: Path, verb: str, endings: Sequence[str] = CHARTS, *, force: bool = False) -> Outputs:
-    """Return the output file for a chart or contact sheet, whose extension determines the format."""
+    """Return the output of a chart or contact sheet; its extension must be one of ``endings``."""
     if out.suffix.lower() not in endings:
         raise UserError(f"--out {out}: expected a name that ends in {one_of(endings)}")
     return Outputs([out], verb=verb, force=force)
@@ -220,7 +219,7 @@ def refuse_filled(folder: Path) -> None:
 
 
 def unusable(folder: Path) -> str:
-    """Return why ``folder`` cannot be created or written to, or "" if it can."""
+    """Return the reason why ``folder`` cannot be created or written to, or an empty string."""
     while True:
         try:
             there = folder.stat()

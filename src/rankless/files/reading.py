@@ -60,7 +60,7 @@ def opened(path: str | os.PathLike[str], most: int | None = None) -> io.FileIO:
 
 
 def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
-    """Read a regular file of at most ``most`` bytes, by default the available memory."""
+    """Read a regular file of at most ``most`` bytes (by default, the available memory)."""
     limit = available() if most is None else most
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size

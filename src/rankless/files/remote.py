@@ -60,12 +60,10 @@ class RemotePath:
 
     @property
     def name(self) -> str:
-        """The part of the address after the last slash."""
         return self.url.rpartition("/")[2]
 
     @property
     def parent(self) -> RemotePath:
-        """The folder that contains the address."""
         return RemotePath(self.url.rpartition("/")[0], True)
 
     def is_dir(self) -> bool:
@@ -142,17 +140,11 @@ def refuse_secrets(url: str) -> None:
 
 @dataclass(frozen=True)
 class State:
-    """The size and version of an object at the time of a request.
-
-    Attributes:
-        size: size in bytes.
-        tag: text that changes when the content changes, as far as the server reports it.
-        etag: strong HTTP ETag, with which to request exactly this content; empty if there is none.
-    """
+    """The size and version of an object at the time of a request."""
 
     size: int
-    tag: str
-    etag: str = ""
+    tag: str  # text that changes when the content changes, as far as the server reports it
+    etag: str = ""  # strong HTTP ETag, with which to request exactly this content; empty if there is none
 
 
 @dataclass
@@ -174,7 +166,6 @@ class RemoteFile:
 
     @property
     def size(self) -> int:
-        """The size in bytes."""
         return self.state.size
 
     def range(self, length: int, offset: int) -> bytes:

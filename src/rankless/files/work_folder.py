@@ -79,7 +79,9 @@ def work_folder(out: Path, *, inside: bool = False) -> Iterator[Path]:
     holder = _Holder()
     hold(made, holder)
     try:
-        made.chmod(0o777 & ~_umask())
+        mask = os.umask(0)
+        os.umask(mask)
+        made.chmod(0o777 & ~mask)
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -114,14 +116,7 @@ def _move_up(made: Path, target: Path) -> None:
 
 
 def _free(path: Path) -> str:
-    """Return the free disk space as text in parentheses, or "" if it is unknown."""
     with suppress(OSError, StopIteration):
         free = shutil.disk_usage(next(each for each in path.parents if each.exists())).free
         return f" ({in_gb(free)} are free there)"
     return ""
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -83,15 +83,9 @@ def read_in_part(
 ) -> tuple[Any, dict[Path, int], list[tuple[int, str]]]:
     """Read a YAML document as far as possible; raise a UserError if it is not YAML.
 
-    Args:
-        text: the document.
-        name: origin of the document, for messages.
-        lines: whether messages name the line (not for a value from the command line).
-
-    Returns:
-        The value; the line number of each path, starting at 1; and the problems with keys and tags, each
-        with its line number. Aliases of an anchor are the same object. The first value of a duplicate key is
-        used.
+    Return the value, the line number of each path, and the problems with keys and tags, each with its line
+    number. Aliases of an anchor are the same object. The first value of a duplicate key is used. With
+    ``lines=False``, messages name no lines.
     """
     try:
         loader = _Loader(text)
@@ -129,8 +123,6 @@ def write(tree: dict[str, Any]) -> str:
 
 
 class _Reading:
-    """A converter of YAML nodes to values that collects line numbers and problems."""
-
     def __init__(self, with_lines: bool) -> None:
         self.with_lines = with_lines
         self.lines: dict[Path, int] = {}

@@ -22,13 +22,13 @@ _SIOU_THETA = 4
 
 
 def to_xyxy(cxcywh: Tensor) -> Tensor:
-    """Convert boxes (..., 4) from center x, center y, width, height to xyxy."""
+    """Convert boxes (..., 4) from (center x, center y, width, height) to xyxy."""
     cx, cy, w, h = cxcywh.unbind(-1)
     return torch.stack((cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), -1)
 
 
 def to_cxcywh(xyxy: Tensor) -> Tensor:
-    """Convert boxes (..., 4) from xyxy to center x, center y, width, height."""
+    """Convert boxes (..., 4) from xyxy to (center x, center y, width, height)."""
     x1, y1, x2, y2 = xyxy.unbind(-1)
     return torch.stack(((x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1), -1)
 
@@ -40,13 +40,13 @@ def clip(boxes: Tensor, height: float, width: float) -> Tensor:
 
 
 def area(boxes: Tensor) -> Tensor:
-    """Compute the areas (...) of boxes (..., 4) in square pixels. The area of inverted boxes is 0."""
+    """Compute the areas (...) of boxes (..., 4) in square pixels. Inverted boxes have an area of 0."""
     x1, y1, x2, y2 = boxes.unbind(-1)
     return (x2 - x1).clamp(min=0) * (y2 - y1).clamp(min=0)
 
 
 def _intersection_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the intersection and the union in square pixels, both (...); the union is never 0."""
+    """Return the intersection and the union (...) in square pixels. The union is never 0."""
     # Single coordinates are used, so that no temporary is larger than the result.
     ax1, ay1, ax2, ay2 = a.unbind(-1)
     bx1, by1, bx2, by2 = b.unbind(-1)
@@ -58,7 +58,7 @@ def _intersection_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _hull(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the width and the height, both (...), of the smallest box that encloses ``a`` and ``b``."""
+    """Return the width and the height (...) of the smallest box that encloses both boxes."""
     ax1, ay1, ax2, ay2 = a.unbind(-1)
     bx1, by1, bx2, by2 = b.unbind(-1)
     w = torch.maximum(ax2, bx2) - torch.minimum(ax1, bx1)
@@ -89,18 +89,15 @@ def giou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def diou(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the distance IoU (...), in -1..1, of corresponding boxes (..., 4) (Zheng et al., 2020).
-
-    It is the IoU minus the :func:`distance`.
-    """
+    """Compute the distance IoU (...), in -1..1: IoU minus :func:`distance` (Zheng et al., 2020)."""
     penalty = distance(a, b)  # before the IoU, because this order determines how gradients are added
     return iou(a, b) - penalty
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the penalty of DIoU, d²/c², in 0..1, of corresponding boxes (..., 4).
+    """Compute DIoU's penalty d²/c² (...), in 0..1, of corresponding boxes (..., 4).
 
-    d is the distance between the centers, and c the diagonal of the enclosing box. The result is (...).
+    d is the distance between the centers, and c is the diagonal of the enclosing box.
     """
     ax, ay, _, _ = to_cxcywh(a).unbind(-1)
     bx, by, _, _ = to_cxcywh(b).unbind(-1)
@@ -112,8 +109,7 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
 def ciou(a: Tensor, b: Tensor) -> Tensor:
     """Compute the complete IoU (...) of corresponding boxes (..., 4) (Zheng et al., 2020).
 
-    It is DIoU - αv, with v = 4/π² · (Δ atan(w/h))² and α = v / (1 - IoU + v + 1e-6). α is a constant without
-    a gradient.
+    It is DIoU - αv, with v = 4/π² · (Δ atan(w/h))² and α = v / (1 - IoU + v + 1e-6). α has no gradient.
     """
     _, _, aw, ah = to_cxcywh(a).unbind(-1)
     _, _, bw, bh = to_cxcywh(b).unbind(-1)
@@ -125,7 +121,7 @@ def ciou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _angle(w: Tensor, h: Tensor) -> Tensor:
-    """Compute atan(w / h), with a finite gradient if both are 0."""
+    """Compute atan(w / h) with a finite gradient at 0."""
     return torch.atan2(w.clamp(min=_SMALLEST), h.clamp(min=_SMALLEST))
 
 
@@ -169,7 +165,6 @@ def _rise(x: Tensor) -> Tensor:
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the term of SIoU's shape cost for two widths or two heights."""
     return _rise((a - b).abs() / torch.maximum(a, b).clamp(min=_SMALLEST)).pow(_SIOU_THETA)
 
 

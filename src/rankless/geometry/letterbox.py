@@ -1,10 +1,9 @@
 """Letterboxing, the preprocessing that training, evaluation and prediction share.
 
-The image is resized (bilinear, on uint8; see :class:`Placing`) with its aspect ratio, and pasted on a gray
-input. The resize uses the exact scale instead of a rounded size, so ``input = source * scale + (left, top)``
-is exact in both directions, and boxes lose no precision. Without antialiasing, the size is rounded as in
-Darknet, and the scale of each side follows from it. Augmented images keep the exact scale, as in Darknet's
-training, where a crop of the source is resized to the input size.
+The image is resized without changing its aspect ratio, and pasted on a gray input. The exact scale is used
+instead of a rounded size, so ``input = source * scale + (left, top)`` is exact, and boxes lose no precision.
+Without antialiasing, the size is rounded as in Darknet, which gives each side its own scale. Augmented images
+keep the exact scale, as in Darknet's training.
 """
 
 from __future__ import annotations
@@ -25,15 +24,10 @@ _ONE = 2048  # fixed-point representation of a weight of 1
 
 
 def bilinear(image: Tensor, size: tuple[int, int], steps: tuple[float, float]) -> Tensor:
-    """Resize an image bilinearly, without antialiasing.
+    """Resize an image, uint8 (3, h, w), bilinearly without antialiasing.
 
-    Args:
-        image: the image, uint8 (3, h, w).
-        size: (H, W) of the result in pixels.
-        steps: vertical and horizontal distance, in pixels of the image, between pixels of the result.
-
-    Returns:
-        The resized image, uint8 (3, H, W).
+    ``size`` is the (H, W) of the result. ``steps`` are the vertical and horizontal distances between its
+    pixels, in pixels of the image.
     """
     height, width = image.shape[-2:]
     above, below, upper, lower = _points(size[0], steps[0], height, clamped=False)
@@ -60,8 +54,7 @@ def _points(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
     """Return the pixels before and after each of ``count`` points on a side, and their weights.
 
-    Beyond the border, both pixels are the border pixel. If ``clamped``, as for columns, one of them has the
-    full weight.
+    Beyond the border, both pixels are the border pixel. If ``clamped``, one of them has the full weight.
     """
     at = ((np.arange(count) + 0.5) * step - 0.5).astype(np.float32)
     at = at.clip(0, side - 1) if clamped else at
@@ -79,7 +72,7 @@ Fit = Literal["letterbox", "stretch"]
 
 @dataclass(frozen=True)
 class Placing:
-    """Settings for the placement of images on the network's input.
+    """Settings for placing images on the network's input.
 
     Attributes:
         antialias: whether downsampling averages all source pixels; otherwise, it reads the four pixels around
@@ -98,16 +91,10 @@ _NUDGE = 1 + 2**-40  # otherwise, 640 * (416 / 640) may be 415.99…, and the im
 def letterbox(
     image: Tensor, size: tuple[int, int], within: tuple[int, int] | None = None, placing: Placing = USUAL
 ) -> tuple[Tensor, Letterbox]:
-    """Fit the whole image into the center of the network's input.
+    """Fit an image, uint8 (3, h, w), into the center of an input of ``size`` (H, W).
 
-    Args:
-        image: the image, uint8 (3, h, w).
-        size: (H, W) of the input in pixels.
-        within: (H, W) to fit the image into, if ``size`` omits some of the padding; None means ``size``.
-        placing: settings of the placement.
-
-    Returns:
-        The input, uint8 (3, H, W), and the placement. An image that already has this size is not copied.
+    Returns the input and the placement of the image. ``within`` is the (H, W) to fit the image into if
+    ``size`` omits some of the padding. An image that already has this size is not copied.
     """
     height, width = image.shape[-2:]
     scale = fit(height, width, within or size)
@@ -127,22 +114,14 @@ def whole(
     within: tuple[int, int] | None = None,
     placing: Placing = USUAL,
 ) -> tuple[Tensor, Letterbox]:
-    """Fit the whole image (3, h, w) into the network's input with :func:`letterbox` or :func:`stretched`.
-
-    Returns:
-        The input, uint8 (3, H, W), and the placement.
-    """
+    """Fit an image (3, h, w) into the network's input with :func:`letterbox` or :func:`stretched`."""
     if how == "letterbox":
         return letterbox(image, size, within, placing)
     return stretched(image, size, placing)
 
 
 def stretched(image: Tensor, size: tuple[int, int], placing: Placing = USUAL) -> tuple[Tensor, Letterbox]:
-    """Stretch the whole image (3, h, w) to the size of the network's input, which is Darknet's default.
-
-    Returns:
-        The input, uint8 (3, H, W), and the placement.
-    """
+    """Stretch an image (3, h, w) to an input of ``size``, as Darknet does by default."""
     height, width = image.shape[-2:]
     where = Letterbox(1.0, 0.0, 0.0, height, width, (size[1] / width, size[0] / height))
     if (height, width) == size:
@@ -153,12 +132,12 @@ def stretched(image: Tensor, size: tuple[int, int], placing: Placing = USUAL) ->
 
 
 def fit(height: int, width: int, size: tuple[int, int]) -> float:
-    """Return the largest scale at which an image of ``height`` × ``width`` pixels fits into ``size``."""
+    """Return the largest scale at which an image fits into ``size`` (H, W)."""
     return min(size[0] / height, size[1] / width)
 
 
 def centered(height: int, width: int, size: tuple[int, int], scale: float) -> tuple[int, int]:
-    """Return the offset (left, top) that centers the scaled image, in whole pixels; it may be negative."""
+    """Return the offset (left, top) in whole pixels that centers the scaled image. It may be negative."""
     return (size[1] - scaled(width, scale)) // 2, (size[0] - scaled(height, scale)) // 2
 
 
@@ -167,12 +146,9 @@ def place(
 ) -> tuple[Tensor, Letterbox]:
     """Scale an image (3, h, w), paste it at (left, top) on the gray input, and crop it to the input.
 
-    Only the visible part is resized, and its corner is placed at a whole pixel. Therefore, if the image
-    extends beyond the left or top edge, the returned offset differs from ``left`` and ``top`` by less than a
+    Only the visible part is resized, and its corner is placed at a whole pixel. If the image extends beyond
+    the left or top edge, the returned offset therefore differs from ``left`` and ``top`` by less than a
     pixel.
-
-    Returns:
-        The input, uint8 (3, H, W), and the placement.
     """
     height, width = image.shape[-2:]
     if (height, width) == size and (scale, left, top) == (1.0, 0, 0):
@@ -184,11 +160,9 @@ def place(
 def visible_part(
     image: Tensor, size: tuple[int, int], scale: float, left: int, top: int
 ) -> tuple[Tensor, tuple[int, int], Letterbox]:
-    """Crop the part of an image (3, h, w) that :func:`place` shows.
+    """Return the part of an image that :func:`place` shows, its (x, y) on the input, and the placement.
 
-    Returns:
-        The part to scale (3, h', w'), which is a view; the position (x, y) of its top left corner on the
-        input; and the placement.
+    The part is a view (3, h', w') that still has to be scaled.
     """
     height, width = image.shape[-2:]
     x0, x1, x = _visible(width, size[1], scale, left)
@@ -198,7 +172,7 @@ def visible_part(
 
 
 def paste(patch: Tensor, corner: tuple[int, int], size: tuple[int, int], placing: Placing = USUAL) -> Tensor:
-    """Paste a patch (3, h, w) on a new gray input, uint8 (3, H, W), of the same memory format."""
+    """Paste a patch (3, h, w) on a new gray input, uint8 (3, H, W), in the same memory format."""
     if patch.is_contiguous():
         canvas = torch.full((3, *size), placing.gray, dtype=torch.uint8)
     else:
@@ -208,7 +182,7 @@ def paste(patch: Tensor, corner: tuple[int, int], size: tuple[int, int], placing
 
 
 def lay(canvas: Tensor, patch: Tensor, corner: tuple[int, int]) -> None:
-    """Copy a patch onto a canvas at pixel (x, y), cropped to the canvas; both are uint8 (3, H, W)."""
+    """Copy a patch onto a canvas at ``corner`` (x, y), cropped to the canvas. Both are uint8 (3, H, W)."""
     x, y = corner
     cut = patch.numpy()[:, max(0, -y) :, max(0, -x) :]  # PyTorch takes ten times as long to slice
     onto = canvas.numpy()[:, max(0, y) :, max(0, x) :]
@@ -217,12 +191,9 @@ def lay(canvas: Tensor, patch: Tensor, corner: tuple[int, int]) -> None:
 
 
 def in_source(where: Letterbox, reduced: int, source: tuple[int, int] | None) -> Letterbox:
-    """Convert the placement of an image that was decoded at a reduced size to the placement of its source.
+    """Convert the placement of an image decoded at 1/``reduced`` of its size to that of the full image.
 
-    Args:
-        where: the placement of the reduced image.
-        reduced: factor by which the image was reduced.
-        source: (H, W) of the source in pixels; None if the image was not reduced.
+    ``source`` is the (H, W) of the full image in pixels, or None if the image was not reduced.
     """
     if reduced == 1 or source is None:
         return where
@@ -230,7 +201,7 @@ def in_source(where: Letterbox, reduced: int, source: tuple[int, int] | None) ->
 
 
 def to_input(boxes: Tensor, letterbox: Letterbox) -> Tensor:
-    """Convert boxes (…, 4), xyxy, from source pixels to input pixels, without clipping."""
+    """Convert boxes (..., 4), xyxy, from source pixels to input pixels without clipping."""
     placed = boxes.numpy() * letterbox.scale  # for ten boxes, PyTorch takes three times as long
     if letterbox.stretch != (1.0, 1.0):
         placed = placed * np.array(letterbox.stretch * 2, placed.dtype)
@@ -238,7 +209,7 @@ def to_input(boxes: Tensor, letterbox: Letterbox) -> Tensor:
 
 
 def to_source(boxes: Tensor, letterbox: Letterbox) -> Tensor:
-    """Convert boxes (…, 4), xyxy, from input pixels to source pixels, without clipping."""
+    """Convert boxes (..., 4), xyxy, from input pixels to source pixels without clipping."""
     lifted = torch.empty_like(boxes)
     x, y = (letterbox.scale * factor for factor in letterbox.stretch)
     lifted[..., 0::2] = (boxes[..., 0::2] - letterbox.left) / x
@@ -247,7 +218,7 @@ def to_source(boxes: Tensor, letterbox: Letterbox) -> Tensor:
 
 
 def clipped(boxes: Tensor, letterbox: Letterbox) -> Tensor:
-    """Clip boxes (…, 4), xyxy in source pixels, to the source image."""
+    """Clip boxes (..., 4), xyxy in source pixels, to the source image."""
     inside = torch.empty_like(boxes)
     inside[..., 0::2] = boxes[..., 0::2].clamp(0, letterbox.width)
     inside[..., 1::2] = boxes[..., 1::2].clamp(0, letterbox.height)
@@ -255,7 +226,7 @@ def clipped(boxes: Tensor, letterbox: Letterbox) -> Tensor:
 
 
 def _visible(side: int, input_side: int, scale: float, offset: int) -> tuple[int, int, int]:
-    """Return the visible range [first, last) of one side, and the position on the input to paste it at.
+    """Return the visible range [first, last) of one side, and its position on the input.
 
     A margin as wide as the filter is added at both ends, so that the crop has no visible edge.
     """
@@ -268,7 +239,7 @@ def _visible(side: int, input_side: int, scale: float, offset: int) -> tuple[int
 
 
 def resized(image: Tensor, scale: float, placing: Placing = USUAL) -> Tensor:
-    """Scale an image, uint8 (3, h, w), by an exact factor; its size is rounded down, but at least 1."""
+    """Scale an image, uint8 (3, h, w), by an exact factor. Sides are rounded down to at least one pixel."""
     if scale == 1.0:
         return image
     new = [scaled(side, scale) for side in image.shape[-2:]]
@@ -281,10 +252,10 @@ def resized(image: Tensor, scale: float, placing: Placing = USUAL) -> Tensor:
 
 
 def _rows_first(image: Tensor) -> Tensor:
-    """Convert an image to channels-last (``image[None]`` would not), which PyTorch resizes twice as fast."""
+    """Convert an image to channels-last, which PyTorch resizes twice as fast."""
     return image.permute(1, 2, 0).contiguous()[None].permute(0, 3, 1, 2)
 
 
 def scaled(side: int, scale: float) -> int:
-    """Return the scaled length of a side in pixels, rounded down, but at least 1."""
+    """Return the scaled length of a side in pixels, rounded down to at least 1."""
     return max(1, int(side * scale * _NUDGE))

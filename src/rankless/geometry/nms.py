@@ -35,7 +35,7 @@ def nms(
     threshold: float,
     class_agnostic: bool = False,
 ) -> Tensor:
-    """Select boxes by non-maximum suppression.
+    """Select boxes by non-maximum suppression, and return their indices (K,), best first.
 
     In order of score, each selected box removes all later boxes that are too similar to it. Boxes with equal
     scores keep their order.
@@ -48,9 +48,6 @@ def nms(
             the centers and the diagonal c of the enclosing box (Zheng et al., 2020; Darknet's ``greedynms``).
         threshold: similarity to a better box above which a box is removed.
         class_agnostic: whether boxes of different classes are compared.
-
-    Returns:
-        Indices of the selected boxes, best first, (K,) int64.
     """
     order = scores.argsort(descending=True, stable=True)
     boxes, scores, labels = boxes[order], scores[order], labels[order]
@@ -65,7 +62,7 @@ def nms(
 
 
 def best_first(scores: Tensor, count: int) -> Tensor:
-    """Return the indices of the ``count`` highest scores (N,), best first. Equal scores keep their order."""
+    """Return the indices of the ``count`` highest scores, best first. Equal scores keep their order."""
     if len(scores) > count:
         # Sorting several hundred thousand scores would take longer than the network itself.
         worst = scores.topk(count).values[-1]
@@ -79,7 +76,7 @@ def best_first(scores: Tensor, count: int) -> Tensor:
 
 @cache
 def _torchvision_nms() -> Callable[[Tensor, Tensor, float], Tensor]:
-    """Load torchvision's operator without importing torchvision, which is as slow as importing PyTorch."""
+    """Load torchvision's operator without importing torchvision, which takes as long as importing PyTorch."""
     package = find_spec("torchvision")
     if package and package.origin and "torchvision" not in sys.modules:
         libraries = (Path(package.origin).with_name(name) for name in _OPERATORS)
@@ -92,7 +89,7 @@ def _torchvision_nms() -> Callable[[Tensor, Tensor, float], Tensor]:
 
 
 def _by_class(boxes: Tensor, scores: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """Apply NMS class by class, as torchvision's ``batched_nms`` does for boxes inside an image."""
+    """Apply NMS class by class, like torchvision's ``batched_nms``."""
     if not len(boxes):
         return labels
     run = _torchvision_nms()
@@ -109,7 +106,7 @@ def _by_class(boxes: Tensor, scores: Tensor, labels: Tensor, threshold: float) -
 
 
 def _greedy(boxes: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """Return the indices of the boxes that DIoU-NMS selects, given boxes sorted by score."""
+    """Return the indices of the boxes that DIoU-NMS selects. ``boxes`` must be sorted by score."""
     if not len(boxes):
         return labels
     # Sort by class, so that a block of rows is compared only with the columns of its own classes.

@@ -41,7 +41,6 @@ def batch_invariant(device: torch.device) -> Iterator[None]:
 
 class _SameKernel(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``func``; for a convolution or linear layer, use batch sizes that do not change the kernel."""
         kwargs = kwargs or {}
         is_linear = func is functional.linear
         if not (is_linear or func in _CONVOLUTIONS) or len(args) < 2:

@@ -25,7 +25,6 @@ class SoundConvolutions(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``func``, in float32 if it is a convolution that oneDNN would compute incorrectly."""
         kwargs = kwargs or {}
         if (is_unsound := _CHECKS.get(func)) is None or not is_unsound(*args, **kwargs):
             return func(*args, **kwargs)

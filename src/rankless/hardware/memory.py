@@ -10,8 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from rankless.errors import UserError, in_gb
+from rankless.hardware.control_groups import control_groups
 
-_CGROUPS = Path("/sys/fs/cgroup")
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+_V2 = ("memory.max", "memory.current")
 
 
 def available() -> int:
@@ -56,25 +58,13 @@ def _limits() -> Iterator[int]:
         yield soft - used
 
 
-def _container() -> Iterator[int]:
-    with suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:  # control groups, version 2
-                yield from _left(_CGROUPS, path, "memory.max", "memory.current")
-            elif "memory" in controllers.split(","):
-                yield from _left(_CGROUPS / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes")
-
-
-def _left(root: Path, path: str, most: str, used: str) -> Iterator[int]:
-    folder = root / path.lstrip("/")
-    for group in (folder, *folder.parents):
+def _container(root: Path = Path("/")) -> Iterator[int]:
+    for folder, is_v2 in control_groups("memory", root):
+        limit, used = _V2 if is_v2 else _V1
         with suppress(OSError, ValueError):  # "max" is not a number: there is no limit
-            limit = int((group / most).read_text("ascii"))
+            free = int((folder / limit).read_text("ascii")) - int((folder / used).read_text("ascii"))
             # Cached file pages count as used, but are reclaimed when memory is needed.
-            yield limit - int((group / used).read_text("ascii")) + _file_pages(group)
-        if group == root:
-            return
+            yield free + _file_pages(folder)
 
 
 def _file_pages(group: Path) -> int:

@@ -23,7 +23,6 @@ class PortableFunctions(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``func`` or its replacement."""
         kwargs = kwargs or {}
         replacement = _REPLACEMENTS.get(func)
         if replacement is None or kwargs or not _is_real_on_cpu(args[0]):
@@ -61,7 +60,6 @@ class _SquareRoot(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Return the gradient with respect to x, which is infinite at 0, as in PyTorch."""
         root: Tensor = ctx.saved_tensors[0]
         return gradient / (2 * root)
 

@@ -24,10 +24,8 @@ CELL = 8
 def heat(boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Tensor:
     """Return the highest score in each cell, float32 (H / 8, W / 8), on the CPU.
 
-    Args:
-        boxes: candidates, xyxy in input pixels, (P, 4).
-        scores: highest score of each candidate among the selected classes, in 0..1, (P,).
-        size: (H, W) of the input in pixels.
+    ``boxes`` are candidates, xyxy in input pixels, (P, 4). ``scores`` are their highest scores among the
+    selected classes, in 0..1, (P,). ``size`` is the (H, W) of the input in pixels.
     """
     rows, columns = size[0] // CELL, size[1] // CELL
     centers = (boxes[:, :2] + boxes[:, 2:]) / 2 / CELL
@@ -38,12 +36,9 @@ def heat(boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def in_image(heat: Tensor, letterbox: Letterbox, size: tuple[int, int]) -> Pixels:
-    """Resample a heat map of the input to the pixels of the image; return uint8 (H, W).
+    """Resample a heat map of the input, (h, w) in 0..1, to the pixels of the image, uint8 (H, W).
 
-    Args:
-        heat: heat map of the input, in 0..1, (h, w).
-        letterbox: placement of the image on the input.
-        size: (H, W) of the input in pixels.
+    ``size`` is the (H, W) of the input in pixels.
     """
     corner = to_source(torch.zeros(1, 4), letterbox)[0, :2].tolist()
     far = to_source(torch.tensor([[0.0, 0.0, float(size[1]), float(size[0])]]), letterbox)
@@ -57,7 +52,7 @@ def in_image(heat: Tensor, letterbox: Letterbox, size: tuple[int, int]) -> Pixel
 
 
 def overlaid(image: Pixels, level: Pixels) -> Image.Image:
-    """Draw a heat map (H, W) over a darkened image (H, W, 3); 0 is dark, and 255 is yellow."""
+    """Draw a heat map (H, W) over a darkened image (H, W, 3). Value 0 is dark, and 255 is yellow."""
     from matplotlib import colormaps
 
     table: Any = (colormaps["inferno"](np.arange(256))[:, :3] * 255).round().astype(np.float32)

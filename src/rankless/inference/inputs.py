@@ -49,10 +49,7 @@ def read(name: str, finder: Finder) -> tuple[Tensor, Decoded]:
 
 
 def source_of(image: ImageLike, number: int) -> Source:
-    """Return the source of an image of any type in :data:`ImageLike`.
-
-    ``number`` is the index of the image, for messages.
-    """
+    """Return the source of an image of any type in :data:`ImageLike`. Messages name its index, ``number``."""
     if isinstance(image, str | os.PathLike):
         return file_source(os.fspath(image))
     tensor = _tensor(image, f"image {number}")
@@ -60,7 +57,7 @@ def source_of(image: ImageLike, number: int) -> Source:
 
 
 def whole(image: Tensor) -> Decoded:
-    """Wrap an image (3, H, W) of full size."""
+    """Return a full-size image (3, H, W) as a decoded image."""
     return Decoded(image, 1, (image.shape[-2], image.shape[-1]))
 
 

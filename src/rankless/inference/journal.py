@@ -1,4 +1,4 @@
-"""The journal of a prediction, a file with one line per image, so that a killed prediction can be resumed.
+"""The journal of a prediction, a file with one line per image, from which a killed prediction can be resumed.
 
 The file is in the output folder while the prediction runs. At the end, all formats are written from it, and
 it is unlinked. An open :class:`Journal` can still read it.
@@ -12,7 +12,7 @@ import weakref
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from rankless.errors import UserError
 from rankless.inference.formats import Entry
@@ -22,18 +22,12 @@ _FORMAT = "rankless predictions 1"
 _AT_ONCE = 1 << 20  # bytes
 
 
-class Journal(Sequence[Entry]):
-    """A sequence of the entries of all images, each of which is read from disk on demand.
+class Journal:
+    """The entries of all images, each of which is read from disk on demand.
 
-    Args:
-        folder: the output folder, which exists.
-        asked: options of the prediction, which must not change when it is resumed.
-        resume: whether to continue an existing journal.
-
-    Attributes:
-        failed: source and reason for each image that could not be read.
-        done: sources that were finished when the journal was opened; a video is finished after its last
-            frame.
+    ``asked`` contains the options of the prediction, which must not change when it is resumed. ``failed``
+    lists the source and the reason for each unreadable image. ``done`` contains the sources that were
+    finished when the journal was opened. A video is finished after its last frame.
     """
 
     def __init__(self, folder: Path, asked: Mapping[str, Any], *, resume: bool) -> None:
@@ -70,21 +64,13 @@ class Journal(Sequence[Entry]):
         self._append({"ended": source, "files": list(files)})
 
     def remove(self) -> None:
-        """Unlink the file; this object can still read the entries."""
+        """Unlink the file. This object can still read the entries."""
         self.path.unlink(missing_ok=True)
 
     def __len__(self) -> int:
         return len(self._starts)
 
-    @overload
-    def __getitem__(self, index: int) -> Entry: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Entry]: ...
-
-    def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Entry:
         start = self._starts[index]
         line = b""
         while not line.endswith(b"\n") and (part := os.pread(self._file, 4096, start + len(line))):
@@ -156,14 +142,9 @@ def _entry(row: Mapping[str, Any]) -> Entry:
     return Entry(row["stem"], row["image"])
 
 
-def is_unfinished(folder: Path) -> bool:
-    """Check whether a folder contains an unfinished prediction."""
-    return (folder / NAME).is_file()
-
-
 def refuse_unfinished(folder: Path) -> None:
     """Raise an error if a folder contains an unfinished prediction."""
-    if is_unfinished(folder):
+    if (folder / NAME).is_file():
         raise UserError(
             f"--out {folder}: contains an unfinished prediction; add --resume to continue it, or --force to "
             "start again"
@@ -171,8 +152,8 @@ def refuse_unfinished(folder: Path) -> None:
 
 
 def refuse_nothing_to_resume(folder: Path) -> None:
-    """Raise an error if a folder does not contain an unfinished prediction."""
-    if not is_unfinished(folder):
+    """Raise an error if a folder contains no unfinished prediction."""
+    if not (folder / NAME).is_file():
         raise UserError(f"--out {folder}: contains no unfinished prediction to continue; remove --resume")
 
 

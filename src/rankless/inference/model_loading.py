@@ -59,15 +59,10 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class Opened:
-    """A loaded model.
+    """A loaded model with one predictor per device.
 
-    Attributes:
-        path: the weights file.
-        recipe: the recipe of the weights, with the overrides and the resolved precision.
-        finders: one predictor per device, all with the same weights.
-        devices: the devices of the predictors.
-        batch: batch size for live sources, whose results should not be delayed.
-        patient_batch: batch size for all other sources.
+    The recipe contains the overrides and the resolved precision. ``batch`` is the batch size for live
+    sources, whose results should not be delayed, and ``patient_batch`` that for all other sources.
     """
 
     path: Path
@@ -99,20 +94,12 @@ class Opened:
 
 
 def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], object]) -> Opened:
-    """Load the weights, and build one predictor per device.
+    """Load the weights of a run or file, and build one predictor per device.
 
-    Args:
-        target: a run directory (its best weights are used) or a weights file.
-        asked: options of the prediction.
-        others: additional checks, whose errors are reported together with those in the weights and devices.
-
-    Raises:
-        UserError: there are no weights, or the options do not fit them. The error lists all problems.
+    The errors of the checks in ``others`` are reported together with those in the weights and devices.
     """
     *_, devices, (path, found) = check_all(
-        *others,
-        lambda: devices_named(asked.device),
-        lambda: _loaded(target, asked.task, asked.overrides),
+        *others, lambda: devices_named(asked.device), lambda: _loaded(target, asked.task, asked.overrides)
     )
     recipe = found.recipe
     recipe = replace(recipe, precision=resolve(recipe.precision, devices[0], recipe.cpu_isa))
@@ -129,13 +116,7 @@ def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], obje
 
 
 def devices_named(names: str | None) -> list[torch.device]:
-    """Parse devices such as ``cpu`` or ``cuda:0,cuda:1``.
-
-    None means all GPUs, or the CPU if there are none.
-
-    Raises:
-        UserError: a device cannot be used, or the devices are of different kinds.
-    """
+    """Parse devices such as ``cpu`` or ``cuda:0,cuda:1``. None means all GPUs or, without any, the CPU."""
     if names is None:
         count = 0 if os.environ.get("RANKLESS_CPU") else torch.cuda.device_count()
         return [torch.device("cuda", number) for number in range(count)] or [torch.device("cpu")]

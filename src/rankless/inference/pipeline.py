@@ -27,13 +27,12 @@ Other = TypeVar("Other")
 
 
 class Source(NamedTuple):
-    """An image to predict on.
+    """An image or a video frame to predict on.
 
     Attributes:
-        name: path of the image or video, or name of the scene.
-        read: function that returns the image to draw on, uint8 (3, H, W), and a copy for the network.
-        frame: number of the frame in its video, from 0; None for an image.
-        time: time of the frame in seconds from the start of the video; None for an image.
+        read: returns the image to draw on, uint8 (3, H, W), and a copy for the network.
+        frame: number of the frame in its video, from 0, or None for an image.
+        time: time of the frame in seconds from the start of the video, or None for an image.
         position: index of the image or video among all sources.
     """
 
@@ -45,25 +44,14 @@ class Source(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a model for one image.
+    """The result of a model for one image, uint8 (3, H, W), or the reason why it could not be read.
 
-    Attributes:
-        source: source of the image.
-        image: the image, uint8 (3, H, W); None if it could not be read.
-        answer: result of the predictor; for a custom task, the prediction and the drawing.
-        reason: why the image could not be read.
+    For a custom task, ``answer`` is the prediction and the drawing. Before the prediction, it is the input.
     """
 
     source: Source
     image: torch.Tensor | None
     answer: Any
-    reason: str = ""
-
-
-class _Read(NamedTuple):
-    source: Source
-    image: torch.Tensor | None
-    item: Any
     reason: str = ""
 
 
@@ -87,11 +75,7 @@ def ordered(
 ) -> Iterator[Other]:
     """Call a function on every item in threads, and yield the results in the order of the items.
 
-    Args:
-        pool: the threads.
-        function: function to call; an error is raised in place of its result.
-        items: arguments of the function, which are consumed as results are requested.
-        ahead: maximum number of items to process ahead.
+    At most ``ahead`` items are processed ahead. An error in the function is raised in place of its result.
     """
     waiting: deque[Future[Other]] = deque()
     for item in items:
@@ -106,12 +90,12 @@ def outcomes(opened: Opened, sources: Iterable[Source], pool: Executor, size: in
     """Predict in batches of ``size`` images, and yield the results in the order of the images."""
     finder = opened.finders[0]
 
-    def read(source: Source) -> _Read:
+    def read(source: Source) -> Outcome:
         try:
             image, view = source.read(finder)
         except UnreadableImage as error:
-            return _Read(source, None, None, error.reason)
-        return _Read(source, image, image if isinstance(finder, CustomFinder) else finder.item(view))
+            return Outcome(source, None, None, error.reason)
+        return Outcome(source, image, image if isinstance(finder, CustomFinder) else finder.item(view))
 
     batches = _batched(ordered(pool, read, sources, size + reading()), size)
     if len(opened.finders) == 1:
@@ -122,7 +106,7 @@ def outcomes(opened: Opened, sources: Iterable[Source], pool: Executor, size: in
     for number in range(len(opened.finders)):
         free.put(number)
 
-    def predict_on_free_device(batch: list[_Read]) -> list[Outcome]:
+    def predict_on_free_device(batch: list[Outcome]) -> list[Outcome]:
         number = free.get()
         try:
             return _predict_batch(opened, number, batch)
@@ -134,9 +118,9 @@ def outcomes(opened: Opened, sources: Iterable[Source], pool: Executor, size: in
             yield from answers
 
 
-def _batched(items: Iterable[_Read], size: int) -> Iterator[list[_Read]]:
+def _batched(items: Iterable[Outcome], size: int) -> Iterator[list[Outcome]]:
     """Yield lists with ``size`` readable images each, and the unreadable images between them."""
-    batch: list[_Read] = []
+    batch: list[Outcome] = []
     for item in items:
         batch.append(item)
         if sum(one.image is not None for one in batch) == size:
@@ -146,16 +130,13 @@ def _batched(items: Iterable[_Read], size: int) -> Iterator[list[_Read]]:
         yield batch
 
 
-def _predict_batch(opened: Opened, number: int, batch: Sequence[_Read]) -> list[Outcome]:
+def _predict_batch(opened: Opened, number: int, batch: Sequence[Outcome]) -> list[Outcome]:
     finder, device = opened.finders[number], opened.devices[number]
-    items = [one.item for one in batch if one.image is not None]
+    items = [one.answer for one in batch if one.image is not None]
     with opened.computing(number):
         if isinstance(finder, CustomFinder):
             found: list[Any] = [finder.answer(item) for item in items]
         else:
             found = finder.answers(items, opened.batch if device.type == "cuda" else 1) if items else []
     answers = iter(found)
-    return [
-        Outcome(one.source, one.image, None if one.image is None else next(answers), one.reason)
-        for one in batch
-    ]
+    return [one if one.image is None else one._replace(answer=next(answers)) for one in batch]

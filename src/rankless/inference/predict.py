@@ -1,8 +1,8 @@
 """Predict with a run or a weights file, and write annotated images and videos, and their results.
 
 Images are preprocessed as in evaluation, and the result for an image never depends on other images. Boxes are
-in pixels of the image after its EXIF rotation. In evaluation, a box may have several classes, as usual on
-COCO. In prediction, a box has only its best class.
+in pixels of the image after its EXIF rotation. Unlike in evaluation, where a box may have several classes, as
+usual on COCO, a box has only its best class.
 
 The result for each image is recorded immediately (:mod:`rankless.inference.journal`), so memory does not grow
 with the number of images, and a stopped prediction can be resumed.
@@ -23,10 +23,8 @@ from rankless.inference.formats import kinds_named
 from rankless.inference.model_loading import PredictOptions, open_finders
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.recording import Recording
-from rankless.inference.report import ImageReport, PredictionReport
+from rankless.inference.report import PredictionReport
 from rankless.inference.sources import find, is_video
-
-__all__ = ["ImageReport", "PredictionReport", "find", "predict"]
 
 _FOLDER = Path("predictions")
 
@@ -57,7 +55,7 @@ def predict(
             ``predictions-2`` … is created.
         confidence: minimum score, 0..1. The default is 0.25 for detections, and 0 for a classifier, which
             reports its best five classes.
-        classes: names or ids of the classes to detect; empty means all.
+        classes: names or ids of the classes to detect. By default, all classes are detected.
         device: a torch device, or several such as ``cuda:0,cuda:1``. By default, all GPUs are used, or the
             CPU if there are none.
         batch: batch size. The default is 16 on a GPU, where it may change the last bits of a score. On a CPU,

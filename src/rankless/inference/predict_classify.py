@@ -23,17 +23,10 @@ from rankless.tasks.memory_check import refuse_giant_image
 
 
 def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
-    """Compute Grad-CAM heat maps for the most likely class; return float32 (B, h, w), on the CPU.
+    """Compute Grad-CAM heat maps for the most likely class, float32 (B, h, w), on the CPU.
 
-    The highest value of each map is 1, or 0 if there is no evidence.
-
-    Args:
-        model: the classifier, in evaluation mode.
-        images: the input of the network, (B, 3, H, W).
-        source: the weights file, for messages.
-
-    Raises:
-        UserError: the network has no feature map before its head.
+    The highest value of each map is 1, or 0 if there is no evidence. The model must be in evaluation mode.
+    ``images`` is its input, (B, 3, H, W). ``source``, the weights file, is for messages.
     """
     torch.clear_autocast_cache()  # weights cast in inference mode have no gradients
     with torch.inference_mode(False), torch.enable_grad():
@@ -64,7 +57,7 @@ def _last_map(model: nn.Module, images: Tensor) -> Iterator[list[Tensor]]:
         if output.dim() == 3:
             found.clear()
         if output.dim() == 4 and min(output.shape[-2:]) > 1:
-            # Only feature maps have the aspect ratio of the input, channels-last outputs do not.
+            # Feature maps have the aspect ratio of the input, but channels-last outputs do not.
             rows, columns = output.shape[-2:]
             if abs(rows * width - columns * height) <= width + height:
                 found[:] = [output]
@@ -76,12 +69,7 @@ def _last_map(model: nn.Module, images: Tensor) -> Iterator[list[Tensor]]:
 
 
 class ClassAnswer(NamedTuple):
-    """The result of a classifier for one image.
-
-    Attributes:
-        found: the probabilities.
-        heat: heat map of the input for the most likely class, (h, w); None unless requested.
-    """
+    """The class probabilities of one image and, if requested, the heat map of the input (h, w)."""
 
     found: Classification
     heat: Tensor | None = None
@@ -90,14 +78,8 @@ class ClassAnswer(NamedTuple):
 class ClassFinder:
     """A predictor that uses a trained classifier.
 
-    Args:
-        loaded: the weights, with their recipe and class names.
-        confidence: minimum probability to report, 0..1.
-        device: device to compute on.
-        source: the weights file, for messages.
-
-    Attributes:
-        heat: whether to compute heat maps.
+    It reports classes with a probability of at least ``confidence``. Messages name ``source``, the weights
+    file. Set ``heat`` to compute heat maps.
     """
 
     def __init__(self, loaded: weights.Weights, confidence: float, device: torch.device, source: str) -> None:
@@ -125,7 +107,7 @@ class ClassFinder:
         return self.task.item(view.image)
 
     def answers(self, items: Sequence[ClassificationItem], batch: int) -> list[ClassAnswer]:
-        """Predict the classes of images. For the arguments, see :meth:`.predict_detect.BoxFinder.answers`."""
+        """Predict the classes of images. See :meth:`.predict_detect.BoxFinder.answers`."""
         padded = self.task.collate([*items, *[items[-1]] * (batch - len(items))]).to(self.device)
         found = self.task.predict(self.model, padded)[: len(items)]
         if not self.heat:

@@ -29,11 +29,6 @@ class CustomFinder:
     The task needs a method ``predict_image(model, image)``. It receives an image, uint8 RGB (3, H, W) on the
     CPU, and returns a dict for ``predictions.json``. Optionally, a method ``draw(image, prediction)`` returns
     the annotated image, uint8 RGB (3, h, w).
-
-    Args:
-        loaded: the weights, whose recipe names the task.
-        device: device of the model.
-        source: the weights file, for messages.
     """
 
     def __init__(self, loaded: weights.Weights, device: torch.device, source: str) -> None:
@@ -89,7 +84,6 @@ class CustomFinder:
 
 @contextmanager
 def _user_errors() -> Iterator[None]:
-    """Convert errors in user code within the block to a ``UserError`` that shows the failing lines."""
     try:
         yield
     except UserError:

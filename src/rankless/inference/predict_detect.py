@@ -29,13 +29,10 @@ _MOST = 100_000  # largest evaluate.detections that a recipe allows
 
 
 class Answer(NamedTuple):
-    """The result of a detector for one image.
+    """The detections in one image, in pixels of the image.
 
-    Attributes:
-        found: the detections, in pixels of the image.
-        letterbox: placement of the image on the input.
-        best: the highest score, even if it is below the confidence threshold.
-        heat: heat map of the input (see :mod:`rankless.inference.heatmaps`); None unless requested.
+    ``best`` is the highest score, even if it is below the confidence threshold. ``heat`` is the heat map of
+    the input, if requested.
     """
 
     found: Detections
@@ -47,16 +44,9 @@ class Answer(NamedTuple):
 class BoxFinder:
     """A predictor that uses a trained detector.
 
-    Args:
-        loaded: the weights, with their recipe and class names.
-        confidence: minimum score, 0..1; None means 0.25.
-        device: device to compute on.
-        source: the weights file, for messages.
-        classes: names or ids of the classes to detect; empty means all.
-
-    Attributes:
-        fused: whether the model needs neither autocast nor other kernels; see :func:`fold_batch_norms`.
-        heat: whether to compute heat maps.
+    It reports boxes with a score above ``confidence``, or 0.25 if it is None, of the given classes, or all if
+    there are none. Messages name ``source``, the weights file. Set ``heat`` to compute heat maps. A ``fused``
+    model needs neither autocast nor other kernels; see :func:`fold_batch_norms`.
     """
 
     def __init__(
@@ -100,9 +90,7 @@ class BoxFinder:
     def answers(self, items: Sequence[DetectionItem], batch: int) -> list[Answer]:
         """Detect the objects in images, each with its best class.
 
-        Args:
-            items: results of :meth:`item`.
-            batch: minimum batch size; shorter batches are filled with copies of the last item.
+        A batch of fewer than ``batch`` images is filled with copies of the last one.
         """
         padded = self.task.collate([*items, *[items[-1]] * (batch - len(items))]).to(self.device)
         recorder = _DecodingRecorder(self.model)
@@ -172,11 +160,7 @@ class _DecodingRecorder(nn.Module):
 
 
 def chosen_classes(classes: Sequence[str | int], names: Sequence[str]) -> list[int]:
-    """Return the sorted ids of classes that are given by name or id.
-
-    Raises:
-        UserError: the model has no such class.
-    """
+    """Return the sorted ids of classes that are given by name or id."""
     labels, problems = [], []
     for given in classes:
         if given in names:

@@ -36,7 +36,7 @@ def load(
         overrides: changes to the recipe of the weights, ``key=value``, such as ``evaluate.iou=0.5``.
         confidence: minimum score, 0..1. The default is 0.25 for detections, and 0 for a classifier, which
             reports its best five classes.
-        classes: names or ids of the classes to detect; empty means all.
+        classes: names or ids of the classes to detect. By default, all classes are detected.
         device: a torch device, or several such as ``cuda:0,cuda:1``. By default, all GPUs are used, or the
             CPU if there are none.
         batch: batch size. The default is 16 on a GPU. On a CPU, where it does not affect the results, the

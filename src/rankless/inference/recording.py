@@ -15,6 +15,7 @@ from rankless.data.images.fonts import unwritable
 from rankless.errors import UserError, counted, listed, shell_word
 from rankless.files.outputs import Outputs, refuse_filled, unusable
 from rankless.inference import saving, video
+from rankless.inference.formats import best_of
 from rankless.inference.inputs import file_source
 from rankless.inference.journal import Journal, refuse_nothing_to_resume, refuse_unfinished
 from rankless.inference.model_loading import Opened
@@ -26,15 +27,7 @@ from rankless.printing import ProgressBar, say
 
 
 class Recording:
-    """A prediction whose results are written to a folder.
-
-    Args:
-        opened: the loaded model.
-        sources: images, videos, cameras and streams.
-        out: the output folder.
-        kinds: kinds of results to write, from :data:`rankless.inference.formats.KINDS`.
-        force, resume: see :func:`rankless.predict`.
-    """
+    """A prediction whose results are written to a folder."""
 
     def __init__(
         self,
@@ -43,15 +36,14 @@ class Recording:
         out: Path,
         kinds: frozenset[str],
         *,
-        force: bool = False,
-        resume: bool = False,
+        force: bool,
+        resume: bool,
     ) -> None:
         self.opened, self.sources, self.out, self.kinds = opened, sources, out, kinds
         self.resume, self._is_new = resume, not out.exists()
-        names = output_names(sources, out)
-        self._names = names
-        self._stems = stems(names)  # only for repeated names
-        drawn = names if "annotated" in kinds else []
+        self._names = output_names(sources, out)
+        self._stems = stems(self._names)  # only for repeated names
+        drawn = self._names if "annotated" in kinds else []
         files = [out / name for name in [*drawn, *saving.single_files(kinds)] or ["predictions.json"]]
         if reason := unusable(out):
             raise UserError(f"--out {out}: cannot be the output folder: {reason}; use another folder")
@@ -67,15 +59,7 @@ class Recording:
         self._best, self._seen, self._computed = 0.0, set[str](), 0
 
     def run(self, asked: Mapping[str, Any], *, progress: bool) -> PredictionReport:
-        """Predict on all sources.
-
-        Args:
-            asked: options of the prediction, which must not change when it is resumed.
-            progress: show the progress on standard error.
-
-        Raises:
-            UserError: a file cannot be written, or the prediction cannot be resumed.
-        """
+        """Predict on all sources. ``asked`` contains the options that must not change on resumption."""
         try:
             self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -161,7 +145,7 @@ class Recording:
             )
             return nullcontext()
         videos = [self.sources[position] for position in left if is_video(self.sources[position])]
-        total = len(left) - len(videos) + sum(map(video.frame_count, videos))
+        total = len(left) - len(videos) + sum(video.length_and_rate(name)[0] for name in videos)
         return ProgressBar(len(journal) + total, "predicting", done=len(journal))
 
     def _sources(self, positions: Sequence[int]) -> Iterator[Source]:
@@ -185,8 +169,7 @@ class Recording:
         journal.add(one.entry, [name for name, _ in one.files])
         self._best, self._computed = max(self._best, one.best), self._computed + 1
         if one.drawn is not None:
-            found = one.entry.image.get("detections", []) or one.entry.image.get("classes", [])[:1]
-            self._seen.update(each["name"] for each in found)
+            self._seen.update(each["name"] for each in best_of(one.entry.image))
 
     def _add_frame(self, source: Source, drawn: Image.Image | None) -> None:
         if self._video is None:
@@ -195,7 +178,7 @@ class Recording:
                 path = self.out / self._names[source.position]
                 self.outputs.include([path])
                 part = stack.enter_context(self.outputs.writing(path))
-                writer = video.Writer(part, video.rate_of(self.sources[source.position]))
+                writer = video.Writer(part, video.length_and_rate(self.sources[source.position])[1])
             self._video = source, stack, writer
         if (writer := self._video[2]) is not None and drawn is not None:
             writer.add(drawn, source.time or 0.0)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from rankless.inference.formats import Entry
+from rankless.inference.journal import Journal
 
 
 @dataclass(frozen=True)
@@ -16,13 +17,13 @@ class ImageReport:
 
     Attributes:
         source: path of the image or video, or name of the scene.
-        annotated: path of the annotated image or video; None if nothing was drawn.
+        annotated: path of the annotated image or video, or None if nothing was drawn.
         width, height: size of the image in pixels.
         detections: dicts with ``box`` (xyxy in pixels), ``score``, ``label`` and ``name``, best first.
         classes: dicts with ``score``, ``label`` and ``name`` of a classifier's best five classes, best first.
-        prediction: the dict that a custom task returned; None for built-in tasks.
-        frame: number of the frame in its video, from 0; None for an image.
-        time: time of the frame in seconds from the start of the video; None for an image.
+        prediction: the dict that a custom task returned, or None for built-in tasks.
+        frame: number of the frame in its video, from 0, or None for an image.
+        time: time of the frame in seconds from the start of the video, or None for an image.
     """
 
     source: str
@@ -50,7 +51,7 @@ class ImageReport:
 class ImageReports(Sequence[ImageReport]):
     """A sequence of the reports of all images, each of which is read from disk on demand."""
 
-    def __init__(self, entries: Sequence[Entry], out: Path) -> None:
+    def __init__(self, entries: Journal, out: Path) -> None:
         self._entries, self._out = entries, out
 
     def __len__(self) -> int:
@@ -64,7 +65,7 @@ class ImageReports(Sequence[ImageReport]):
 
     def __getitem__(self, index: int | slice) -> ImageReport | list[ImageReport]:
         if isinstance(index, slice):
-            return [self._report(entry) for entry in self._entries[index]]
+            return [self[number] for number in range(*index.indices(len(self)))]
         return self._report(self._entries[index])
 
     def __iter__(self) -> Iterator[ImageReport]:
@@ -92,10 +93,9 @@ class PredictionReport:
         images: one report per readable image or frame, in the order of the sources.
         failed: source and reason for each unreadable image.
         removed: files from an earlier call that were removed from the folder.
-        best: the highest score of all predictions, whether reported or not; 0.0 if there are none.
-        seconds: time for reading, computing, drawing and writing.
-        computed: number of images and frames processed in this time, not counting those from before a
-            resumption.
+        best: the highest score of all predictions, reported or not, or 0.0 if there are none.
+        seconds: time spent reading, computing, drawing and writing.
+        computed: number of images and frames processed in this time, without those from before a resumption.
         notes: messages about the results, for example about class names that no font can draw.
     """
 

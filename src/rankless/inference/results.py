@@ -36,7 +36,7 @@ class _Result:
         scores: scores in 0..1, highest first, float32 (N,).
         classes: class ids, int64 (N,).
         class_names: names of the model's classes, one per id.
-        source: path of the image or name of the scene; empty if unknown.
+        source: path of the image, or name of the scene. Empty if unknown.
     """
 
     image: Pixels

@@ -17,10 +17,9 @@ from rankless.data.images.image_file import Pixels
 from rankless.errors import UserError, one_of
 from rankless.files.outputs import LIST, Outputs
 from rankless.inference import formats
-from rankless.inference.formats import KINDS, Entry
+from rankless.inference.formats import KINDS, Entry, Labeling
 from rankless.inference.heatmaps import overlaid
 from rankless.inference.journal import Journal
-from rankless.inference.labeling import Labeling
 from rankless.inference.model_loading import Finder
 from rankless.inference.pipeline import Outcome
 from rankless.inference.predict_custom import CustomFinder
@@ -65,15 +64,7 @@ def refuse_unfit(kinds: frozenset[str], finder: Finder) -> None:
 
 @dataclass
 class Rendering:
-    """The journal entry for an image, and the files to write for it.
-
-    Attributes:
-        outcome: result of the model.
-        entry: entry for the journal; None if the image could not be read.
-        best: the highest score, whether reported or not.
-        drawn: the annotated image, RGB.
-        files: path relative to the output folder and content of each file.
-    """
+    """The journal entry for an image, and the files to write for it."""
 
     outcome: Outcome
     entry: Entry | None = None
@@ -145,24 +136,20 @@ def write_formats(
 ) -> list[str]:
     """Write the results in the journal in each requested format, and return notes.
 
-    ``model`` is the name of the model in pre-annotations.
+    Pre-annotations name ``model`` as their source.
     """
-
-    def entries() -> Iterator[Entry]:
-        return iter(journal)
-
-    labeling = Labeling(lambda: (entry.image for entry in entries()), class_names, model)
+    labeling = Labeling(journal, class_names, model)
     writers: dict[str, Callable[[Path], None]] = {
         "label_studio.json": labeling.write_tasks,
         "label_studio_config.xml": labeling.write_interface,
         "cvat.xml": labeling.write_cvat,
         "cvat_labels.json": labeling.write_cvat_labels,
-        "predictions.json": lambda file: formats.write_json(entries, file),
-        "predictions.jsonl": lambda file: formats.write_jsonl(entries, file),
-        "coco_images.json": lambda file: formats.write_coco_images(entries, file, class_names),
-        "coco_results.json": lambda file: formats.write_coco_results(entries, file),
-        "predictions.csv": lambda file: formats.write_csv(entries, file),
-        "counts.csv": lambda file: formats.write_counts(entries, file, class_names),
+        "predictions.json": lambda file: formats.write_json(journal, file),
+        "predictions.jsonl": lambda file: formats.write_jsonl(journal, file),
+        "coco_images.json": lambda file: formats.write_coco_images(journal, file, class_names),
+        "coco_results.json": lambda file: formats.write_coco_results(journal, file),
+        "predictions.csv": lambda file: formats.write_csv(journal, file),
+        "counts.csv": lambda file: formats.write_counts(journal, file, class_names),
     }
     if "yolo" in kinds:
         write(outputs, out / "yolo/classes.txt", formats.yolo_names(class_names).encode())

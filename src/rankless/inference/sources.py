@@ -29,9 +29,6 @@ def find(sources: Sequence[str]) -> list[str]:
     """Return the images and videos that sources refer to, in order and without duplicates.
 
     The files in a folder are sorted by path. Cameras and streams are returned unchanged.
-
-    Raises:
-        UserError: a source has no images or videos. The error lists all such sources.
     """
     images: dict[str, str] = {}
     problems = []
@@ -54,7 +51,7 @@ def is_live(source: str) -> bool:
 
 
 def is_video(source: str) -> bool:
-    """Check whether a source has frames: a video file, a camera or a stream."""
+    """Check whether a source is a video file, a camera or a stream."""
     return is_live(source) or Path(source).suffix.lower() in VIDEOS
 
 
@@ -110,10 +107,7 @@ def _no_image(source: str) -> str:
 def output_names(sources: Sequence[str], out: Path) -> list[str]:
     """Return a unique file name for each source: a JPEG for a JPEG, an MP4 for a video, otherwise a PNG.
 
-    ``-2``, ``-3`` … is appended to repeated names.
-
-    Raises:
-        UserError: a source is in the output folder.
+    Repeated names end in ``-2``, ``-3`` … A source in the output folder is an error.
     """
     folder = Path(os.path.realpath(out))
     inside = [source for source in sources if folder in Path(os.path.realpath(source)).parents]

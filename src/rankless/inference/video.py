@@ -33,13 +33,7 @@ _MILLISECONDS = Fraction(1, 1000)
 
 
 class Frame(NamedTuple):
-    """A video frame.
-
-    Attributes:
-        pixels: the upright image, uint8 RGB (H, W, 3).
-        number: number of the frame, from 0.
-        time: seconds since the first frame.
-    """
+    """A video frame: the upright image, uint8 RGB (H, W, 3), its number from 0, and its time in seconds."""
 
     pixels: Pixels
     number: int
@@ -139,7 +133,6 @@ def _decoded(name: str) -> Iterator[Frame]:
 
 
 def _failure(name: str, number: int, reason: str) -> str:
-    """Return the message for a video that cannot be read after ``number`` frames."""
     if number:
         return f"it cannot be read after {counted(number, 'frame')}: {reason}"
     if CAMERAS.fullmatch(name):
@@ -151,34 +144,18 @@ def _failure(name: str, number: int, reason: str) -> str:
     return f"the video cannot be read ({reason}); expected a file that video players can play"
 
 
-def frame_count(name: str) -> int:
-    """Return the approximate number of frames in a video file, or 0 if it is unknown."""
+def length_and_rate(name: str) -> tuple[int, Fraction]:
+    """Return the approximate number of frames in a video, or 0 if unknown, and its frames per second."""
     import av
 
-    if is_live(name):
-        return 0
-    try:
-        with _opened(name) as container:
-            stream = container.streams.video[0]
-            if stream.frames:
-                return int(stream.frames)
-            seconds = container.duration / av.time_base if container.duration else 0
-            return round(seconds * float(_rate(stream)))
-    except (av.error.FFmpegError, OSError, ValueError, IndexError):
-        return 0
-
-
-def rate_of(name: str) -> Fraction:
-    """Return the frame rate of a video in frames per second."""
-    import av
-
-    if is_live(name):
-        return _USUAL_RATE
-    try:
-        with _opened(name) as container:
-            return _rate(container.streams.video[0])
-    except (av.error.FFmpegError, OSError, ValueError, IndexError):
-        return _USUAL_RATE
+    with suppress(av.error.FFmpegError, OSError, ValueError, IndexError):
+        if not is_live(name):
+            with _opened(name) as container:
+                stream = container.streams.video[0]
+                rate = _rate(stream)
+                seconds = container.duration / av.time_base if container.duration else 0
+                return stream.frames or round(seconds * float(rate)), rate
+    return 0, _USUAL_RATE
 
 
 class Writer:

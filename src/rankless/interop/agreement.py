@@ -21,17 +21,17 @@ from rankless.tasks import open_task
 IMAGES = 4
 """Number of images to compare."""
 _BEST = 100
-"""Number of candidates per image whose boxes are compared; others hardly survive NMS."""
+"""Number of candidates per image whose boxes are compared. Others hardly survive NMS."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The permitted differences between an export and PyTorch.
+    """The maximum differences between an export and PyTorch.
 
     Attributes:
-        scores: maximum difference between scores or probabilities.
-        boxes: maximum difference between box coordinates, in pixels of the input.
-        missing: maximum fraction of the detections after NMS that differ.
+        scores: of scores or probabilities.
+        boxes: of box coordinates, in pixels of the input.
+        missing: fraction of the detections after NMS.
     """
 
     scores: float
@@ -45,15 +45,12 @@ LIMITS = {"fp32": Limits(1e-3, 0.1, 0.0), "fp16": Limits(0.05, 8.0, 0.1)}
 
 @dataclass(frozen=True)
 class Agreement:
-    """The differences between an export and PyTorch in float32.
+    """The maximum differences between an export and PyTorch in float32 on some images of a data set.
 
     Attributes:
-        images: number of images.
-        data: description of the data set.
-        scores: maximum difference between scores or probabilities.
-        boxes: maximum difference between box coordinates in pixels of the input (with NMS, of the image), for
-            boxes larger than 1000 pixels relative to 1000 pixels of their size; None for a classifier.
-        detections: number of detections by PyTorch after NMS; None without NMS.
+        boxes: difference of box coordinates, or None for a classifier. The unit is pixels of the input (with
+            NMS, of the image). Differences of boxes larger than 1000 pixels are scaled to that size.
+        detections: number of detections by PyTorch after NMS, or None without NMS.
         missing: number of detections that only PyTorch or only the export has.
     """
 
@@ -106,8 +103,7 @@ def compare(plan: Plan, session: Session, source: str) -> Agreement:
 def images(plan: Plan) -> tuple[Any, str]:
     """Return a batch of the first evaluation images, and a description of their data set.
 
-    If there are no evaluation images, training images are used, or the built-in digits if no image can be
-    read.
+    Without evaluation data, training images are used, and if no image can be read, the built-in digits.
     """
     recipe, names = plan.facts.recipe, plan.facts.class_names
     recipe = replace(recipe, evaluate=replace(recipe.evaluate, rectangular=False))
@@ -146,7 +142,6 @@ def _candidates(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], data
 
 
 def _detections(plan: Plan, theirs: nn.Module, batch: Any, data: str) -> Agreement:
-    """Compare the detections after NMS with those of ``rankless predict``."""
     recipe, confidence = plan.facts.recipe, plan.facts.nms or 0.0
     settings = replace(recipe.evaluate, confidence=confidence, multi_label=False, tta="none")
     task: Any = open_task(replace(recipe, evaluate=settings), plan.facts.class_names)
@@ -184,7 +179,7 @@ def _matches(ours: Detections, theirs: Detections, limits: Limits) -> list[tuple
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Return the differences between boxes (…, 4); see :attr:`Agreement.boxes`."""
+    """Return the differences between boxes (…, 4), scaled as in :class:`Agreement`."""
     sides = (ours[..., 2:] - ours[..., :2]).amax(-1, keepdim=True)
     return (ours - theirs).abs() / (sides / 1000).clamp(min=1)
 

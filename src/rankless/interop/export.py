@@ -29,14 +29,7 @@ from rankless.runs.trained_weights import trained_weights_of
 
 @dataclass(frozen=True)
 class Exported:
-    """The result of :func:`export`.
-
-    Attributes:
-        weights: the weights file.
-        files: the exported files.
-        agreement: result of the comparison with PyTorch; None for ``darknet``, ``pth`` and ``folder``, which
-            contain only weights.
-    """
+    """The result of :func:`export`. Formats that contain only weights have no ``agreement`` with PyTorch."""
 
     weights: Path
     files: tuple[Path, ...]
@@ -49,7 +42,7 @@ class Exported:
 
 
 class DisagreementError(UserError):
-    """Raised when the results of an export differ from PyTorch's. The exit code of the command is 1."""
+    """Raised when the results of an export differ from PyTorch's."""
 
     exit_code = 1
 
@@ -58,11 +51,8 @@ class DisagreementError(UserError):
 class Program:
     """An export format that contains the computation in addition to the weights.
 
-    Attributes:
-        endings: suffixes that are appended to the name of the export, one per file. The first one belongs to
-            the main file, which other programs open.
-        write: function that writes the files, given the path of the main file.
-        session: function that opens the main file.
+    ``endings`` are the suffixes of its files. The first one belongs to the main file, which other programs
+    open. ``write`` and ``session`` write the files and open the main file, given its path.
     """
 
     endings: tuple[str, ...]
@@ -119,8 +109,8 @@ def export(
         force: replace existing files.
         overrides: changes to the recipe, ``key=value``, such as ``evaluate.iou=0.5``.
         nms: include NMS in the exported model.
-        confidence: confidence threshold of the NMS, 0..1; the default is 0.25.
-        batch: fixed batch size; by default, any batch size is accepted.
+        confidence: confidence threshold of the NMS, 0..1. The default is 0.25.
+        batch: fixed batch size. By default, any batch size is accepted.
         any_size: accept any height and width that are multiples of 32.
         half: compute in float16, with inputs and outputs in float32.
 
@@ -160,13 +150,7 @@ def export(
 
 @dataclass(frozen=True)
 class CheckedExport:
-    """Exported files in a temporary folder, after the comparison with PyTorch.
-
-    Attributes:
-        files: the files, in the order of :attr:`Program.endings`.
-        session: session that runs the files.
-        agreement: result of the comparison with PyTorch.
-    """
+    """Exported files in a temporary folder, after the comparison with PyTorch."""
 
     files: tuple[Path, ...]
     session: Session
@@ -176,14 +160,7 @@ class CheckedExport:
 def write_checked(plan: Plan, format: str, folder: Path, name: str = "") -> CheckedExport:
     """Write an export to a folder, and compare its results with PyTorch.
 
-    Args:
-        plan: the model to export.
-        format: a format that contains the computation; see :class:`Program`.
-        folder: folder for the files.
-        name: name of the export in messages; by default, the format.
-
-    Raises:
-        DisagreementError: the results of the export differ from PyTorch's.
+    ``name`` is the name of the export in messages. By default, it is the format.
     """
     program = _RUNNABLE[format]
     files = _files(folder / "model", program.endings)
@@ -200,7 +177,6 @@ def write_checked(plan: Plan, format: str, folder: Path, name: str = "") -> Chec
 
 
 def _program(plan: Plan, format: str, stem: Path, force: bool) -> Exported:
-    """Write an export to a temporary folder, compare it with PyTorch, and copy its files to their paths."""
     files = _files(stem, _RUNNABLE[format].endings)
     outputs = Outputs(files, verb=None, force=force)
     outputs.refuse_inputs([plan.source])

@@ -40,9 +40,8 @@ from rankless.recipe.transformers_config import CONFIG, folder_of, recipe_keys
 def checked_name(source: Path) -> list[str]:
     """Compare the SHA-256 of a file with the digits in its name, as in ``resnet18-f37072fd.pth``.
 
-    Returns:
-        A list with a message about the result, or an empty list if the name has no digits. A difference is
-        only a warning, because the digits may be a date.
+    Returns a message about the result, if the name has digits. A difference is only a warning, because the
+    digits may be a date.
     """
     said = checksums.digits_in(source.name)
     if not said:
@@ -84,11 +83,7 @@ def layers_of(model: str, overrides: Sequence[str]) -> tuple[list[Layer], int]:
 
 
 def recipe_for(model: str | None, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe to store with the weights: the defaults for the model with overrides.
-
-    Raises:
-        UserError: the model is not given, or unknown.
-    """
+    """Return the recipe to store with the weights: the defaults for the model with overrides."""
     named = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == "model.name"]
     if model is not None and named:
         raise UserError(f"--model is '{model}', and model.name is '{named[-1]}'; remove one of them")
@@ -118,14 +113,9 @@ def recipe_for(model: str | None, overrides: Sequence[str]) -> Recipe:
 
 
 def read_class_names(path: Path | None, classes: int | None) -> tuple[str, ...] | None:
-    """Read class names from a file with a JSON list or one name per line.
+    """Read class names from a file with a JSON list or one name per line. Without a file, return None.
 
-    Args:
-        path: the file; None returns None.
-        classes: expected number of names; None accepts any number.
-
-    Raises:
-        UserError: the file cannot be read, or does not contain the expected names.
+    ``classes`` is the expected number of names, or None to accept any number.
     """
     if path is None:
         return None
@@ -167,18 +157,7 @@ _DARKNET_PLACING = ("data.resample=darknet", "data.pad=128")
 
 @dataclass(frozen=True)
 class ImportReport:
-    """The result of :func:`import_weights`.
-
-    Attributes:
-        source: the checkpoint.
-        weights: the new weights file.
-        model: name of the model, or path of the cfg file.
-        class_names: one name per class id.
-        tensors: number of tensors in the model.
-        taken: number of tensors copied from the checkpoint.
-        sha256: digest of the weights.
-        notes: messages about the conversion.
-    """
+    """The result of :func:`import_weights`: ``taken`` of the model's ``tensors`` come from the checkpoint."""
 
     source: Path
     weights: Path
@@ -216,21 +195,15 @@ def import_weights(
         source: a Darknet weights file, a transformers model folder, or a checkpoint for
             :func:`~rankless.models.checkpoints.foreign.read_checkpoint`.
         out: the weights file to write.
-        model: the model, as ``model.name`` in a recipe.
-        cfg: a Darknet cfg file, instead of ``model``.
+        model, cfg: the model, as ``model.name`` in a recipe, or a Darknet cfg file.
         names: a file with class names, one per line or as a JSON list. By default, classes are numbered.
-        classes: number of classes if ``names`` is not given; by default, it is inferred from the head.
-        key: entry in the checkpoint with the weights; by default, it is found automatically.
+        classes: number of classes if ``names`` is not given. By default, it is inferred from the head.
+        key: entry in the checkpoint with the weights. By default, it is found automatically.
         partial: load all matching tensors, and initialize the others with the recipe's seed.
-        by_order: match tensors by order instead of name; with ``partial``, only up to the first tensor with
-            another shape.
-        port: the port of YOLO that the checkpoint comes from, a key of
-            :data:`~rankless.models.checkpoints.ports.PORTS`.
-        overrides: changes to the recipe that is stored with the weights, ``key=value``.
-        force: replace an existing file.
-
-    Raises:
-        UserError: the checkpoint cannot be read, its tensors do not fit the model, or ``out`` exists.
+        by_order: match tensors by order instead of name. With ``partial``, matching ends at the first tensor
+            with another shape.
+        port: a key of :data:`~rankless.models.checkpoints.ports.PORTS`, if the checkpoint is from a port of
+            YOLO.
     """
     outputs = _outputs(source, out, force, (cfg, names))
     class_names = read_class_names(names, classes)
@@ -262,7 +235,7 @@ def import_weights(
     notes = [*checked_name(source), *notes]
     with outputs.writing(out) as file:
         weights.save(file, fitted.state, recipe=recipe, class_names=class_names, extra=extra)
-    taken = len(fitted.state) - len(fitted.missing) - len(fitted.misshapen)
+    taken = len(fitted.state) - len(fitted.misfits.missing) - len(fitted.misfits.misshapen)
     name, digest = str(cfg) if cfg else recipe.model.name, weights.digest(fitted.state)
     return ImportReport(source, out, name, class_names, len(fitted.state), taken, digest, notes)
 
@@ -270,7 +243,6 @@ def import_weights(
 def _from_transformers(
     folder: Path, given: Mapping[str, object], overrides: Sequence[str]
 ) -> tuple[Checkpoint, Recipe, tuple[str, ...]]:
-    """Read a transformers model folder, which defines the network, classes and preprocessing."""
     if wrong := [option for option, value in given.items() if value is not None]:
         raise UserError(
             f"{folder}: is a transformers model folder, whose {CONFIG} describes the model; remove "
@@ -364,7 +336,6 @@ def _from_darknet(
 
 
 def _of_other_classes(source: Path, cfg: Path | None, network: Network) -> UserError | None:
-    """Return an error if the cfg file and the weights have different numbers of classes, otherwise None."""
     known = classes_of(source, network) if cfg else None
     if known in (None, network.classes):
         return None
@@ -408,7 +379,6 @@ def _from_port(
 
 
 def _likely_port(checkpoint: Checkpoint, recipe: Recipe, model: str | None) -> str:
-    """Infer the name of the port that a checkpoint comes from; empty if it is unknown."""
     known = darknet.MODELS.get(model or "")
     if known is None or known.anchor_free:
         return ""
@@ -427,7 +397,7 @@ def _head(recipe: Recipe) -> Head:
 
 
 def _head_classes(theirs: Mapping[str, Tensor], head: Head) -> set[float]:
-    """Return the numbers of classes that the head's shapes imply; exactly one if they are consistent."""
+    """Return the numbers of classes that the head's shapes imply, only one if they are consistent."""
     return {
         2 + (theirs[name].shape[0] - of_two) / (of_three - of_two)
         for name, (of_two, of_three) in head.items()

@@ -75,11 +75,7 @@ class Record(NamedTuple):
 
 
 def write(loaded: weights.Weights, folder: Path, source: Path, force: bool) -> tuple[Path, ...]:
-    """Write a model to a new or empty folder, or to an earlier export if ``force`` is true.
-
-    Raises:
-        UserError: the folder contains other files, or an earlier export and ``force`` is false.
-    """
+    """Write a model to a new or empty folder or, with ``force``, to the folder of an earlier export."""
     files = tuple(folder / name for name in FILES)
     if folder.is_dir() and any(folder.iterdir()) and not all(file.is_file() for file in files):
         # All files in the folder would be shared.

@@ -114,7 +114,7 @@ def write_triton(plan: Plan, path: Path) -> None:
 
 
 def model(plan: Plan, *, half: bool | None = None) -> Any:
-    """Return the ``onnx.ModelProto`` of an export; ``half`` overrides the planned precision."""
+    """Return the ``onnx.ModelProto`` of an export. ``half`` overrides the planned precision."""
     onnx = needed("onnx", "onnx", "--format onnx")
     needed("onnxscript", "onnx", "--format onnx")
     outputs = ["probabilities"] if plan.facts.recipe.task == "classify" else ["boxes", "scores"]
@@ -165,7 +165,7 @@ def _name_dimensions(proto: Any) -> None:
 
 
 def _state_kernel_sizes(proto: Any, onnx: Any) -> None:
-    """Add the kernel size to each convolution, which is optional in ONNX but necessary for OpenCV."""
+    """Add the kernel size to each convolution, which is optional in ONNX but required by OpenCV."""
     sizes = {tensor.name: list(tensor.dims[2:]) for tensor in proto.graph.initializer}
     for node in proto.graph.node:
         is_stated = any(attribute.name == "kernel_shape" for attribute in node.attribute)

@@ -1,7 +1,7 @@
 """Prepare a model for export: its inputs and outputs, the shapes it accepts, and the metadata of the file.
 
 The input of an exported model is ``images``, float32 RGB in 0..1 (B, 3, H, W). The outputs are boxes and
-scores, or probabilities. Normalization and decoding are included, and computed in float32 whatever the
+scores, or probabilities. Normalization and decoding are included and computed in float32, whatever the
 precision of the network.
 """
 
@@ -48,12 +48,7 @@ def quiet() -> Iterator[None]:
 
 
 class PortableDetector(nn.Module):
-    """A detector together with the decoding of its outputs.
-
-    Args:
-        detector: a :class:`~rankless.models.detectors.protocol.Detector`.
-        half: whether the network computes in float16.
-    """
+    """A detector with the decoding of its outputs. With ``half``, the network computes in float16."""
 
     def __init__(self, detector: nn.Module, *, half: bool = False) -> None:
         super().__init__()
@@ -74,10 +69,7 @@ class PortableDetector(nn.Module):
 class PortableClassifier(nn.Module):
     """A classifier together with the normalization of its input and the softmax of its output.
 
-    Args:
-        classifier: module that computes logits from normalized images.
-        mean, std: mean and standard deviation per channel.
-        half: whether the network computes in float16.
+    ``mean`` and ``std`` have one value per channel. With ``half``, the network computes in float16.
     """
 
     def __init__(
@@ -100,10 +92,7 @@ class PortableClassifier(nn.Module):
 class WithNms(nn.Module):
     """A detector followed by NMS, for PyTorch's formats. The results equal those of ``rankless predict``.
 
-    Args:
-        detector: a :class:`PortableDetector`.
-        settings: settings of the NMS, which compares boxes by IoU.
-        confidence: confidence threshold; only candidates with a higher score are kept.
+    Only candidates with a score above ``confidence`` are kept.
     """
 
     def __init__(self, detector: PortableDetector, settings: Evaluate, confidence: float) -> None:
@@ -146,15 +135,7 @@ CONFIDENCE = 0.25
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """The options of an export.
-
-    Attributes:
-        nms: whether to include NMS in the exported model.
-        confidence: confidence threshold of the NMS; None means 0.25.
-        batch: fixed batch size; None means any.
-        any_size: whether to accept any height and width that are multiples of 32.
-        half: whether to compute in float16.
-    """
+    """The options of an export; see :func:`rankless.export`."""
 
     nms: bool = False
     confidence: float | None = None
@@ -165,17 +146,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """A model to export, with its options.
-
-    Attributes:
-        source: the weights file.
-        task: the recipe's task, which provides images and predictions.
-        model: the trained model in float32.
-        facts: metadata of the file.
-        batch: fixed batch size; None means any.
-        any_size: whether the file accepts any height and width that are multiples of 32.
-        half: whether the network computes in float16.
-    """
+    """A model in float32 to export, with its options. If ``batch`` is None, any batch size is accepted."""
 
     source: Path
     task: Any
@@ -191,7 +162,7 @@ class Plan:
         return replace(self, facts=facts, half=True)
 
     def portable(self, *, half: bool | None = None) -> nn.Module:
-        """Return a copy of the model without NMS, for other programs; ``half`` overrides the precision."""
+        """Return a copy of the model without NMS, for other programs. ``half`` overrides the precision."""
         half, network = self.half if half is None else half, copy.deepcopy(self.model).requires_grad_(False)
         if self.facts.recipe.task == "classify":
             return PortableClassifier(network, self.task.mean, self.task.std, half=half).eval()
@@ -210,11 +181,7 @@ class Plan:
         return torch.rand(self.batch or 2, 3, *self.facts.size, generator=drawn)
 
     def program(self, module: nn.Module) -> Any:
-        """Trace a module with ``torch.export``, with dynamic dimensions if the plan allows any size.
-
-        Raises:
-            UserError: PyTorch cannot export the module.
-        """
+        """Trace a module with ``torch.export``, with dynamic dimensions if the plan allows any size."""
         dim = torch.export.Dim
         shapes: dict[int, Any] = {} if self.batch else {0: dim("batch")}
         if self.any_size:
@@ -235,11 +202,7 @@ class Plan:
 
 
 def plan_export(target: Path, asked: ExportOptions, overrides: Sequence[str]) -> Plan:
-    """Load a model to export from a run directory or a weights file.
-
-    Raises:
-        UserError: there are no weights, or the options or overrides do not fit the model.
-    """
+    """Load a model to export from a run directory or a weights file."""
     path = trained_weights_of(target)
     loaded = weights.load(path)
     recipe = _changed(loaded.recipe, overrides, path)
@@ -257,9 +220,7 @@ def plan_export(target: Path, asked: ExportOptions, overrides: Sequence[str]) ->
     task: Any = open_task(recipe, loaded.class_names)
     model = trained.model(task, loaded, str(path)).eval()
     recipe = replace(
-        recipe,
-        precision="fp16" if asked.half else "fp32",
-        model=replace(recipe.model, image_size=task.size),
+        recipe, precision="fp16" if asked.half else "fp32", model=replace(recipe.model, image_size=task.size)
     )
     confidence = CONFIDENCE if asked.confidence is None else asked.confidence
     facts = Facts(

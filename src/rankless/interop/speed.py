@@ -19,7 +19,7 @@ _WARM_UP = 2  # untimed calls, because the first ones allocate memory and choose
 
 
 def inputs(plan: Plan, count: int) -> Tensor:
-    """Return model input, float32 (count, 3, H, W), made of real images, repeated if there are too few."""
+    """Return ``count`` real images as model input, float32 (count, 3, H, W), some of them several times."""
     seen = network_input(images(plan)[0].images)
     return seen[torch.arange(count) % len(seen)].contiguous()
 
@@ -45,7 +45,7 @@ def of_session(session: Session, seen: Tensor, seconds: float) -> float:
 
 
 def _rate(call: Callable[[], Any], count: int, seconds: float) -> float:
-    """Return the images per second of the median call; each call computes ``count`` images."""
+    """Return the images per second of the median call. Each call computes ``count`` images."""
     for _ in range(_WARM_UP):
         call()
     times: list[float] = []

@@ -25,7 +25,7 @@ def on_all(world: World, work: Callable[[], _T]) -> _T:
 
 
 def on_first(world: World, work: Callable[[], _T]) -> _T | None:
-    """Run ``work`` on rank 0; return its result there and None elsewhere, or raise its error on all ranks."""
+    """Run ``work`` on rank 0 and return its result there; if it fails, raise its error on all ranks."""
     done, error = _attempt(work) if world.is_first else (None, None)
     _raise_everywhere(world, (error.exit_code, list(error.problems)) if error else None)
     return done

@@ -56,36 +56,26 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of retraining an interval; ``difference`` is the first tensor that differs, if any."""
+    """The result of retraining an interval."""
 
     interval: Interval
     images: int
     tensors: int
-    difference: str | None
+    difference: str | None  # the first tensor that differs
     seconds: float
 
 
 @dataclass
 class AuditReport:
-    """The result of an audit.
-
-    Attributes:
-        seed: random seed for choosing intervals.
-        link: last link of the run's chain; None if it has no chain.
-        problems: differences from the recorded run, as sentences.
-        notes: missing records, as sentences.
-        results: result of each retrained interval.
-        not_shown: intervals that were not retrained, each with the reason.
-        stopped: number of the signal that stopped the audit; 0 if none did.
-    """
+    """The result of an audit."""
 
     seed: int
-    link: str | None
-    problems: list[str]
-    notes: list[str]
+    link: str | None  # last link of the run's chain
+    problems: list[str]  # differences from the recorded run
+    notes: list[str]  # missing records
     results: list[Result] = field(default_factory=list)
-    not_shown: list[tuple[Interval, str]] = field(default_factory=list)
-    stopped: int = 0
+    not_shown: list[tuple[Interval, str]] = field(default_factory=list)  # not retrained, with the reason
+    stopped: int = 0  # number of the signal
 
     @property
     def ok(self) -> bool:
@@ -121,12 +111,8 @@ def examine(run: RunDirectory) -> Chain:
 class Audit:
     """An audit of a run, which only reads the run directory.
 
-    Args:
-        path: the run directory.
-        overrides: recipe changes that set the paths of the data and of the pretrained weights.
-        task: the run's custom task, whose code will be executed; None for a built-in task.
-        devices: as for :func:`rankless.launch.local.train`.
-        echo: called with each line of the report.
+    ``overrides`` sets the paths of the data and of the pretrained weights. ``task`` is the run's custom task,
+    whose code will be executed. ``echo`` receives the report line by line.
     """
 
     def __init__(
@@ -151,7 +137,7 @@ class Audit:
         self.starts = [starts.facts(entry) for entry in starts.read(self.run.environment)[0]]
 
     def repeat(self, steps: int | None, seed: int) -> AuditReport:
-        """Retrain randomly chosen intervals with at least ``steps`` steps in total (None: all intervals)."""
+        """Retrain randomly chosen intervals with at least ``steps`` steps in total, or all if it is None."""
         link = self.chain.lines[-1].link if self.chain.lines else None
         report = AuditReport(seed, link, self.chain.problems, self.chain.notes)
         intervals = [Interval(*pair) for pair in pairwise([0, *self.chain.sound])]
@@ -175,7 +161,7 @@ class Audit:
             self.echo(f"stopped by {by}; {len(done)} of {counted(len(drawn), 'interval')} compared{them}")
             refused |= {one: f"stopped by {by}" for one in drawn if one not in done}
             drawn = done
-        report.not_shown = [(one, refused.get(one, "not drawn")) for one in intervals if one not in drawn]
+        report.not_shown = [(one, refused.get(one, "not selected")) for one in intervals if one not in drawn]
         if (last := self.run.steps()[-1]) > intervals[-1].last:
             report.not_shown.append(
                 (Interval(intervals[-1].last, last), "its checkpoint differs from the recorded one")
@@ -349,7 +335,7 @@ def other_facts(recorded: Mapping[str, str], here: Mapping[str, str], recipe: Re
 
 
 def compare(one: Snapshot, other: Snapshot) -> tuple[int, str | None]:
-    """Compare two states; return the number of tensors, and the first difference or None."""
+    """Return the number of tensors in two states, and a description of the first difference or None."""
     count, first = 0, None
     for part in ("model", "ema", "training"):
         ours, theirs = getattr(one, part) or {}, getattr(other, part) or {}

@@ -20,64 +20,42 @@ from rankless.interop import speed
 from rankless.interop.export import PROGRAMS, write_checked
 from rankless.interop.plan import ExportOptions, Plan, plan_export
 from rankless.models.exported.loading import as_model
-from rankless.models.exported.sessions import Session
 from rankless.tasks import open_task
 from rankless.world.process_group import World, join
 
 PYTORCH, CPU = "pytorch", "CPU"
-_HALF = ("onnx", "openvino")
-"""Formats that are also measured in float16; PyTorch gains nothing from it on a CPU."""
+_HALF = ("onnx", "openvino")  # also measured in float16; PyTorch gains nothing from it on a CPU
 
 
 @dataclass(frozen=True)
 class Row:
-    """The measurements of one export.
-
-    Attributes:
-        format: the export's format; ``pytorch`` for the weights themselves.
-        precision: ``fp32`` or ``fp16``.
-        megabytes: size of the files; None for PyTorch.
-        images_per_second: speed of the network and decoding, without image reading and NMS; None if the
-            measurement failed.
-        score: AP of a detector, or top1 of a classifier; None if the data cannot be read.
-        difference: largest deviation of a prediction score from PyTorch's; None for PyTorch.
-        problem: reason why the measurement failed; empty if it succeeded.
-    """
+    """The measurements of one export."""
 
     format: str
     precision: str
     megabytes: float | None = None
-    images_per_second: float | None = None
-    score: float | None = None
-    difference: float | None = None
-    problem: str = ""
+    images_per_second: float | None = None  # network and decoding, without image reading and NMS
+    score: float | None = None  # None if the data cannot be read
+    difference: float | None = None  # largest deviation of a prediction score from PyTorch's
+    problem: str = ""  # why the measurement failed
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The measurements of all exports and their conditions.
-
-    Attributes:
-        score_name: ``AP`` or ``top1``.
-        batch: number of images per batch.
-        size: (height, width) of the input in pixels.
-        device: name of the device that PyTorch used.
-        threads: number of CPU threads.
-        data: evaluation data; empty if it cannot be read, in which case ``notes`` contains the reason.
-    """
+    """The measurements of all exports."""
 
     weights: Path
     score_name: str
     batch: int
-    size: tuple[int, int]
+    size: tuple[int, int]  # height, width in pixels
     device: str
     threads: int
-    data: str
+    data: str  # empty if it cannot be read; then ``notes`` contains the reason
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
 
     def table(self) -> Iterator[str]:
-        """Yield a table of at most 80 columns, line by line."""
+        """Yield the lines of a table with at most 80 columns."""
         height, width = self.size
         threads = counted(self.threads, "thread")
         yield f"{self.weights}, {width} × {height} pixels, {counted(self.batch, 'image')} at a time"
@@ -116,7 +94,7 @@ def benchmark(
     seconds: float = 3.0,
     note: Callable[[str], None] = lambda _: None,
 ) -> Benchmark:
-    """Export a model to ``formats`` (all formats if empty) and measure each export on this machine.
+    """Export a model to ``formats``, by default to all of them, and measure each export.
 
     ``target`` is a run directory, whose best weights are used, or a weights file. Each measurement takes
     ``seconds``; before it starts, ``note`` is called with the name of the export.
@@ -162,8 +140,6 @@ def benchmark(
 
 @dataclass(frozen=True)
 class _Bench:
-    """The inputs of all measurements; ``inputs`` are images (float32, B × 3 × H × W)."""
-
     plan: Plan
     inputs: torch.Tensor
     seconds: float
@@ -177,7 +153,9 @@ class _Bench:
         try:
             done = write_checked(plan, format, folder)
             rate = speed.of_session(done.session, self.inputs, self.seconds)
-            score = self.score(self._model(done.session), exported=True) if scored else None
+            task, classes = plan.facts.recipe.task, len(plan.facts.class_names)
+            model = as_model(done.session, "the export", task=task, classes=classes, nms=False)
+            score = self.score(model, exported=True) if scored else None
         except UserError as error:
             return Row(format, precision, problem=error.problems[0])
         size = sum(file.stat().st_size for file in done.files) / 1e6
@@ -188,11 +166,6 @@ class _Bench:
         task = open_task(facts.recipe, facts.class_names, exported=exported)
         scores = engine.evaluate(task, model.to(self.world.device), facts.recipe, self.world)
         return float(scores[task.score_name])
-
-    def _model(self, session: Session) -> nn.Module:
-        facts = self.plan.facts
-        classes = len(facts.class_names)
-        return as_model(session, "the export", task=facts.recipe.task, classes=classes, nms=False)
 
 
 def _shown(number: float | None, format: str) -> str:

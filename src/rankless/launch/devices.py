@@ -16,10 +16,9 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @contextmanager
 def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
-    """Limit child processes to the chosen GPUs within the block, and yield the number of GPUs.
+    """Make only the listed GPUs visible to child processes, and yield their number.
 
-    A list contains GPU numbers as PyTorch counts them within ``CUDA_VISIBLE_DEVICES``. A single number or
-    None is yielded unchanged. Raise a UserError if a GPU does not exist or is listed twice.
+    GPUs are numbered as in PyTorch, within ``CUDA_VISIBLE_DEVICES``. A number or None is yielded unchanged.
     """
     if devices is None or isinstance(devices, int):
         yield devices
@@ -45,10 +44,7 @@ def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
 class LeftOut:
     """The devices of this machine that ranks no longer use because they computed wrong results.
 
-    Without GPUs, each such device reduces the number of ranks by one, because ranks are not bound to cores.
-
-    Attributes:
-        numbers: numbers of these GPUs, as PyTorch counts them on this machine.
+    Without GPUs, each of them reduces the number of ranks by one, because ranks are not bound to cores.
     """
 
     def __init__(self, numbers: Iterable[int] = ()) -> None:
@@ -62,12 +58,12 @@ class LeftOut:
         return there
 
     def add(self, ranks: Sequence[int]) -> None:
-        """Exclude the devices that the given ranks, numbered within this machine, have used."""
+        """Exclude the devices of the given ranks, which are numbered within this machine."""
         there = self.remaining()
         self.numbers += {there[rank % len(there)] for rank in ranks} if there else ranks
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variable that hides the excluded GPUs from ranks."""
+        """Return the environment variables that hide the excluded GPUs from ranks."""
         if not self.numbers or not (there := self.remaining()):
             return {}
         names = (os.environ.get(_VISIBLE) or ",".join(map(str, range(gpu_count())))).split(",")

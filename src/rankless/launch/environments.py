@@ -21,21 +21,10 @@ LOOPBACK = "127.0.0.1"
 
 
 class Environment(ABC):
-    """The environment that a launcher gives a rank.
+    """The environment that a launcher gives a rank."""
 
-    Attributes:
-        name: the launcher's name in messages.
-        rank: index of this process, from 0 to ``world_size - 1``.
-        world_size: number of ranks.
-        local_rank: index of this process among the ranks of its machine.
-        local_world_size: number of ranks on this machine.
-        restart: number of restarts of this job.
-        leaves_orphans: whether the ranks keep running when the launcher is killed.
-        address_hint: advice on setting MASTER_ADDR if ranks are on several machines, for error messages.
-    """
-
-    name = "the launcher"
-    leaves_orphans = False
+    name = "the launcher"  # in messages
+    leaves_orphans = False  # whether the ranks keep running when the launcher is killed
     address_hint = "set it to the name or the address of the first machine"
 
     def __init__(self, variables: Mapping[str, str]) -> None:
@@ -68,23 +57,18 @@ class Environment(ABC):
 
     @property
     def address(self) -> str:
-        """The address of rank 0, from the user's MASTER_ADDR or from the launcher."""
+        """The address of rank 0, from MASTER_ADDR or from the launcher."""
         if given := self.variables.get("MASTER_ADDR"):
             return given
-        return LOOPBACK if self.is_on_one_machine else self._address()
+        return LOOPBACK if self.local_world_size == self.world_size else self._address()
 
     @property
     def port(self) -> int:
-        """The port of the ranks' store, from the user's MASTER_PORT or derived from the job's name."""
+        """The port of the ranks' store, from MASTER_PORT or derived from the job's name."""
         if self.variables.get("MASTER_PORT"):
             return self.number("MASTER_PORT")
         # The port is below the range of ephemeral ports.
         return 15_000 + zlib.crc32(self._port_seed().encode()) % 15_000
-
-    @property
-    def is_on_one_machine(self) -> bool:
-        """Whether all ranks are on this machine."""
-        return self.local_world_size == self.world_size
 
     def _address(self) -> str:
         raise UserError(
@@ -128,12 +112,10 @@ class Environment(ABC):
 
 
 def is_set(variables: Mapping[str, str], names: Sequence[str]) -> bool:
-    """Check whether all variables in ``names`` are set and not empty."""
     return all(variables.get(name) for name in names)
 
 
-RAY_WORKER = "RANKLESS_RAY_WORKER"
-"""The environment variable that a Ray Train worker sets for its rank in addition to PyTorch's variables."""
+RAY_WORKER = "RANKLESS_RAY_WORKER"  # set for the rank of a Ray Train worker
 
 
 class Standard(Environment):
@@ -169,10 +151,7 @@ class Standard(Environment):
 
 
 class Ray(Standard):
-    """A Ray Train worker, which starts one rank (:mod:`rankless.launch.submit.ray`).
-
-    Ray may kill the worker at any time, which also ends the rank.
-    """
+    """A Ray Train worker, which starts one rank (:mod:`rankless.launch.submit.ray`)."""
 
     name = "Ray Train"
 
@@ -197,7 +176,7 @@ class Slurm(Environment):
     """A task of a Slurm step.
 
     The shells of ``sbatch``, ``salloc`` and ``srun --pty`` have Slurm's variables but are not ranks. The only
-    task of a step is not a rank either, so that Rankless starts a rank for each device.
+    task of a step does not count as a rank either, so that Rankless starts a rank for each device.
     """
 
     name = "Slurm"
@@ -214,7 +193,6 @@ class Slurm(Environment):
 
     @classmethod
     def job_of(cls, variables: Mapping[str, str]) -> str:
-        """Return the job ID, which a requeue preserves and which differs for each task of an array."""
         return variables.get("SLURM_JOB_ID", "")
 
     def _read(self) -> None:
@@ -309,7 +287,7 @@ class OpenMPI(Environment):
     """Open MPI, detected by ``OMPI_COMM_WORLD_*``.
 
     MPI launchers do not provide the address of rank 0, so on several machines the user must set MASTER_ADDR.
-    A single MPI process is not treated as a rank, so Rankless starts a rank for each device itself.
+    A single MPI process does not count as a rank, so that Rankless starts a rank for each device.
     """
 
     name = "Open MPI"
@@ -368,7 +346,7 @@ def detect(variables: Mapping[str, str] = os.environ) -> Environment | None:
 def refuse(what: str, instead: str, variables: Mapping[str, str] = os.environ) -> None:
     """Raise a UserError if a launcher started this process as one of several ranks.
 
-    On ranks other than 0, the error has no message, so that the message is printed only once.
+    The error is empty on ranks other than 0, so that it is printed only once.
     """
     environment = detect(variables)
     if environment and environment.world_size > 1:
@@ -380,7 +358,7 @@ def refuse(what: str, instead: str, variables: Mapping[str, str] = os.environ) -
 
 
 def speaks(variables: Mapping[str, str] = os.environ) -> bool:
-    """Check whether this process is rank 0 or was not started by a launcher, so that it prints messages."""
+    """Check whether this process should print messages, unlike ranks other than 0."""
     try:
         environment = detect(variables)
     except UserError:

@@ -54,12 +54,7 @@ class Forked(msgspec.Struct):
 
 
 class ForkedProcess:
-    """The process of a rank, which leads a process group and a session.
-
-    Attributes:
-        returncode: exit code, or the negative number of the signal that killed the process; None while the
-            process is running.
-    """
+    """The process of a rank, which leads a process group and a session."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self._server, self.pid = server, pid
@@ -77,7 +72,6 @@ class ForkedProcess:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the process if it is running."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -89,13 +83,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The launcher's connection to the server, whose process id is ``pid``.
-
-    Attributes:
-        alive: whether the server was running at the last check.
-        code: exit code of the server, or the negative number of the signal that killed it; None while the
-            server is running.
-    """
+    """The launcher's connection to the server."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self._connection, self.pid = connection, pid
@@ -107,7 +95,7 @@ class ForkServer:
     def fork(self, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
         """Fork a rank with the worker's arguments and its complete environment.
 
-        The rank dies with the server instead of the launcher that is named in ``arguments``. If the server is
+        The rank dies with the server, not with the launcher that is named in ``arguments``. If the server is
         dead, the returned process counts as killed.
         """
         with contextlib.suppress(ConnectionError):
@@ -123,7 +111,7 @@ class ForkServer:
         return ForkedProcess(self, self.pid)
 
     def code_of(self, pid: int, seconds: float | None) -> int | None:
-        """Wait for a process and return its exit code, or None if it is still running after ``seconds``.
+        """Wait up to ``seconds`` for a process and return its exit code, or None if it is still running.
 
         Ranks die with the server, so if the server is dead, ranks without an exit code count as killed.
         """
@@ -135,7 +123,6 @@ class ForkServer:
         return self._codes.get(pid, None if self.alive else -signal.SIGKILL)
 
     def close(self) -> None:
-        """Stop the server, which kills its remaining ranks."""
         self._connection.close()
         if self.alive:
             self._reap()
@@ -215,7 +202,7 @@ def start(task: str | None = None) -> None:
 
 
 def running() -> ForkServer | None:
-    """Return the server if it is alive; otherwise, return None."""
+    """Return the server, or None if it is not running."""
     return _running if _running is not None and _running.alive else None
 
 
@@ -251,7 +238,7 @@ def _serve(connection: socket.socket, launcher: int) -> None:
 
 
 def _fork(request: Fork, private: Sequence[int]) -> int:
-    """Fork a rank and return its process id; the rank closes the ``private`` descriptors."""
+    """Fork a rank and return its process ID; the rank closes the ``private`` descriptors."""
     server = os.getpid()
     ready, leads = os.pipe()
     pid = fork()

@@ -1,4 +1,4 @@
-"""Detect ranks that hang because they were stopped or because their current work takes too long.
+"""Detect ranks that were stopped, or whose current work takes too long.
 
 A rank that waits for another rank does not hang. Only time during which this process is running counts, so
 ranks do not appear to hang when the machine sleeps or the job is suspended.
@@ -17,10 +17,8 @@ from rankless.errors import UserError
 from rankless.launch.job import Pulse
 
 VARIABLE = "RANKLESS_PATIENCE"
-STOPPED = 60.0
-"""Number of seconds for which a process may be stopped if the user does not set a limit."""
-FORK_SERVER = -1
-"""The rank number that stands for the fork server, which has no pulse."""
+STOPPED = 60.0  # default limit in seconds on how long a process may be stopped
+FORK_SERVER = -1  # stands for the fork server, which has no pulse, in place of a rank
 _EVERY = 1.0  # seconds between two checks
 
 
@@ -40,26 +38,13 @@ def patience() -> float | None:
 
 @dataclass
 class _Observation:
-    """The last observation of a process.
-
-    Attributes:
-        begun: value of ``begun`` in the last pulse; -1 without a pulse.
-        since: seconds without progress.
-        stopped: seconds for which the process has been stopped.
-    """
-
-    begun: int = -1
-    since: float = 0.0
-    stopped: float = 0.0
+    begun: int = -1  # as in the last pulse; -1 without a pulse
+    since: float = 0.0  # seconds without progress
+    stopped: float = 0.0  # seconds for which the process has been stopped
 
 
 class HangDetector:
-    """A detector of hanging processes in one round.
-
-    Args:
-        pulse: function of a rank's number and process id that returns its pulse, or None if it is unknown.
-        clock: function that returns monotonic seconds.
-    """
+    """Detects hanging ranks in one round; ``pulse`` takes the number and the process ID of a rank."""
 
     def __init__(
         self, pulse: Callable[[int, int], Pulse | None], clock: Callable[[], float] = time.monotonic
@@ -69,7 +54,7 @@ class HangDetector:
         self._seen: dict[int, _Observation] = {}
 
     def check(self, processes: Mapping[int, int]) -> dict[int, str]:
-        """Return a sentence about each hanging rank; ``processes`` maps ranks to process ids."""
+        """Return a message for each hanging rank; ``processes`` maps ranks to process IDs."""
         passed = self._clock() - self._checked
         if passed < _EVERY:
             return {}
@@ -99,7 +84,7 @@ class HangDetector:
 
 
 def is_stopped(pid: int) -> bool:
-    """Check whether a process was stopped by a signal (Linux only)."""
+    """Check whether a process was stopped by a signal. This works only on Linux."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1] == [b"T"]
     except OSError:

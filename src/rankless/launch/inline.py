@@ -1,8 +1,7 @@
-"""Train in the current process with a single rank or a thread per rank, for debuggers and notebooks.
+"""Train in the current process with one rank, or with one thread per rank.
 
-Threads exchange data in memory. Rank 0 is the calling thread, so that its breakpoints, signals and output
-work as usual. Unlike with Rankless's launcher, a dead rank is not restarted, and libraries print on the
-terminal.
+Rank 0 is the calling thread, so its breakpoints, signals and output work as usual. Unlike with Rankless's
+launcher, a dead rank is not restarted, and libraries print to the terminal.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -57,10 +55,7 @@ def _problems_of_threads(recipe: Recipe, devices: int | None) -> list[str]:
 
 
 def _train_in_threads(job: Job, recipe: Recipe, size: int, stop: StopRequest) -> bool:
-    """Train with ``size`` threads; return whether all steps are done, or raise the error of a rank.
-
-    PyTorch must already be configured for the recipe.
-    """
+    """Train with ``size`` threads, and return whether all steps are done."""
     kind = compute_device().type
     devices = [torch.device(kind, number) if kind == "cuda" else torch.device(kind) for number in range(size)]
     # Open the tasks one after another and not in the threads, because importing a task affects the process.
@@ -96,7 +91,7 @@ def _train_in_threads(job: Job, recipe: Recipe, size: int, stop: StopRequest) ->
 
 
 def _main_error(errors: Sequence[BaseException | None]) -> BaseException | None:
-    """Return the error to raise for all ranks, preferably not one that only reports a lost peer."""
+    """Return the error to raise for all ranks, if possible not one that only reports a lost peer."""
     met = [error for error in errors if error is not None]
     causes = [error for error in met if not isinstance(error, LostPeerError)]
     others = [error for error in causes if not isinstance(error, UserError)]
@@ -109,7 +104,7 @@ def _main_error(errors: Sequence[BaseException | None]) -> BaseException | None:
 
 
 def refuse(recipe: Recipe, devices: int | None, parallel: str) -> None:
-    """Raise a UserError if this process cannot train inline or in threads, with all reasons."""
+    """Raise a UserError with all reasons why this process cannot train inline or in threads."""
     in_threads = parallel == "threads"
     given, option = ("parallel", "--parallel threads") if in_threads else ("inline", "--inline")
     problems = _problems_of_threads(recipe, devices) if in_threads else []
@@ -134,7 +129,7 @@ def refuse(recipe: Recipe, devices: int | None, parallel: str) -> None:
 
 
 class _Interrupts(Requests):
-    """A context in which signals stop the training loop, and a second Ctrl-C raises KeyboardInterrupt."""
+    """Passes signals on to the training loop, and raises KeyboardInterrupt after a second Ctrl-C."""
 
     def __init__(self, stop: StopRequest) -> None:
         super().__init__()
@@ -147,38 +142,24 @@ class _Interrupts(Requests):
             raise KeyboardInterrupt
 
 
-@contextmanager
-def _restored_python_rng() -> Iterator[None]:
-    """Restore the state of Python's random generator, which some libraries use when they are imported."""
-    state = random.getstate()
-    try:
-        yield
-    finally:
-        random.setstate(state)
-
-
 def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
     """Train in ``ranks`` threads of this process, or in the calling thread if ``ranks`` is None.
 
-    PyTorch's settings and random state are restored afterward.
-
-    Returns:
-        Whether all steps are done, and the number of the signal that ended the training (0 if none did).
+    Return whether all steps are done, and the number of the signal that stopped the training, or 0. PyTorch's
+    settings and random state are restored.
     """
     recipe, stop = from_json(job.recipe), StopRequest()
     cards = [torch.cuda.current_device()] if compute_device().type == "cuda" else []
     if cards and ranks:
         cards = list(range(ranks))
+    state = random.getstate()  # some libraries use this generator when they are imported
     try:
-        with (
-            _Interrupts(stop),
-            torch.random.fork_rng(cards),
-            _restored_python_rng(),
-            computes_like(recipe),
-        ):
-            finished = (
-                _train_in_threads(job, recipe, ranks, stop) if ranks else _train_alone(job, recipe, stop)
-            )
+        with _Interrupts(stop), torch.random.fork_rng(cards), computes_like(recipe):
+            if ranks:
+                finished = _train_in_threads(job, recipe, ranks, stop)
+            else:
+                with join(inline=True) as world:
+                    finished = rank_job.train(job, recipe, world, stop)
     except LoaderDiedError as error:
         again = f"{RunDirectory(Path(job.run)).again} {'--parallel threads' if ranks else '--inline'}"
         raise UserError(
@@ -190,12 +171,9 @@ def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
         if known := rank_job.understood(error):
             raise _with_advice(known, job) from error
         raise
+    finally:
+        random.setstate(state)
     return finished, 0 if finished else stop.signal or signal.SIGTERM
-
-
-def _train_alone(job: Job, recipe: Recipe, stop: StopRequest) -> bool:
-    with join(inline=True) as world:
-        return rank_job.train(job, recipe, world, stop)
 
 
 def _with_advice(error: UserError, job: Job) -> UserError:

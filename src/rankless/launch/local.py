@@ -69,29 +69,29 @@ def train(
     """Train on this machine and print the outcome.
 
     Args:
-        recipe: the recipe; ``precision: auto`` is resolved here.
-        run: the run directory; None creates ``runs/TASK``, or ``runs/TASK-2``, ``-3`` … if that exists. (The
-            ``rankless`` command knows the recipe's name and creates ``runs/RECIPE``.)
+        recipe: the recipe; ``precision: auto`` is resolved on this machine.
+        run: the run directory. By default, a new directory ``runs/TASK`` is created, or ``runs/TASK-2``,
+            ``-3`` and so on if that exists.
         task: a custom task in place of ``recipe.task``, given as a class in a module or script, or as a name
             (``package.module:Class`` or ``file.py:Class``).
-        devices: the number of ranks, or a list of GPU numbers as PyTorch counts them. None uses every GPU or,
-            without GPUs, one rank per ``threads`` cores, but at most one rank per micro-batch.
+        devices: the number of ranks, or a list of GPU numbers as PyTorch counts them. By default, there is a
+            rank per GPU or, without GPUs, per ``threads`` cores, but at most one rank per micro-batch.
         resume: whether to continue the run in ``run``.
         sinks: ``csv``, ``tensorboard``, ``mlflow``, ``wandb``, or custom observers (:class:`rankless.Sink`),
             each given as a class or a name as for ``task``. They run in the process of rank 0. A sink that
             raises an error is reported and disabled, and the training continues.
-        dry_run_steps: the number of steps after which to stop without printing (``rankless verify``); 0 for a
+        dry_run_steps: the number of steps of a dry run, which prints nothing (``rankless verify``); 0 for a
             real run.
-        dry_run_images: the number of images that an evaluation of a dry run uses; 0 evaluates nothing.
-        traces: the folder for the traces of a dry run; None writes no traces.
+        dry_run_images: the number of images per evaluation of a dry run; 0 evaluates nothing.
+        traces: a folder for the traces of a dry run. By default, no traces are written.
         inline: whether to train on one device in the current process, for breakpoints, profilers and
             notebooks. The first Ctrl-C saves and ends the training; a second one interrupts it.
-        parallel: the kind of ranks: ``processes``, or ``threads`` of the current process, which exchange data
-            in memory. The weights are the same.
+        parallel: ``processes``, or ``threads`` of the current process, which exchange data in memory. The
+            weights are the same.
 
     Returns:
-        The exit code: 0 if finished, 85 if stopped by a signal and saved, 130 after Ctrl-C, 1 if the ranks
-        could not continue.
+        The exit code: 0 if the training finished, 85 if a signal stopped it and it was saved, 130 after
+        Ctrl-C, and 1 if the ranks could not continue.
 
     Raises:
         UserError: an error that the user can fix, or a TaskError if the task's own code failed.
@@ -141,14 +141,14 @@ def evaluate(
     Args:
         target: a run directory or a weights file.
         overrides: changes to the recipe, such as ``data.root=…`` or ``evaluate.iou=0.5``.
-        task: a custom task, as for :func:`train`. It must be given here even if the weights name it, because
-            a file must not decide which code runs.
+        task: a custom task, as for :func:`train`. It must be given even if the weights name it, because a
+            file must not decide which code runs.
         devices: as for :func:`train`.
-        split: the split to evaluate; None uses the recipe's ``data.val``.
+        split: the split to evaluate, by default the recipe's ``data.val``.
 
     Returns:
-        The scores; ``weights``, the path of the weights file; ``images``, the number of evaluation images;
-        and, for a built-in task, ``data`` and ``split``, the path of the data and the name of the split.
+        The scores by name, the path of the weights file (``weights``), the number of images (``images``) and,
+        for a built-in task, the path of the data and the name of the split (``data`` and ``split``).
 
     Raises:
         UserError: an error that the user can fix, such as weights of a custom task without ``task``.
@@ -187,7 +187,7 @@ def evaluate(
 
 
 def step_seconds(recipe: Recipe, devices: int, steps: int, warm_up: int) -> list[float]:
-    """Train ``steps`` steps without keeping the run; return each step's time in seconds after the warm-up."""
+    """Train ``steps`` steps without keeping the run, and return the seconds per step after the warm-up."""
     with tempfile.TemporaryDirectory(prefix="rankless-steps-") as folder:
         run = RunDirectory(Path(folder) / "run")
         code = train(recipe, run.path, devices=devices, dry_run_steps=steps)
@@ -217,10 +217,7 @@ def _split_errors(split: str | None) -> Iterator[None]:
 
 @contextmanager
 def job_file(job: Job, traces: Path | None, first: int = 0) -> Iterator[Path]:
-    """Write a job into ``traces`` or a private folder, and yield the file's path.
-
-    ``first`` is the number of this machine's first rank.
-    """
+    """Write a job into ``traces`` or a private folder, and yield the file's path."""
     with ExitStack() as stack:
         try:
             folder = traces or stack.enter_context(job_folder(Path(job.run) if job.run else None, first))
@@ -231,8 +228,6 @@ def job_file(job: Job, traces: Path | None, first: int = 0) -> Iterator[Path]:
 
 
 class _ThisMachine:
-    """The implementation of :class:`Hosts` for this machine alone."""
-
     def __init__(self, job: Job, path: Path, ranks: int, requests: Requests) -> None:
         self.job, self.path, self.ranks, self.requests = job, path, ranks, requests
         self.progress = Progress(saved_step(job))
@@ -266,7 +261,7 @@ class _ThisMachine:
 
 
 def run_ranks(job: Job, path: Path, ranks: int) -> RoundEnd:
-    """Run the ranks of a job on this machine until they are done; return the outcome of the last round."""
+    """Run the ranks of a job on this machine, and return the outcome of the last round."""
     with Requests() as requests:
         return supervise(_ThisMachine(job, path, ranks, requests)) or RoundEnd()
 
@@ -282,7 +277,7 @@ def _run(job: Job, ranks: int, traces: Path | None = None) -> RoundEnd:
 
 
 def server_for(job: Job) -> ForkServer | None:
-    """Return the fork server if it can fork the job's ranks (on a CPU with ``cpu_isa: native``)."""
+    """Return the fork server if it can fork the job's ranks, otherwise None."""
     native = from_json(job.recipe).cpu_isa == "native"
     return fork_server.running() if native and compute_device().type == "cpu" else None
 

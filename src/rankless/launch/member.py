@@ -17,14 +17,9 @@ from rankless.launch.rank_log import RankOutput
 
 
 def train(environment: Environment, read_options: Callable[[], Wanted]) -> int:
-    """Train as one of the ranks that a launcher has started; on rank 0, print the outcome.
+    """Train as a rank that a launcher has started, and return the exit code.
 
-    ``read_options`` reads the options and fixes the instruction set before PyTorch is imported.
-
-    Returns:
-        The exit code: 0 if finished, 85 if a signal stopped a rank and the run was saved, 130 after Ctrl-C,
-        75 if another rank was lost, 1 if the ranks could not continue, and 2 after an error, which rank 0
-        raises.
+    ``read_options`` must fix the instruction set before it imports PyTorch.
     """
     environment.export()
     # Silence PyTorch's warnings about connections from addresses without a name.

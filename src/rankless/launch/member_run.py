@@ -1,6 +1,6 @@
 """One rank of a training run that a cluster's launcher has started.
 
-Each rank reads the recipe and the data by itself. Then the ranks meet, compare both, and if any rank has an
+Each rank reads the recipe and the data by itself. Then the ranks meet and compare both; if any rank has an
 error, all raise it. Only rank 0 opens the run directory and prints. If the launcher restarts the ranks or the
 cluster requeues the job, they resume in the same directory from its newest checkpoint.
 """
@@ -46,11 +46,7 @@ _PATIENCE = 5.0  # seconds to wait for the notes of the other ranks
 
 
 class MemberRun:
-    """The training of a rank from start to end, given the user's options or the error in them.
-
-    Attributes:
-        job: job of all ranks, once they agree on it.
-    """
+    """Trains as one rank of a cluster's launcher."""
 
     def __init__(self, environment: Environment, wanted: Wanted | UserError, output: RankOutput) -> None:
         self.environment, self.output = environment, output
@@ -75,7 +71,6 @@ class MemberRun:
             raise
 
     def _prepared(self) -> Recipe | None:
-        """Check the user's options; the first rank of each machine also reads the data."""
         size, devices = self.environment.world_size, self.wanted.devices
         if devices not in (None, size):
             raise UserError(
@@ -152,8 +147,9 @@ class MemberRun:
     def _train(self, world: World, recipe: Recipe, stop: StopRequest) -> tuple[bool, int]:
         with computes_like(recipe):
             finished = rank_job.train(self.job, recipe, world, stop)
-        numbers = world.gather(int(stop.signal))
-        return finished, 0 if finished else world.broadcast(_main_signal(numbers or []))
+        numbers = world.gather(int(stop.signal)) or []
+        number = signal.SIGINT if signal.SIGINT in numbers else next(filter(None, numbers), signal.SIGTERM)
+        return finished, 0 if finished else world.broadcast(int(number))
 
     def _handle(self, error: Exception, notes: Notes) -> int:
         """Tell the other ranks about the error, read their notes, and return the exit code."""
@@ -211,22 +207,16 @@ class MemberRun:
         environment = self.environment
         where = f"{environment.address}:{environment.port}"
         return UserError(
-            f"rank {environment.rank} of {environment.world_size}: did not meet the others at {where} "
-            f"({str(error).splitlines()[0]}); expected all ranks to start and reach that address; see "
-            "the output of the other ranks, or set MASTER_ADDR and MASTER_PORT to an address that all reach"
+            f"rank {environment.rank} of {environment.world_size}: cannot meet the other ranks at {where} "
+            f"({str(error).splitlines()[0]}); expected all ranks to start and to reach that address; see the "
+            "output of the other ranks, or set MASTER_ADDR and MASTER_PORT to an address that all can reach"
         )
 
 
 def _sent(job: Job) -> dict[str, Any]:
-    """Return a job's fields with absolute paths, because other ranks may run in different folders."""
+    # The ranks may run in different folders.
     run, logs = (str(Path(path).absolute()) for path in (job.run, job.logs))
     return vars(replace(job, run=run, logs=logs))
-
-
-def _main_signal(numbers: Sequence[int]) -> int:
-    if signal.SIGINT in numbers:
-        return int(signal.SIGINT)
-    return next(filter(None, numbers), int(signal.SIGTERM))
 
 
 def open_run(
@@ -235,7 +225,7 @@ def open_run(
     """Open the run directory on rank 0 until ``held`` is closed; all ranks must call this function.
 
     The run is resumed if the user requests it, or if an earlier start of the same job saved on any machine.
-    Return the job on rank 0, or None if nothing is left to do; return None on the other ranks.
+    Return the job on rank 0, or None if the run is already finished. Return None on the other ranks.
     """
     if world.is_first:  # also removes new parents of the run directory
         held.enter_context(removed_on_error(wanted.run or Path("runs", wanted.name)))

@@ -1,4 +1,4 @@
-"""Steps shared by all launchers: checks, the run directory, reports and journal entries."""
+"""Steps that all launchers share: checks, the run directory, reports and journal entries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from rankless.engine.sinks.sink import sink_class
-from rankless.errors import INTERRUPTED, STOPPED, UserError, remedy, shell_word
+from rankless.errors import INTERRUPTED, STOPPED, UserError, counted, remedy, shell_word
 from rankless.files.writing import write_atomically
 from rankless.hardware.compute_device import compute_device
 from rankless.hardware.cores import usable_cores
@@ -53,7 +53,7 @@ def checked(recipe: Recipe, task: type | str | None, sinks: Sequence[type | str]
 
 @contextmanager
 def opened(run: RunDirectory, recipe: Recipe, *, resume: bool, token: str = "") -> Iterator[Recipe]:
-    """Lock a run directory and yield the recipe with its precision resolved; ``token`` as for :func:`locked`.
+    """Lock a run directory, and yield the recipe with its precision resolved.
 
     Raise a UserError if another process trains there or the directory contains other files or another recipe.
     """
@@ -97,7 +97,6 @@ def training_job(
 
 
 def this_start() -> dict[str, Any]:
-    """Return the time and the command of this start."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(sys.argv),
@@ -105,10 +104,7 @@ def this_start() -> dict[str, Any]:
 
 
 def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool = False) -> int:
-    """Print how a run ended, and return the exit code; ``number`` is the signal that stopped it, if any.
-
-    If ``quiet``, print only errors.
-    """
+    """Print how a run ended, and return the exit code; if ``quiet``, print only errors."""
     again = run.again
     if finished:
         if not quiet:
@@ -118,17 +114,14 @@ def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool
         return INTERRUPTED if number == signal.SIGINT else STOPPED
     if number:
         return report_stopped(signal.Signals(number), run.pointed("last"), again)
-    say(f"error: the ranks could not continue; see {run.logs}, then: {again}", file=sys.stderr)
+    say(f"error: the ranks could not continue; see {run.logs}, then run: {again}", file=sys.stderr)
     return 1
 
 
 def report_stopped(by: signal.Signals, step: int | None, again: str, *, known: bool = True) -> int:
-    """Print which signal stopped a run, which step is saved, and how to continue; return the exit code.
-
-    ``known`` is False if the saved step cannot be determined.
-    """
+    """Print which signal stopped a run, what was saved and how to continue, and return the exit code."""
     saved = f"saved after step {step}" if step else "nothing was saved yet"
-    saved = saved if known else "what was saved is on the hosts that were lost"
+    saved = saved if known else "the newest checkpoint, if any, is on the lost hosts"
     say(f"stopped by {by.name}; {saved}; continue with: {again}", file=sys.stderr)
     return INTERRUPTED if by is signal.SIGINT else STOPPED
 
@@ -136,8 +129,8 @@ def report_stopped(by: signal.Signals, step: int | None, again: str, *, known: b
 def report_nothing_left(run: Path, step: int, epochs: int, again: str) -> None:
     """Print that the run to resume is finished, and how to extend it."""
     say(
-        f"{run}: this run is finished, at step {step} of {step}; to train longer, give more epochs "
-        f"than {epochs}: {again} epochs={2 * epochs}"
+        f"{run}: this run is finished, at step {step} of {step}; to train for more than "
+        f"{counted(epochs, 'epoch')}, run: {again} epochs={2 * epochs}"
     )
 
 
@@ -159,7 +152,7 @@ def _optional_output(run: RunDirectory) -> Iterator[None]:
 
 
 def report_finished(run: RunDirectory) -> None:
-    """Print the best scores of a finished run, its files, and a command to try next."""
+    """Print the best scores of a finished run, its files, and a command to run next."""
     scores = [entry for entry in journal.read(run.journal) if "evaluation" in entry]
     best, task = run.pointed("best"), load(run.recipe).task
     following = f"rankless predict {shell_word(run.path)} IMAGES"
@@ -200,14 +193,14 @@ def with_precision(recipe: Recipe) -> Recipe:
 
 
 def record_death(run: RunDirectory, death: Death) -> None:
-    """Add the death of a rank to the journal of a run whose ranks have all ended."""
+    """Add the death of a rank to the run's journal, which no rank must be using."""
     how = {"signal": signal.Signals(-death.code).name} if death.code < 0 else {"code": death.code}
     who = {} if death.rank is None else {"rank": death.rank}
     _append(run, {"event": "death", "at": _step(run), **who, **how, "text": death.text})
 
 
 def record_error(run: RunDirectory, errors: Sequence[str]) -> None:
-    """Add the error that ended a run to its journal and report if the run had started."""
+    """Add the error that ended a run to its journal and report, if the run had started."""
     if run.journal.exists():
         _append(run, {"event": "error", "at": _step(run), "text": "\n".join(errors)})
         if run.report.exists():  # rank 0 wrote the report without the error

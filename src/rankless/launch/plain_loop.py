@@ -1,4 +1,4 @@
-"""Join the ranks of a launcher from a user's own training loop."""
+"""Join the ranks of a launcher from a custom training loop."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rankless.world.process_group import World
 
 @contextmanager
 def join(threads: int = 1) -> Iterator[World]:
-    """Join the ranks that torchrun, srun or mpirun has started; without a launcher, this is the only rank.
+    """Join the ranks that torchrun, srun or mpirun has started.
 
-    Inside the context, kernels are deterministic and the number of threads is fixed, because both affect
-    bits.
+    Without a launcher, this process is the only rank. Inside the context, kernels are deterministic and the
+    number of threads is fixed, because both affect the weights.
 
     Args:
         threads: the number of CPU threads per rank, which should not depend on the number of ranks.
@@ -27,7 +27,7 @@ def join(threads: int = 1) -> Iterator[World]:
         should print and save.
 
     Raises:
-        UserError: the launcher's variables are invalid, or the ranks did not meet.
+        UserError: the launcher's variables are invalid, or the ranks cannot connect to each other.
     """
     if environment := environments.detect():
         environment.export()

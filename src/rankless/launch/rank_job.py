@@ -1,6 +1,6 @@
 """The work of one rank of Rankless's launcher (``worker``) or a cluster's launcher (``member``).
 
-This module imports PyTorch, so the instruction set must be fixed before it is imported.
+This module imports PyTorch, so the instruction set must be fixed first.
 """
 
 from __future__ import annotations
@@ -46,13 +46,8 @@ from rankless.world.process_group import TIMEOUT, LostPeerError, World, is_lost_
 def do(job: Job, path: Path, rank: int, meeting: Path | None, screen: int) -> int:
     """Run a job as a rank of Rankless's launcher, leave a note about how it ended, and return the exit code.
 
-    Args:
-        job: the job to run.
-        path: the file of the job; notes are written to the same folder.
-        rank: the number of this rank.
-        meeting: the file at which the ranks of one machine meet; None uses the address in the environment.
-        screen: a descriptor of the launcher's standard error, where rank 0 shows the progress of an
-            evaluation.
+    The ranks of one machine meet at the file ``meeting``; None means the address in the environment. Rank 0
+    shows the progress of an evaluation on the descriptor ``screen``.
     """
     try:
         stop = StopRequest()
@@ -131,8 +126,7 @@ def train(
 ) -> bool:
     """Train as one of the ranks, and return whether all steps are done.
 
-    ``stop`` must already listen for signals, ``trace`` observes a dry run, and ``pulse`` is as for
-    :func:`rankless.engine.loop.train`. By default, ``task`` is the task of the recipe.
+    ``trace`` observes a dry run, and ``pulse`` is as for :func:`rankless.engine.loop.train`.
     """
     return loop.train(
         recipe,
@@ -150,11 +144,9 @@ def train(
 
 
 def evaluate(job: Job, recipe: Recipe, world: World, screen: IO[str] | None = None) -> dict[str, Any]:
-    """Evaluate weights as one of the ranks; if ``screen`` is given, show the progress on it.
+    """Evaluate weights as one of the ranks, and return the scores, the number of images, notes and warnings.
 
-    Returns:
-        ``scores`` (on rank 0 only), ``images`` (number of images in the data), ``notes`` about the classes,
-        and ``warnings``.
+    Only rank 0 receives the scores. If ``screen`` is given, show the progress on it.
     """
     from rankless.tasks import trained  # imports readers of exported files, which training does not need
 
@@ -196,16 +188,13 @@ def fork_loaders_early(recipe: Recipe) -> None:
 
 
 def understood(error: Exception) -> UserError | None:
-    """Convert an error that a restart would only repeat to a UserError; return None for other errors."""
+    """Return a UserError for an error that a restart would only repeat, or None for other errors."""
     return shortage(error) or of_a_path(error) or blamed(error)
 
 
 def note_of(error: UserError, job: Job) -> dict[str, Any]:
-    """Return a rank's note about an error, with advice that depends on the recipe and the run.
-
-    If ``once`` is true in the notes, only one of the errors is reported, because their texts may differ.
-    """
-    once = isinstance(error, TaskError | ShortageError)
+    """Return a rank's note about an error, with advice that depends on the recipe and the run."""
+    once = isinstance(error, TaskError | ShortageError)  # report one of them, because their texts may differ
     if isinstance(error, TaskError):
         error = _with_resume_command(error, job)
     elif isinstance(error, ShortageError):

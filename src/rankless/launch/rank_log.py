@@ -1,4 +1,4 @@
-"""Send the output of ranks to logs, except for rank 0's standard output."""
+"""Redirect the output of ranks to log files, except for rank 0's standard output."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from rankless.launch.job import log_of
 from rankless.runs.directory import RunDirectory
 from rankless.runs.journal import ending
 
-LIMIT = 4 << 20
-"""Size in bytes above which the next start renames a log to ``.log.1``."""
+LIMIT = 4 << 20  # bytes; the next start renames a larger log to .log.1
 _START = "=== "
 
 
 def open_log(path: Path, why: str) -> int:
-    """Open a log for appending, write a header with the reason for this start, and return the descriptor."""
+    """Open a log for appending, write a header that gives the reason, and return the descriptor."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > LIMIT:
         path.replace(path.with_name(f"{path.name}.1"))
@@ -35,12 +34,12 @@ def open_log(path: Path, why: str) -> int:
 
 
 def streams_of(rank: int) -> tuple[int, ...]:
-    """Return the streams that go into a rank's log; rank 0's standard output does not."""
+    """Return the descriptors of the streams that go into a rank's log."""
     return (1, 2) if rank else (2,)  # libraries print to standard error, too
 
 
 def log_or_nothing(path: Path, why: str) -> int:
-    """Open a log with :func:`open_log`; if that fails, open the null device."""
+    """Open a log with :func:`open_log`, or the null device if that fails."""
     try:
         return open_log(path, why)
     except OSError:  # a full disk, which is reported elsewhere
@@ -48,7 +47,7 @@ def log_or_nothing(path: Path, why: str) -> int:
 
 
 def last_traceback(path: Path) -> list[str]:
-    """Return the lines from the last traceback since the last start to the end, or an empty list."""
+    """Return the last traceback since the last start and the lines after it, or an empty list."""
     try:
         lines = _lines(path)
     except OSError:
@@ -90,7 +89,7 @@ class RankOutput:
         os.close(log)
 
     def to_terminal(self) -> None:
-        """Redirect the output back to its original destination."""
+        """Restore the original output."""
         _flush()
         for stream, before in self._before.items():
             os.dup2(before, stream)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -25,8 +25,7 @@ from rankless.runs.saving import saving_process
 from rankless.world.rendezvous import private_rendezvous
 
 NOTICE = 3.0  # seconds for ranks to end by themselves after they lost another rank
-SHOWN = 30
-"""Maximum number of lines printed from a log."""
+SHOWN = 30  # maximum number of lines printed from a log
 # -P prevents the import of files in the current folder in place of libraries.
 _INTERPRETER = (sys.executable, "-P", "-m", "rankless.launch.worker")
 _POLL = 0.05
@@ -47,16 +46,8 @@ class Process(Protocol):
 class Ranks:
     """The ranks of one round on this machine.
 
-    Args:
-        path: file of the job, which the ranks read.
-        count: number of ranks.
-        server: fork server for the ranks; None starts them as new interpreters.
-        grace: seconds for the ranks to end after a request to stop.
-        number: number of the round, starting at 1.
-        place: position among the ranks of several machines; None if all ranks are on this machine.
-        abandoned: returns whether ranks on other machines are gone, so that these ranks cannot continue.
-        watching: called repeatedly while the ranks run.
-        more: further environment variables for the ranks.
+    ``abandoned`` returns whether ranks on other machines are gone, so that these ranks cannot continue.
+    ``watching`` is called repeatedly while the ranks run.
     """
 
     def __init__(
@@ -123,10 +114,7 @@ class Ranks:
         return {name: str(value) for name, value in found.items()}
 
     def _watch(self, meeting: Path | None) -> dict[int, int]:
-        """Wait until all ranks have ended, and return the exit codes of ranks that failed by themselves.
-
-        After the failure of a rank or a request to stop, end the other ranks.
-        """
+        """Wait until all ranks have ended, and return the exit codes of ranks that failed by themselves."""
         while None in (codes := self._codes()).values():
             if self.requests.first is not None:
                 self._stop(self.requests.first)
@@ -147,7 +135,6 @@ class Ranks:
         self._wait_for_all(self.grace)
 
     def _end_others(self) -> dict[int, int]:
-        """Give the other ranks time to end after a failure, and return the exit codes of failed ranks."""
         self._wait_for_all(NOTICE)
         if self._is_saving():  # the other ranks may wait for the saving rank, or have already ended
             self._wait_for_all(self.grace, self._is_saving)
@@ -179,7 +166,6 @@ class Ranks:
                 os.killpg(alive[rank], signal.SIGKILL)
 
     def _kill_all(self) -> None:
-        """Kill the remaining ranks with their process groups; raise a UserError if a rank does not end."""
         left = {rank: one for rank, one in self.processes.items() if one.poll() is None}
         for process in left.values():
             with contextlib.suppress(ProcessLookupError):
@@ -210,13 +196,15 @@ class Ranks:
             code = self.server.code or 0
             text = f"the process that forks the ranks {how_it_ended(code)}, and they died with it"
             death = Death(None, code, text)
+        files = self.path.parent.glob("trace-*.jsonl")
+        traces = {int(file.stem.removeprefix("trace-")): file.read_text("utf-8") for file in files}
         return RoundEnd(
             notes=read_notes(self.path),
             failed={rank: self._failure(rank, code) for rank, code in codes.items()},
             signal=int(self.requests.first or 0),
             step=saved_step(self.job),
             fork_server=death,
-            traces=dict(_traces(self.path.parent)) if self.place else {},
+            traces=traces if self.place else {},
         )
 
     def _failure(self, rank: int, code: int) -> Failure:
@@ -227,8 +215,3 @@ class Ranks:
 def saved_step(job: Job) -> int:
     """Return the newest saved step of a run, or 0 if there is none."""
     return (RunDirectory(Path(job.run)).pointed("last") or 0) if job.run else 0
-
-
-def _traces(folder: Path) -> Iterator[tuple[int, str]]:
-    for file in folder.glob("trace-*.jsonl"):
-        yield int(file.stem.removeprefix("trace-")), file.read_text("utf-8")

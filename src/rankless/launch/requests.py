@@ -1,10 +1,9 @@
-"""Record signals that ask a launcher to stop, so that they can be handled later."""
+"""Record signals that ask a launcher to stop, so that it can handle them later."""
 
 from __future__ import annotations
 
 import signal
 import time
-from types import TracebackType
 from typing import Any
 
 # Slurm and spot markets send SIGUSR1 some time before they end a job.
@@ -13,16 +12,11 @@ TWICE = 0.25  # seconds within which two signals count as one: ``timeout`` and s
 
 
 class Requests:
-    """A context that records SIGTERM, SIGINT, SIGHUP and SIGUSR1, except for signals that are ignored.
-
-    Attributes:
-        first: the first signal; None if there was none.
-        hurry: whether a second signal followed.
-    """
+    """A context manager that records SIGTERM, SIGINT, SIGHUP and SIGUSR1 unless they are ignored."""
 
     def __init__(self) -> None:
         self.first: signal.Signals | None = None
-        self.hurry = False
+        self.hurry = False  # whether a second signal followed
         self._at = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -35,9 +29,7 @@ class Requests:
                     break
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -23,10 +23,7 @@ _ROOT = "data.root"  # may change if the data is the same
 
 
 def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
-    """Return the recipe with which to resume a run, given the requested recipe.
-
-    Raise a UserError if keys that affect past results differ; it gives both values of each key.
-    """
+    """Return the recipe for resuming a run; raise a UserError if keys that affect past results differ."""
     before = _recipe_in_checkpoint(run, recipe) or recipe_of_run(run)
     if recipe.precision == "auto":
         # Keep the run's precision, because ``auto`` may mean a different one on this machine.
@@ -55,10 +52,9 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
 def recipe_of_run(
     run: RunDirectory, overrides: Sequence[str] = (), warn: Callable[[str], None] = warn
 ) -> Recipe:
-    """Return a run's recipe with ``overrides``, from ``recipe.yaml`` or else from the last checkpoint.
+    """Return a run's recipe with ``overrides`` applied.
 
-    ``warn`` is called if ``recipe.yaml`` is damaged or missing. Raise a UserError if there is also no
-    complete checkpoint, if an older version wrote the recipe, or if the overrides have errors.
+    If ``recipe.yaml`` is damaged or missing, call ``warn`` and use the recipe in the newest checkpoint.
     """
     problem = _damage(run)
     if not problem:
@@ -129,7 +125,7 @@ def _state(run: RunDirectory) -> dict[str, Any]:
 
 
 def finished_at(run: RunDirectory, recipe: Recipe) -> int | None:
-    """Return the last step of a run that is finished and needs no repair; otherwise, return None."""
+    """Return the last step of a run if it is finished and undamaged, otherwise None."""
     step, repairs = run.pointed("last"), list[str]()
     if step is None or _steps(run, recipe) != step or _state(run).get("unscored") is not False:
         return None
@@ -141,7 +137,6 @@ def finished_at(run: RunDirectory, recipe: Recipe) -> int | None:
 
 
 def _steps(run: RunDirectory, recipe: Recipe) -> int | None:
-    """Return the total number of steps of a run, or None if the run has not saved yet."""
     samples = _state(run).get("images")
     if type(samples) is not int or samples < 1:
         return None

@@ -1,4 +1,4 @@
-"""Lock a run directory so that only one training run uses it at a time, and clean it up."""
+"""Lock a run directory so that only one training run uses it, and remove what killed runs have left."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from rankless.runs import journal
 from rankless.runs.directory import RunDirectory, damage, dangling, recover
 from rankless.runs.overview import DETACHED
 
-_MARK = "rankless run\n"
-"""Start of the lock file, which shows that the other files in the directory belong to a run."""
+_MARK = "rankless run\n"  # start of the lock file of a run
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 
 
@@ -53,7 +52,10 @@ def locked(run: RunDirectory, resume: bool, token: str = "") -> Iterator[bool]:
         if token:
             _take(file, run.path, fcntl.LOCK_EX)
         _refuse_existing_run(run, resume)  # only after locking, which reports a run in progress
-        _sweep(run)
+        sweep(run.path)
+        sweep(run.checkpoints)
+        recover(run)
+        _repair_last(run)
         _refuse_existing_run(run, resume)  # a checkpoint may have been restored
         if not resume and run.journal.exists():
             run.journal.unlink()  # left by a start that died before its first checkpoint
@@ -80,16 +82,22 @@ def refuse_no_run(run: RunDirectory) -> None:
 
 
 def refuse_used(run: RunDirectory) -> None:
-    """Raise a UserError if a new run cannot use the directory, because it contains a run or other files."""
+    """Raise a UserError if the directory already contains a run or other files."""
     _refuse_other_files(run)
     _refuse_existing_run(run, resume=False)
 
 
 def _refuse_other_files(run: RunDirectory) -> None:
-    """Raise a UserError if the directory contains files that do not belong to a run."""
     there = list[str]()
     with suppress(OSError):  # the directory is new, or not a folder
-        there = sorted(path.name for path in run.path.iterdir() if not _may_precede_run(path))
+        # Files that may come from a detached start, a shell, or Slurm (``-o runs/a/%j.out``) do not count.
+        there = sorted(
+            path.name
+            for path in run.path.iterdir()
+            if path.name != DETACHED
+            and path.stem != "coordinator"
+            and path.suffix not in {".out", ".err", ".log"}
+        )
     if there and not _is_run(run):
         raise UserError(
             f"{run.path}: is not a run directory, but contains {listed(there)}; expected a run, or a new or "
@@ -97,17 +105,8 @@ def _refuse_other_files(run: RunDirectory) -> None:
         )
 
 
-def _may_precede_run(path: Path) -> bool:
-    """Check whether a detached start, a shell or Slurm (``-o runs/a/%j.out``) may have written the file."""
-    return path.name == DETACHED or path.stem == "coordinator" or path.suffix in {".out", ".err", ".log"}
-
-
 def _is_run(run: RunDirectory) -> bool:
-    """Check whether the lock file or the record of starts belongs to a run.
-
-    Earlier versions left the lock file empty.
-    """
-    mark = recorded = ""
+    mark = recorded = ""  # earlier versions left the lock file empty
     with suppress(OSError):
         mark = read_text(run.path / ".lock", POINTER, errors="replace")
     with suppress(OSError):
@@ -135,7 +134,6 @@ def _locked_file(run: RunDirectory, how: int) -> io.FileIO:
 
 
 def _take(file: io.FileIO, path: Path, how: int) -> None:
-    """Take the lock; warn if the file system does not support locks, as with some Lustre and NFS mounts."""
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -143,7 +141,7 @@ def _take(file: io.FileIO, path: Path, how: int) -> None:
             f"{path}: another process is training in this directory; wait for it, or use another --run"
         ) from error
     except OSError as error:
-        if error.errno not in _UNSUPPORTED:
+        if error.errno not in _UNSUPPORTED:  # some Lustre and NFS mounts do not support locks
             raise UserError(f"{path}: cannot be locked ({error}); use another --run") from error
         if how == fcntl.LOCK_EX:  # warn once
             warn(
@@ -180,15 +178,8 @@ def _vacate(run: RunDirectory) -> None:
         run.path.rmdir()
 
 
-def _sweep(run: RunDirectory) -> None:
-    sweep(run.path)
-    sweep(run.checkpoints)
-    recover(run)
-    _repair_last(run)
-
-
 def _repair_last(run: RunDirectory) -> None:
-    """Point the link ``last`` to the newest complete checkpoint, in case a killed process did not."""
+    """Point ``last`` to the newest complete checkpoint, because a killed process may not have done so."""
     steps, named = run.steps(), run.pointed("last")
     if named in steps[-1:]:  # whoever reads the checkpoint verifies that it is complete
         return

@@ -1,4 +1,4 @@
-"""Limit the devices and hosts that share a step, because each of them needs a micro-batch."""
+"""Check that each device that shares a step has at least one micro-batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankless.recipe.schema import Recipe
 
 
 def too_few(ranks: int, devices: int, kind: str) -> str:
-    """Return a message that only ``ranks`` of ``devices`` devices will train; ``kind`` names the devices."""
+    """Return a message that a step has too few micro-batches for ``devices`` devices."""
     return (
         f"a step has only {counted(ranks, 'micro-batch', 'micro-batches')} (batch.images / batch.micro), so "
         f"only {ranks} of the {devices} {kind} will train"
@@ -17,10 +17,7 @@ def too_few(ranks: int, devices: int, kind: str) -> str:
 
 
 def refuse_idle(option: str, counts: Sequence[int], recipe: Recipe) -> None:
-    """Raise a UserError if any of ``counts`` exceeds the number of micro-batches per step.
-
-    ``option`` describes the user's option, with ``{}`` in place of the numbers.
-    """
+    """Raise a UserError if any of ``counts`` exceeds the number of micro-batches per step."""
     most = recipe.batch.micro_batches
     if over := [str(count) for count in counts if count > most]:
         raise UserError(

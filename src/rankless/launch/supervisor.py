@@ -1,7 +1,7 @@
 """Run rounds of ranks on one or several machines until the training is done.
 
-A round is one start of all ranks on all hosts and continues from the newest checkpoint. There is no further
-round if the ranks ended on purpose, if the supervisor was asked to stop, or if restarts do not help.
+A round is one start of all ranks on all hosts, and continues from the newest checkpoint. Another round
+follows unless the ranks ended on purpose, the supervisor was told to stop, or restarts do not help.
 """
 
 from __future__ import annotations
@@ -22,16 +22,10 @@ HOPELESS = 3  # restarts without progress
 
 
 class Death(msgspec.Struct):
-    """The death of a rank, the fork server or a host, as the journal records it.
+    """The death of a rank, the fork server or a host, as recorded in the journal."""
 
-    Attributes:
-        rank: number of the rank; None for the fork server or a host.
-        code: exit code, or negative number of the signal.
-        text: sentence that describes the death.
-    """
-
-    rank: int | None
-    code: int
+    rank: int | None  # None for the fork server or a host
+    code: int  # negative for a signal
     text: str
 
 
@@ -44,27 +38,16 @@ class Failure(msgspec.Struct):
 
 
 class RoundEnd(msgspec.Struct):
-    """The outcome of a round, on one host or on all hosts.
+    """The outcome of a round, on one host or on all hosts."""
 
-    Attributes:
-        notes: notes that the ranks left, in order of the ranks.
-        failed: failures by rank, without ranks that were killed because of another rank's failure.
-        signal: signal that ended the round; 0 if none did.
-        step: newest saved step.
-        fork_server: death of the fork server; None if it did not die.
-        traces: traces of a dry run on several hosts, by rank.
-        lost: names of the lost hosts.
-        regrouping: whether the round was stopped so that a host can join.
-    """
-
-    notes: list[dict[str, Any]] = []
-    failed: dict[int, Failure] = {}
+    notes: list[dict[str, Any]] = []  # in the order of the ranks
+    failed: dict[int, Failure] = {}  # by rank, without ranks that were killed because another one failed
     signal: int = 0
-    step: int = 0
+    step: int = 0  # newest saved step
     fork_server: Death | None = None
-    traces: dict[int, str] = {}
-    lost: list[str] = []
-    regrouping: bool = False
+    traces: dict[int, str] = {}  # by rank, of a dry run on several hosts
+    lost: list[str] = []  # names of hosts
+    regrouping: bool = False  # whether the round was stopped so that a host can join
 
     @classmethod
     def merged(cls, ends: Sequence[RoundEnd], lost: Sequence[str], *, regrouping: bool) -> RoundEnd:
@@ -82,7 +65,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def note(self) -> dict[str, Any]:
-        """The note of the first rank that left one; empty if no rank did."""
+        """The first note that a rank left; empty if there is none."""
         return self.notes[0] if self.notes else {}
 
     @property
@@ -92,24 +75,21 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def is_finished(self) -> bool:
-        """Whether all steps of the job are done."""
         return any(note.get("finished") for note in self.notes)
 
     @property
     def stopped_by(self) -> int:
-        """The signal that a host or a rank received from the user or the system; 0 if there was none."""
+        """The signal that stopped a rank or a host; 0 if there was none."""
         if self.regrouping:  # the supervisor sent the signal
             return 0
         return self.signal or next((note["signal"] for note in self.notes if note.get("signal")), 0)
 
     @property
     def has_failed(self) -> bool:
-        """Whether a rank or a host was lost."""
         return bool(self.failed or self.lost)
 
     @property
     def is_final(self) -> bool:
-        """Whether this is the last round."""
         if self.error or self.is_finished or self.stopped_by:
             return True
         # Even without a note, the exit code of a rank shows that it ended on purpose.
@@ -124,7 +104,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def culprit(self) -> int | None:
-        """The rank whose failure ended the round, preferably one that did not merely lose another rank."""
+        """The rank whose failure ended the round, if possible not one that merely lost a peer."""
         codes = {rank: failure.code for rank, failure in self.failed.items()}
         return min(codes, key=lambda rank: (codes[rank] == LOST_PEER, codes[rank]), default=None)
 
@@ -151,14 +131,14 @@ class RoundEnd(msgspec.Struct):
 
 
 def how_it_ended(code: int) -> str:
-    """Describe how a process ended, as a predicate such as ``was killed by SIGKILL``."""
+    """Describe how a process ended, as in ``was killed by SIGKILL``."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return "lost the connection to the others" if code == LOST_PEER else f"ended with code {code}"
 
 
 class Progress:
-    """A counter of successive rounds without progress; ``step`` is the newest saved step."""
+    """Counts successive rounds without progress."""
 
     def __init__(self, step: int) -> None:
         self.step, self.stuck = step, 0
@@ -180,16 +160,16 @@ class Hosts(Protocol):
         """Run rounds while there are enough hosts, and yield the outcome of each round."""
 
     def record(self, end: RoundEnd) -> None:
-        """Record the progress of a round, and add its deaths to the run's journal."""
+        """Record the progress and the deaths of a round."""
 
     def resumes(self, end: RoundEnd) -> str:
-        """Describe from which checkpoint and on which hosts the next round starts."""
+        """Describe the checkpoint and the hosts with which the next round starts."""
 
 
 def supervise(hosts: Hosts, report: Callable[[str], None] = warn) -> RoundEnd | None:
     """Run rounds until the ranks are done, and report why each round ended.
 
-    Return the outcome of the last round, or None if there were too few hosts for another round.
+    Return the outcome of the last round, or None if there are too few hosts for another round.
     """
     for end in hosts.rounds():
         if end.is_final:
@@ -207,7 +187,7 @@ def supervise(hosts: Hosts, report: Callable[[str], None] = warn) -> RoundEnd | 
 
 
 def where_from(step: int | None) -> str:
-    """Describe where the ranks restart, given the last saved step (0 if none, None if unknown)."""
+    """Describe where the ranks restart, given the last saved step: 0 if there is none, None if unknown."""
     if step is None:
         return "the newest checkpoint, if there is one,"
     return "the newest checkpoint" if step else "the beginning, as nothing was saved yet"

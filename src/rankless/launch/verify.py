@@ -1,4 +1,4 @@
-"""Verify on the user's machine that a recipe gives the same bits with different numbers of ranks."""
+"""Check that a recipe gives the same bits on this machine with different numbers of ranks."""
 
 from __future__ import annotations
 
@@ -32,29 +32,17 @@ _WARM_UP = 2  # steps that are excluded from the speed
 
 @dataclass(frozen=True)
 class WorldResult:
-    """The result of training with one number of ranks.
-
-    Attributes:
-        world: number of ranks.
-        digest: SHA-256 digest of the weights after the last step.
-        images_per_second: median speed, not counting the first two steps.
-        difference: first difference between the ranks or from the first world size; None if there is none.
-    """
+    """The result of training with one number of ranks."""
 
     world: int
-    digest: str
-    images_per_second: float
-    difference: str | None
+    digest: str  # of the weights after the last step
+    images_per_second: float  # median
+    difference: str | None  # the first one, between the ranks or from the first world size
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """The result of :func:`verify`.
-
-    Attributes:
-        steps: number of steps with each number of ranks.
-        worlds: result for each number of ranks, in the given order.
-    """
+    """The results for all numbers of ranks, in the given order."""
 
     steps: int
     worlds: list[WorldResult] = field(default_factory=list)
@@ -83,8 +71,15 @@ def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[st
         )
 
     def train(world: int, first: Trace) -> tuple[WorldResult, Trace]:
-        with tempfile.TemporaryDirectory(prefix="rankless-verify-") as folder:
-            return _world(recipe, world, steps, Path(folder), first)
+        with tempfile.TemporaryDirectory(prefix="rankless-verify-") as name:
+            folder, run = Path(name), RunDirectory(Path(name) / "run")
+            code = local.train(recipe, run.path, devices=world, dry_run_steps=steps, traces=folder)
+            last = run.pointed("last")
+            if code or last is None:
+                raise UserError(f"world size {world} did not finish (code {code})")
+            traces = [(folder / f"trace-{rank}.jsonl").read_text(encoding="utf-8") for rank in range(world)]
+            digest = digest_file(run.step_directory(last) / "model.safetensors")
+            return _result(recipe, traces, digest, journal.step_seconds(run.journal), first)
 
     return compare([partial(train, world) for world in worlds], steps, echo)
 
@@ -92,10 +87,7 @@ def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[st
 def verify_on_hosts(
     recipe: Recipe, hosts: Sequence[Host], steps: int, access: Access, echo: Callable[[str], None]
 ) -> VerifyReport:
-    """Train the first steps on all hosts, then on one device of the first host, and compare every tensor.
-
-    The runs are removed from the hosts. ``echo`` receives the table line by line.
-    """
+    """Train the first steps on all hosts, then on one device of the first host, and compare every tensor."""
 
     def train(there: Sequence[Host], first: Trace) -> tuple[WorldResult, Trace]:
         run = Path("runs") / f".verify-{uuid.uuid4().hex[:12]}"
@@ -120,8 +112,7 @@ def compare(
 ) -> VerifyReport:
     """Train with each number of ranks in turn, and report the differences.
 
-    Each function in ``worlds`` receives the trace of the first one, or an empty trace at first. ``echo``
-    receives the table line by line.
+    Each function in ``worlds`` receives the trace of the first one; the first one receives an empty trace.
     """
     report = VerifyReport(steps)
     echo(f"{'world size':>10}  {'SHA-256 of the weights':<64}  {'img/s':>7}")
@@ -137,17 +128,6 @@ def compare(
     if report.ok:
         echo(f"the same bits in every tensor after each step ({steps}), and the same scores")
     return report
-
-
-def _world(recipe: Recipe, world: int, steps: int, folder: Path, first: Trace) -> tuple[WorldResult, Trace]:
-    run = RunDirectory(folder / "run")
-    code = local.train(recipe, run.path, devices=world, resume=False, dry_run_steps=steps, traces=folder)
-    last = run.pointed("last")
-    if code or last is None:
-        raise UserError(f"world size {world} did not finish (code {code})")
-    traces = [(folder / f"trace-{rank}.jsonl").read_text(encoding="utf-8") for rank in range(world)]
-    digest = digest_file(run.step_directory(last) / "model.safetensors")
-    return _result(recipe, traces, digest, journal.step_seconds(run.journal), first)
 
 
 def _result(

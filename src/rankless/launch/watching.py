@@ -1,4 +1,4 @@
-"""Show a run live in the terminal, from its journal on this machine or another one."""
+"""Show a run live in the terminal from its journal, on this machine or on another one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from rankless.engine.sinks.replay import Replay
 from rankless.errors import UserError, shell_word
 from rankless.files import yaml12
-from rankless.launch.hosts.detach import Coordinator, recorded, sent
+from rankless.launch.hosts.detach import Coordinator, read_record, remote_command
 from rankless.launch.hosts.names import parse_hosts
 from rankless.printing import say
 from rankless.runs import following
@@ -27,10 +27,9 @@ _ENDS = {
 
 
 def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None) -> int:
-    """Show a run until it ends; return 1 if it failed or was interrupted, otherwise 0.
+    """Show a run until it ends, and return 1 if it failed or was interrupted, otherwise 0.
 
-    ``target`` is a local run directory or ``HOST:DIRECTORY``. The host is reached with the command ``ssh``,
-    and its interpreter ``python`` reads the run. A run that was detached from here is followed on its host.
+    ``target`` is a run directory or ``HOST:DIRECTORY``. A detached run is followed on its host.
     """
     run, coordinator = Path(target), None
     if not run.exists() and ":" in target:
@@ -38,7 +37,7 @@ def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None)
         (host,) = parse_hosts(name)
         run, coordinator = Path(there), Coordinator(host, ssh, python or "python3", ".")
     elif not (run / "journal.jsonl").exists() and (run / DETACHED).exists():
-        coordinator = recorded(run)
+        coordinator = read_record(run)
     if coordinator is None:
         wait_for(run)
     source = _local_run(run) if coordinator is None else _remote_run(run, coordinator)
@@ -64,7 +63,7 @@ def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None)
 
 
 def wait_for(run: Path) -> None:
-    """Wait for a run on this machine that may be about to start; raise a UserError if it does not start."""
+    """Wait for a run on this machine to start; raise a UserError if it does not start in time."""
     if (run / "journal.jsonl").exists() or not following.may_begin(run):
         return
     say(f"{run}: no training here yet; waiting up to {following.PATIENCE:.0f} s for one to start")
@@ -92,7 +91,7 @@ def _local_run(run: Path) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
 
 @contextmanager
 def _remote_run(run: Path, of: Coordinator) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
-    command = sent(following, of.host, of.ssh, of.python)
+    command = remote_command(following, of.host, of.ssh, of.python)
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     except OSError as error:
@@ -124,7 +123,6 @@ def _recipe(head: dict[str, str]) -> dict[str, Any]:
 
 
 def _ranks(head: dict[str, str]) -> tuple[str, bool]:
-    """Return the device type of the last start, and whether the ranks were threads."""
     try:
         start = json.loads(head["environment"])[-1]
         return "cpu" if start["hardware"]["device"] == "cpu" else "cuda", start.get("backend") == "threads"

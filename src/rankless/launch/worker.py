@@ -1,9 +1,8 @@
 """Run one rank of Rankless's launcher: ``python -m rankless.launch.worker JOB.json [PID [MEETING]]``.
 
-PID is the process id of the launcher. MEETING is the file at which the ranks of one machine meet; ranks on
-several machines meet at the address in the environment. This module sets up the process and fixes its
-instruction set before PyTorch is imported. Only rank 0 prints to standard output; all other output goes
-into logs.
+PID is the process ID of the launcher. MEETING is the file at which the ranks of one machine meet; ranks on
+several machines meet at the address in the environment. This module sets up the process and fixes the
+instruction set before PyTorch is imported.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from rankless.runs.journal import ending
 
 
 def main() -> int:
-    """Run the job in the file given as the first argument, and return the exit code."""
+    """Run the job file named on the command line, and return the exit code."""
     path = Path(sys.argv[1])
     job = read_job(path)
     rank = int(os.environ.get("RANK", "0"))
@@ -43,7 +42,7 @@ def main() -> int:
 
 
 def _init_process(job: Job, rank: int, launcher: int) -> int:
-    """Bind the process to its launcher, redirect its output to its log, and return the old stderr."""
+    """Set up the process, and return a duplicate of its original standard error."""
     screen = os.dup(2)
     die_with_parent(launcher)
     name_process(f"rank {rank}")

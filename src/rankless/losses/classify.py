@@ -1,7 +1,7 @@
 """Classification losses, summed over the images of a micro-batch: cross-entropy and focal loss.
 
-Targets are fractions of the classes, so mixed images need no special case. The losses are computed in
-float32, whatever the precision of the network.
+Targets are class fractions, so mixed images need no special case. The losses are computed in float32,
+regardless of the network's precision.
 """
 
 from __future__ import annotations
@@ -23,29 +23,20 @@ Options = loss_kinds.CrossEntropyLoss | loss_kinds.FocalLoss
 
 @dataclass(frozen=True)
 class ClassificationLoss:
-    """A classification loss function.
+    """A classification loss with one weight per class, or a weight of 1 if ``class_weights`` is None.
 
-    Attributes:
-        options: the recipe's loss options. For a mixed image, the focal loss uses the mean probability of the
-            classes, weighted by their fractions.
-        class_weights: weight of each class, length C; None means 1 for all classes.
+    For a mixed image, the focal loss uses the mean probability of its classes, weighted by their fractions.
     """
 
     options: Options = field(default_factory=loss_kinds.CrossEntropyLoss)
     class_weights: tuple[float, ...] | None = None
 
     def __call__(self, logits: Tensor, targets: Tensor) -> LossSum:
-        """Compute the loss of one micro-batch.
+        """Compute the loss of one micro-batch from ``logits`` (B, C) and class fractions ``targets`` (B, C).
 
-        Args:
-            logits: the outputs of the network, (B, C).
-            targets: fraction of each class, (B, C), where each row sums to 1.
-
-        Returns:
-            The sum over the images and the count, both scalars. The count is the number of images or, with
-            class weights, the total weight of the targets, so that the mean over a batch equals that of
-            torch's ``CrossEntropyLoss``. ``parts["top1"]`` is the fraction of correctly classified images
-            times the count. The correct class of a mixed image is the class with the largest fraction.
+        The count is the number of images or, with class weights, the total weight of the targets, so that the
+        mean over a batch equals that of torch's ``CrossEntropyLoss``. ``parts["top1"]`` is the accuracy times
+        the count, where the true class of a mixed image is the class with the largest fraction.
         """
         logits = logits.float()
         weights = None if self.class_weights is None else _on(logits.device, self.class_weights)
@@ -69,11 +60,7 @@ class ClassificationLoss:
 def from_recipe(
     options: loss_kinds.CrossEntropyLoss | loss_kinds.FocalLoss, counts: Sequence[int]
 ) -> ClassificationLoss:
-    """Return the loss function of a recipe, for data with ``counts`` training images per class.
-
-    Raises:
-        UserError: the class weights do not fit the data.
-    """
+    """Return a recipe's loss function for data with ``counts`` training images per class."""
     if problems := _misfits(options.class_weights, counts):
         raise UserError(problems)
     if options.class_weights == "balanced":
@@ -105,6 +92,6 @@ def _misfits(weights: str | Sequence[float], counts: Sequence[int]) -> list[str]
 
 @lru_cache(maxsize=8)
 def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
-    """Copy numbers to a device, and cache the result, because the host waits for each transfer."""
+    """Copy numbers to a device and cache the result, because every transfer blocks the host."""
     with torch.inference_mode(False):
         return torch.tensor(numbers, dtype=torch.float32, device=device)

@@ -14,29 +14,14 @@ _LEAST_GAP = 1e-6
 
 
 def cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Compute the elementwise binary cross-entropy.
-
-    Args:
-        logits: the logits, of any shape.
-        wanted: the targets in 0..1, of the same shape.
-
-    Returns:
-        The losses, of the same shape.
-    """
+    """Compute the elementwise binary cross-entropy with targets in 0..1."""
     return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
 
 
 def focal(logits: Tensor, present: Tensor, gamma: float, alpha: float | None = None) -> Tensor:
     """Compute the focal loss -α (1 - p)^γ log p for the probability p of the true class (Lin et al., 2017).
 
-    Args:
-        logits: the logits, of any shape.
-        present: whether the sample is positive, bool, of the same shape.
-        gamma: how strongly easy samples are down-weighted; 0 yields the cross-entropy.
-        alpha: weight of positives; the weight of negatives is 1 - α. None means a weight of 1 for both.
-
-    Returns:
-        The losses, of the same shape.
+    ``alpha`` is the weight of positives, and 1 - α the weight of negatives. With None, both weights are 1.
     """
     right = torch.where(present, logits, -logits)
     easy = F.logsigmoid(-right)  # log(1 - p)
@@ -46,17 +31,9 @@ def focal(logits: Tensor, present: Tensor, gamma: float, alpha: float | None = N
 def quality_focal(
     logits: Tensor, quality: Tensor, present: Tensor, gamma: float, alpha: float | None = None
 ) -> Tensor:
-    """Compute the quality focal loss |y - σ|^γ · cross-entropy(σ, y) (Li et al., 2020).
+    """Compute the quality focal loss |y - σ|^γ · cross-entropy(σ, y) for targets y (Li et al., 2020).
 
-    Args:
-        logits: the logits, of any shape.
-        quality: the targets y in 0..1, of the same shape.
-        present: whether the sample is positive, bool, of the same shape.
-        gamma: how strongly samples near their target are down-weighted; β in the paper.
-        alpha: see :func:`focal`.
-
-    Returns:
-        The losses, of the same shape.
+    γ is called β in the paper. For ``alpha``, see :func:`focal`.
     """
     gap = (logits.sigmoid() - quality).abs().clamp(min=_LEAST_GAP)
     return _weighed(gap.pow(gamma) * cross_entropy(logits, quality), present, alpha)

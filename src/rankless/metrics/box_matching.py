@@ -1,9 +1,9 @@
-"""Match detections with objects at an IoU of 0.5: by COCO's rule, by Pascal VOC's rule, or across classes.
+"""Match detections with objects at an IoU of 0.5.
 
 By COCO's rule (cocoapi's ``cocoeval``), each detection, in order of descending score, is matched with the
-object of its class with the largest IoU that is not matched yet. By Pascal VOC's rule (the devkit's
-``VOCevaldet``), it is matched with the object of its class with the largest IoU, and counts as wrong if that
-object is already matched with a better detection.
+unmatched object of its class with the largest IoU. By Pascal VOC's rule (the devkit's ``VOCevaldet``), it is
+matched with the object of its class with the largest IoU, and is wrong if that object already has a better
+detection. The confusion matrix also matches across classes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ImageBoxes:
 
     @property
     def same(self) -> NDArray[np.bool_]:
-        """Whether detection k has the class of object n and overlaps it enough to match; shape (K, N)."""
+        """A mask (K, N) of detections and objects with the same class and an IoU of at least 0.5."""
         near: NDArray[np.bool_] = (self.overlaps >= IOU) & (self.found[:, None] == self.labels)
         return near
 
@@ -66,7 +66,7 @@ class Matches:
         coco, pascal: ``WRONG``, ``RIGHT`` or ``IGNORED`` for each detection, by COCO's rule and by Pascal
             VOC's rule, (D,).
         truth_image, truth_label, truth_area: image number, label and area of each object, (T,).
-        truth_score: score of the matching detection by COCO's rule; −1 if there is none, (T,).
+        truth_score: score of the matching detection by COCO's rule, or −1 if there is none, (T,).
     """
 
     image: Integers
@@ -102,7 +102,7 @@ def image_boxes(truth: Truth, detections: Detections) -> ImageBoxes:
 
 
 def _place_in_class(labels: Integers) -> Integers:
-    """Return, for each of K entries, the number of earlier entries with the same label, (K,)."""
+    """Count the earlier entries with the same label, for each entry."""
     by_label = np.argsort(labels, kind="stable")
     sorted_labels = labels[by_label]
     first = np.searchsorted(sorted_labels, sorted_labels)
@@ -112,7 +112,6 @@ def _place_in_class(labels: Integers) -> Integers:
 
 
 def _overlaps(boxes: Floats, truths: Floats, crowd: NDArray[np.bool_]) -> Floats:
-    """Compute the overlaps (K, N) of detections and objects; see :attr:`ImageBoxes.overlaps`."""
     low = np.maximum(boxes[:, None, :2], truths[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], truths[None, :, 2:])
     inside = (high - low).clip(0).prod(2)  # (K, N)
@@ -124,7 +123,7 @@ def _overlaps(boxes: Floats, truths: Floats, crowd: NDArray[np.bool_]) -> Floats
 
 
 def match(images: Sequence[ImageBoxes]) -> Matches:
-    """Match the detections with the objects in all images, by COCO's rule and by Pascal VOC's rule."""
+    """Match the detections with the objects in all images by COCO's rule and by Pascal VOC's rule."""
     rows = [_of_image(number, each) for number, each in enumerate(images)]
     if not rows:
         empty, none = np.zeros(0, np.int64), np.zeros(0)
@@ -159,7 +158,7 @@ def _of_image(number: int, image: ImageBoxes) -> tuple[NDArray[np.generic], ...]
 
 
 def _candidates(image: ImageBoxes) -> Iterator[tuple[int, list[tuple[float, int]]]]:
-    """Yield each detection that can match objects, best first, with their overlaps and numbers."""
+    """Yield each detection that can match objects, best first, with the (IoU, index) of each object."""
     rows, columns = np.nonzero(image.same)
     overlaps = image.overlaps[rows, columns].tolist()
     groups: dict[int, list[tuple[float, int]]] = {}
@@ -169,14 +168,10 @@ def _candidates(image: ImageBoxes) -> Iterator[tuple[int, list[tuple[float, int]
 
 
 def confusion(images: Sequence[ImageBoxes], threshold: float, classes: int) -> Integers:
-    """Compute the confusion matrix of the classes and the background.
+    """Compute the confusion matrix (C + 1, C + 1): a row per true class, a column per predicted class.
 
     Pairs with an IoU above 0.5 are matched one to one, first within the same class, then by descending IoU.
-
-    Returns:
-        The counts, (C + 1, C + 1), with a row per class of the objects and a column per class of the
-        detections. The last row counts detections without an object, and the last column objects without a
-        detection.
+    The last row counts detections without an object, and the last column counts objects without a detection.
     """
     matrix = np.zeros((classes + 1, classes + 1), np.int64)
     for image in images:

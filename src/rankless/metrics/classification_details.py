@@ -1,4 +1,4 @@
-"""Compute the curves and the calibration of a classifier for the report."""
+"""The curves and the calibration that the report shows for a classifier."""
 
 from __future__ import annotations
 
@@ -15,17 +15,10 @@ BINS = 10
 
 
 def classification_details(probabilities: NDArray[np.float64], truth: NDArray[np.int64]) -> dict[str, Any]:
-    """Compute the details for the report from the predictions for a data set.
+    """Compute the details that the report shows from probabilities (N, C) and true classes (N,).
 
-    The predicted class is the most likely one, and the confidence is its probability.
-
-    Args:
-        probabilities: the predicted probabilities, (N, C), with N at least 1.
-        truth: the true classes, (N,).
-
-    Returns:
-        A JSON-compatible dict with ``images``; ``truths``, the number of images per class; ``thresholds``;
-        ``pr``, for each class against all others; and ``calibration``. See docs/report.md.
+    The predicted class is the most likely one, and its probability is the confidence. There must be at least
+    one image. The entries of the returned JSON-compatible dict are described in docs/report.md.
     """
     classes = probabilities.shape[1]
     answers, confidence = probabilities.argmax(1), probabilities.max(1)

@@ -62,7 +62,7 @@ def coco_scores(
     truths: Sequence[Truth | tuple[Tensor, Tensor]],
     class_names: Sequence[str],
 ) -> Scores:
-    """Score the detections in a data set.
+    """Compute COCO's twelve scores, and ``AP`` and ``AP50`` of each class under ``per_class``.
 
     Args:
         detections: the detections of each image, with boxes in pixels of the source image. As in cocoapi,
@@ -71,10 +71,10 @@ def coco_scores(
         class_names: one name per class id.
 
     Returns:
-        COCO's twelve scores: ``AP``, ``AP50`` and ``AP75``; ``APs``, ``APm`` and ``APl`` for small, medium
-        and large objects; the recalls ``AR1``, ``AR10`` and ``AR100`` with at most that many detections per
-        class and image; and ``ARs``, ``ARm`` and ``ARl`` with at most 100. ``per_class`` contains ``AP`` and
-        ``AP50`` by class name. Each score is in 0..1, or None if there is no ground truth.
+        ``AP``, ``AP50`` and ``AP75``; ``APs``, ``APm`` and ``APl`` for small, medium and large objects; the
+        recalls ``AR1``, ``AR10`` and ``AR100`` with at most that many detections per class and image; and
+        ``ARs``, ``ARm`` and ``ARl`` with at most 100. Each score is in 0..1, or None if there is no ground
+        truth.
     """
     if len(detections) != len(truths):
         raise ValueError(f"{len(detections)} predictions for {len(truths)} images")
@@ -96,7 +96,7 @@ def coco_scores(
 def _accumulate(
     outcomes: NDArray[np.int8], place: Integers, objects: Integers, precision: Floats, recall: Floats
 ) -> None:
-    """Fill in the precision and recall of one class, given its detections by descending score."""
+    """Fill in the precision and the recall of one class from its detections in order of descending score."""
     right, counted = outcomes == RIGHT, outcomes != IGNORED
     present = np.flatnonzero(objects)
     for column, most in enumerate(_MAX_DETECTIONS):
@@ -113,7 +113,7 @@ def _accumulate(
 
 
 def _summary(precision: Floats, recall: Floats, class_names: Sequence[str]) -> Scores:
-    """Average ``precision`` (10, C, 4) and ``recall`` (10, C, 4, 3), ignoring entries of −1 (no objects)."""
+    """Average ``precision`` (10, C, 4) and ``recall`` (10, C, 4, 3), ignoring −1 (no objects)."""
     every = precision[:, :, 0]
     scores: Scores = {
         "AP": _mean(every),
@@ -158,7 +158,7 @@ def _objects(truths: Sequence[Truth], classes: int) -> Objects:
 
 
 def _column(parts: Sequence[Tensor | None], sizes: Sequence[int], otherwise: float) -> Floats:
-    """Concatenate the values of all images; missing values are replaced with ``otherwise``."""
+    """Concatenate the values of all images, with ``otherwise`` in place of missing values."""
     columns = [
         np.full(size, otherwise) if part is None else part.double().numpy()
         for part, size in zip(parts, sizes, strict=True)
@@ -167,7 +167,7 @@ def _column(parts: Sequence[Tensor | None], sizes: Sequence[int], otherwise: flo
 
 
 def _boxes(images: Sequence[Detections] | Sequence[Truth], classes: int) -> tuple[Floats, Integers]:
-    """Return all boxes (N, 4) as x, y, width, height, and the number of each box's class and image (N,)."""
+    """Return all boxes (N, 4) as x, y, width, height, and the number of each box's class and image."""
     labels = [one.labels.numpy() for one in images]
     for image, each in enumerate(labels):
         for label in each[(each < 0) | (each >= classes)][:1]:

@@ -57,13 +57,13 @@ class Objects(NamedTuple):
 
 
 def in_ranges(areas: Floats) -> Flags:
-    """Return whether each area (N,) in square pixels is in each range of :data:`AREAS`, bool (N, 4)."""
+    """Return a mask (N, 4) of the ranges in :data:`AREAS` that contain each area (N,), in square pixels."""
     flags: Flags = (areas[:, None] >= _RANGES[:, 0]) & (areas[:, None] <= _RANGES[:, 1])
     return flags
 
 
 def places(group: Integers) -> Integers:
-    """Return the number of earlier entries in the same group, for each entry of the sorted ``group`` (N,)."""
+    """Count the earlier entries in the same group, for each entry of the sorted ``group`` (N,)."""
     return np.arange(len(group)) - np.searchsorted(group, group)
 
 
@@ -100,7 +100,7 @@ def _match(
     outcomes: NDArray[np.int8],
     taken: Flags,
 ) -> None:
-    """Match detections with objects, given the index pairs ``rows`` and ``columns``."""
+    """Match detections and objects, given the indices ``rows`` and ``columns`` of candidate pairs."""
     iou = _iou(found.boxes[rows], objects.boxes[columns], objects.crowd[columns])
     near = iou >= IOUS[0]
     rows, columns, iou = rows[near], columns[near], iou[near]
@@ -124,7 +124,7 @@ def _match(
 
 
 def _iou(boxes: Floats, objects: Floats, crowd: Flags) -> Floats:
-    """Compute the IoU of pairs (P,) or, for a crowd, the fraction of the box inside it."""
+    """Compute the IoU of pairs or, for a crowd, the fraction of the box inside it."""
     low = np.maximum(boxes[:, :2], objects[:, :2])
     high = np.minimum(boxes[:, :2] + boxes[:, 2:], objects[:, :2] + objects[:, 2:])
     inside = (high - low).clip(0).prod(1)

@@ -1,4 +1,4 @@
-"""Compute precision and recall curves, and Pascal VOC's average precision."""
+"""Precision and recall curves, and Pascal VOC's average precision."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ThresholdCurve:
     at_best: tuple[float, float, float]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the curve as plain data."""
+        """Return the curve as a JSON-compatible dict."""
         curves = {"precision": self.precision, "recall": self.recall, "f1": self.f1}
         return {
             "best": self.best,
@@ -44,10 +44,7 @@ class ThresholdCurve:
 def threshold_curve(scores: Floats, right: NDArray[np.bool_], truths: int) -> ThresholdCurve:
     """Compute precision, recall and F1 as functions of the score threshold.
 
-    Args:
-        scores: scores of the predictions in 0..1, (D,).
-        right: whether the predictions are correct, (D,).
-        truths: number of ground-truth objects or images, at least 1.
+    ``right`` marks the correct predictions, and ``truths`` is the number of objects or images, at least 1.
     """
     order = np.argsort(-scores, kind="stable")
     falling, hits = scores[order], np.cumsum(right[order])
@@ -82,14 +79,14 @@ def interpolated(precision: Floats, recall: Floats) -> Floats:
 
 
 def rounded(values: Floats, digits: int = 5) -> list[float | None]:
-    """Return the rounded values as a JSON-compatible list, with None in place of NaN."""
+    """Round the values for JSON, with None in place of NaN."""
     return [None if value != value else round(value, digits) for value in values.tolist()]
 
 
 def voc_average_precision(precision: Floats, recall: Floats) -> tuple[float, float]:
-    """Compute Pascal VOC's AP at 11 recalls (VOC 2007) and at all points (VOC 2010 and later).
+    """Compute Pascal VOC's AP at 11 recalls (VOC 2007) and at all recalls (VOC 2010 and later).
 
-    ``precision`` (D,) and ``recall`` (D,) are the results of :func:`precision_recall`.
+    The arguments are the results of :func:`precision_recall`.
     """
     if not len(recall):
         return 0.0, 0.0

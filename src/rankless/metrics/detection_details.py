@@ -1,4 +1,4 @@
-"""Compute the details that the report of a detector shows in addition to COCO's scores, at an IoU of 0.5."""
+"""The details that the report shows for a detector in addition to COCO's scores, at an IoU of 0.5."""
 
 from __future__ import annotations
 
@@ -27,12 +27,9 @@ Integers = NDArray[np.int64]
 
 
 def detection_details(images: Sequence[ImageBoxes], classes: int) -> tuple[dict[str, Any], Matches]:
-    """Compute the details for the report from the detections in a data set.
+    """Match the detections in a data set, and compute the details that the report shows.
 
-    Returns:
-        A JSON-compatible dict, and the matches. The dict contains ``images``, ``iou``, ``truths`` and, if
-        there are objects, ``thresholds``, ``pr``, ``at_best``, ``pascal``, ``sizes`` and ``confusion``. See
-        docs/report.md.
+    The first result is a JSON-compatible dict, whose entries are described in docs/report.md.
     """
     matches = match(images)
     truths = np.bincount(matches.truth_label, minlength=classes)
@@ -49,7 +46,7 @@ def detection_details(images: Sequence[ImageBoxes], classes: int) -> tuple[dict[
 
 
 def _by_class(matches: Matches, truths: Integers, threshold: float) -> dict[str, Any]:
-    """Compute the precision–recall curve, Pascal VOC's AP, and precision and recall at the threshold."""
+    """Compute the entries ``pr``, ``pascal`` and ``at_best``."""
     curves: list[list[float | None] | None] = [None] * len(truths)
     pascal: list[tuple[float, float] | None] = [None] * len(truths)
     at_best: list[list[float | None] | None] = [None] * len(truths)
@@ -94,7 +91,7 @@ def most_frequent(truths: Integers) -> list[int]:
 
 
 def confusion_entry(matrix: Integers) -> dict[str, Any]:
-    """Return the matrix or, for many classes, the most frequent confusions as (truth, prediction, count)."""
+    """Return the confusion matrix or, with many classes, the most frequent (truth, prediction, count)."""
     if len(matrix) <= MOST_CONFUSED + 1:
         return {"confusion": matrix.tolist()}
     off = matrix - np.diag(np.diag(matrix))

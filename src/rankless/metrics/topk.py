@@ -1,4 +1,4 @@
-"""Compute the accuracy, scores per class and confusion matrix of a classifier."""
+"""The accuracy, per-class scores and confusion matrix of a classifier."""
 
 from __future__ import annotations
 
@@ -17,23 +17,18 @@ MOST_CONFUSED = 100
 
 
 def score_names(classes: int) -> tuple[str, ...]:
-    """Return the names of the scores that :func:`topk_scores` computes, given the number of classes."""
+    """Return the names of the scores that :func:`topk_scores` computes."""
     return ("top1", *(("top5",) if classes > 5 else ()), "nll", "precision", "recall", "f1")
 
 
 def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence[str]) -> Scores:
-    """Score the predictions for a data set.
+    """Score log-probabilities (N, C) against the true classes ``labels`` (N,).
 
     Classes with equal probabilities are ranked by class id.
 
-    Args:
-        log_probabilities: natural logarithms of the probabilities, (N, C).
-        labels: the true classes, int64, (N,).
-        class_names: one name per class, length C.
-
     Returns:
         ``top1``; ``top5`` if there are more than five classes; ``nll``, the mean of -log p of the true class,
-        None if it is infinite; ``precision``, ``recall`` and ``f1``, means over the classes that occur;
+        or None if it is infinite; ``precision``, ``recall`` and ``f1``, means over the classes that occur;
         ``per_class``, with ``precision``, ``recall``, ``f1`` and ``support`` (number of images) by class
         name; and ``confusion``, (C, C), with a row per true class and a column per predicted class. The
         precision of a class that is never predicted is 0. Recall and F1 of a class that never occurs are

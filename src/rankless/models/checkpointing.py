@@ -1,6 +1,6 @@
 """Activation checkpointing: blocks store only their inputs and are recomputed in the backward pass.
 
-The results are bitwise identical: PyTorch restores the random state and the autocast settings for the
+The results are bitwise identical. PyTorch restores the random state and the autocast settings for the
 recomputation, and running statistics are read before it (:mod:`rankless.engine.statistics`).
 """
 
@@ -23,7 +23,7 @@ _LISTS = (nn.ModuleList, nn.ModuleDict)
 def checkpoint_activations(model: nn.Module) -> int:
     """Make a model recompute its blocks in the backward pass, and return the number of blocks.
 
-    Names and state dicts do not change. If gradients are disabled, nothing is recomputed.
+    Names and state dicts do not change. Without gradients, nothing is recomputed.
     """
     found = [*blocks(model)]
     for block in found:
@@ -40,7 +40,7 @@ def checkpoint_activations(model: nn.Module) -> int:
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the outermost blocks of a module.
 
-    A block is a member of a list that has several layers, or a sequence of single layers.
+    A block is either a list member with several layers or a sequence of single layers.
     """
     for child in module.children():
         if not any(True for _ in child.children()):
@@ -62,7 +62,6 @@ def _is_flat(module: nn.Module) -> bool:
 
 
 def _contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """Return contexts for the first computation, which already runs in autocast, and for the second."""
     first, second = recomputation_contexts()
     return first, _with_kernels(second)
 
@@ -74,8 +73,6 @@ def _with_kernels(context: AbstractContextManager[object]) -> Iterator[None]:
 
 
 class _Checkpointed:
-    """A replacement for a block's ``forward`` that recomputes it in the backward pass."""
-
     def __init__(self, block: nn.Module) -> None:
         self.name = type(block).__name__
         self.forward = block.forward

@@ -24,12 +24,9 @@ _ACTIVATIONS: dict[type[nn.Module], Callable[[Any], tuple[str, list[float]]]] = 
 def fold_batch_norms(model: nn.Module, dtype: torch.dtype) -> bool:
     """Replace the convolution and the batch norm in each :class:`ConvBlock` with one convolution, in place.
 
-    The model computes the same function except for rounding. On a CPU with oneDNN, the convolution also
-    applies the activation. Models with many small layers need a third less time.
-
-    Args:
-        model: a model in evaluation mode.
-        dtype: dtype of the folded weights; if it is the dtype of autocast, no conversions are needed.
+    The model, which must be in evaluation mode, computes the same function except for rounding. On a CPU with
+    oneDNN, the convolution also applies the activation. Models with many small layers become a third faster.
+    ``dtype`` should be the dtype of autocast, so that no conversions are needed.
 
     Returns:
         Whether oneDNN computes all layers with weights in ``dtype``. Then the result does not depend on the
@@ -59,7 +56,7 @@ def _fold(block: ConvBlock, dtype: torch.dtype) -> None:
 
 
 def _is_fusible(conv: nn.Conv2d, activation: nn.Module, dtype: torch.dtype) -> bool:
-    """Check whether oneDNN computes a convolution correctly in a dtype; see ``hardware.convolutions``."""
+    """Check whether oneDNN computes a convolution correctly in a dtype (see ``hardware.convolutions``)."""
     if conv.weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     multiplies = conv.groups > 1 and conv.weight.shape[1] == 1 and conv.out_channels > conv.groups
@@ -81,7 +78,6 @@ class _Fused(nn.Module):
         self._others = bias, *self._sides, *_ACTIVATIONS[type(activation)](activation), ""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C, H, W) to (B, channels, H / stride, W / stride)."""
         if not self._is_packed:  # to oneDNN's layout for this input size; for other sizes, oneDNN converts it
             self._weight = torch.ops.mkldnn._reorder_convolution_weight(self._weight, *self._sides, x.shape)
             self._is_packed = True

@@ -31,7 +31,6 @@ class Elementwise(nn.Module):
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the function to each element of a tensor of any shape."""
         return self.function(x)
 
 
@@ -77,14 +76,8 @@ def activate(name: Activation) -> nn.Module:
 class ConvBlock(nn.Module):
     """A convolution followed by batch norm and an activation.
 
-    Args:
-        channels_in, channels: channels of the input and of the output.
-        kernel: side length of the kernel in pixels.
-        stride: stride of the convolution, which divides the resolution.
-        activation: name of the activation.
-        norm: whether to use batch norm; without it, the convolution has a bias.
-        groups, dilation: groups and dilation of the convolution.
-        padding: padding in pixels on each side; None means half of the kernel times the dilation.
+    Without batch norm, the convolution has a bias. By default, the ``padding`` in pixels on each side is half
+    of the kernel times the dilation.
     """
 
     def __init__(
@@ -117,11 +110,8 @@ class ConvBlock(nn.Module):
 class PaddedPool(nn.Module):
     """Max pooling with asymmetric padding, as in Darknet's ``[maxpool]``.
 
-    With ``size=2 stride=1``, it adds a row at the bottom and a column on the right to keep the resolution.
-
-    Args:
-        size, stride: size and stride of the window.
-        padding: total padding in pixels, with the smaller half on the left and top.
+    ``padding`` is the total in pixels, with the smaller half on the left and top. A padding of 1 adds a row
+    at the bottom and a column on the right.
     """
 
     def __init__(self, size: int, stride: int, padding: int) -> None:
@@ -136,7 +126,7 @@ class PaddedPool(nn.Module):
 
 
 def max_pool(size: int, stride: int, padding: int) -> nn.Module:
-    """Build the fastest module that computes Darknet's ``[maxpool]``, for inputs with even sides."""
+    """Build the fastest module that computes Darknet's ``[maxpool]`` for inputs with even sides."""
     if size == stride == 2 and padding <= 1:
         return nn.MaxPool2d(2, 2)  # the padding matters only for odd sides
     if padding == size - 1 and padding % 2 == 0:
@@ -147,13 +137,9 @@ def max_pool(size: int, stride: int, padding: int) -> nn.Module:
 class Involution(nn.Module):
     """An involution (Li et al., 2021, "Involution: Inverting the Inherence of Convolution").
 
-    Each pixel of the output is a weighted sum of its neighborhood, and the weights are computed from the
-    pixel. A 1×1 convolution to C/4 channels with batch norm and ReLU, followed by a 1×1 convolution, computes
-    size² weights per group of 16 channels.
-
-    Args:
-        channels: channels of the input and of the output.
-        size: side length of the neighborhood in pixels, which is odd.
+    Each output pixel is a weighted sum of its neighborhood of ``size`` × ``size`` pixels (``size`` is odd).
+    The weights, which are shared by groups of 16 channels, are computed from the pixel: by a 1×1 convolution
+    to C/4 channels with batch norm and ReLU, and another 1×1 convolution.
     """
 
     def __init__(self, channels: int, size: int) -> None:
@@ -165,19 +151,9 @@ class Involution(nn.Module):
         self.span = nn.Conv2d(squeezed, size * size * self.groups, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C, H, W) to the weighted sums (B, C, H, W)."""
         batch, channels, height, width = x.shape
         kernels = self.span(self.reduce(x)).view(batch, self.groups, 1, self.size**2, height, width)
         around = F.unfold(x, self.size, padding=self.size // 2).to(kernels.dtype)  # (B, C * size², H * W)
         around = around.view(batch, self.groups, channels // self.groups, self.size**2, height, width)
         mixed: Tensor = (kernels * around).sum(3).view(batch, channels, height, width)
         return mixed.contiguous(memory_format=torch.channels_last)
-
-
-def upsample(x: Tensor, factor: int = 2) -> Tensor:
-    """Upsample (B, C, H, W) to (B, C, factor · H, factor · W), repeating every pixel factor² times.
-
-    The nearest-neighbor kernels are deterministic even on CUDA, because one thread adds the gradients of each
-    input pixel in a fixed order. The bilinear kernels use atomic additions. channels_last is preserved.
-    """
-    return F.interpolate(x, scale_factor=float(factor), mode="nearest")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,13 +24,9 @@ class Listed:
     """An entry in the list of models.
 
     Attributes:
-        name: the value of ``model.name`` in a recipe.
-        task: ``detect`` or ``classify``.
         classes: number of classes that the model was published for.
         size: published (height, width) of the input in pixels.
-        parameters: number of learned parameters.
         gflops: operations per image, in 10⁹; a multiply-accumulate counts as two.
-        source: the paper or the origin of the model.
     """
 
     name: str
@@ -47,7 +44,6 @@ class _Whole(nn.Module):
         self.detector: Any = spec.build(classes)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict boxes (B, P, 4) and scores (B, P, C) for images (B, 3, H, W)."""
         boxes, scores = self.detector.decode(self.detector(images))
         return boxes, scores
 
@@ -57,15 +53,18 @@ def listed_detector(name: str) -> Listed:
     spec, published = zoo.spec(model_kinds.Model(name=name)), MODELS[name]
     if isinstance(published, TransformersModel):
         parameters, gflops = published.parameters, published.gflops
-        return Listed(name, "detect", published.classes, spec.size, parameters, gflops, published.source)
-    parameters, gflops = parameters_and_gflops(partial(_Whole, spec, published.classes), spec.size)
+    else:
+        parameters, gflops = parameters_and_gflops(partial(_Whole, spec, published.classes), spec.size)
     return Listed(name, "detect", published.classes, spec.size, parameters, gflops, published.source)
 
 
+def listed_classifier(name: str) -> Listed:
+    """Return the list entry of a classifier."""
+    known = CLASSIFIERS[name]
+    size, source = (known.side, known.side), known.source.partition(", arXiv")[0]
+    return Listed(name, "classify", known.classes, size, known.parameters, known.gflops, source)
+
+
 def listed() -> Iterator[Listed]:
-    """Yield the entries of all detectors, then of all classifiers."""
-    yield from map(listed_detector, MODELS)
-    for name, known in CLASSIFIERS.items():
-        size = (known.side, known.side)
-        source = known.source.partition(", arXiv")[0]
-        yield Listed(name, "classify", known.classes, size, known.parameters, known.gflops, source)
+    """Return an iterator over the entries of all detectors, then of all classifiers."""
+    return chain(map(listed_detector, MODELS), map(listed_classifier, CLASSIFIERS))

@@ -8,9 +8,7 @@ from rankless.errors import UserError
 def problem(task: str, name: str) -> str | None:
     """Return an error message if a task has no model with the given name, otherwise None.
 
-    Args:
-        task: ``detect``, ``classify``, or a custom task, whose model names are not checked.
-        name: the value of ``model.name``.
+    The model names of custom tasks are not checked.
     """
     try:
         if task == "detect":

@@ -35,9 +35,7 @@ class PublishedFile:
             for torchvision, ``timm/MODEL.TAG`` for timm.
         models: values of ``model.name`` that the file fits. A model's default is the first file listed for
             it.
-        source: a URL with a checksum, or a file on the Hugging Face Hub.
         score: the published score and the data set it was measured on.
-        license: the license according to the publisher.
         categories: class names; empty if they were not published with the file.
     """
 
@@ -57,7 +55,7 @@ class PublishedFile:
 
     @property
     def checked_by(self) -> str:
-        """A description of the checksum that verifies the file."""
+        """The kind of checksum that verifies the file, for messages."""
         if not isinstance(self.source, Offer):
             return "the Hub's SHA-256"
         if not self.source.digest:
@@ -65,7 +63,7 @@ class PublishedFile:
         return f"{self.source.checksum}{', first digits' if self.source.is_short else ''}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the file's description as plain data."""
+        """Return the description of the file as a JSON-compatible dict."""
         offer = self.source if isinstance(self.source, Offer) else Offer("")
         return {
             "name": self.name,
@@ -97,11 +95,7 @@ def all_of_timm(matches: Callable[[str], bool]) -> Iterator[PublishedFile]:
 
 
 def named(name: str) -> PublishedFile:
-    """Return the file with the given name, or the default file of the model with that name.
-
-    Raises:
-        UserError: there is no such file.
-    """
+    """Return the file with the given name, or the default file of the model with that name."""
     if name.startswith(TIMM):
         timm_facts(name.removeprefix(TIMM))  # refuses unknown names
         return _of_timm(name.removeprefix(TIMM))
@@ -123,13 +117,7 @@ def named(name: str) -> PublishedFile:
 def asked_for(pretrained: str, model: str, *, is_cfg: bool = False) -> PublishedFile | None:
     """Return the published file that ``model.pretrained`` names, or None if it does not name one.
 
-    Args:
-        pretrained: the value of ``model.pretrained``.
-        model: the value of ``model.name``; empty if the model is not in the zoo.
-        is_cfg: whether a cfg file describes the network.
-
-    Raises:
-        UserError: there is no such file, or it does not fit the model.
+    ``model`` is the value of ``model.name``; it is empty if the model is not in the zoo.
     """
     try:
         if pretrained == "timm":
@@ -138,7 +126,7 @@ def asked_for(pretrained: str, model: str, *, is_cfg: bool = False) -> Published
             return named(TIMM + model.removeprefix(TIMM))
         if pretrained == PUBLISHED:
             if is_cfg or not model:
-                raise UserError("the network is your own; expected a file, such as published/yolov4.conv.137")
+                raise UserError("a custom network needs a file, such as published/yolov4.conv.137")
             return named(model)
         if not pretrained.startswith(f"{PUBLISHED}/"):
             return None
@@ -173,7 +161,7 @@ def prefetch(model: ModelKeys) -> None:
         if (width := getattr(model, "width", 1.0)) != 1:
             raise UserError(
                 f"model.pretrained is '{model.pretrained}', but model.width is {width:g}; published weights "
-                "need 1; set model.width=1, or remove model.pretrained"
+                "have a width of 1; set model.width=1, or remove model.pretrained"
             )
         fetch(wanted)
 

@@ -13,15 +13,9 @@ _SHAPE_PRESERVING = (nn.BatchNorm2d, nn.ReLU, nn.LeakyReLU, nn.SiLU, nn.Mish, nn
 
 
 def parameters_and_gflops(build: Callable[[], nn.Module], size: tuple[int, int]) -> tuple[int, float]:
-    """Count the parameters and the GFLOPs per image.
+    """Count a network's parameters, and its GFLOPs per image of ``size`` (height, width).
 
-    Args:
-        build: function that builds the network.
-        size: (height, width) of the input in pixels.
-
-    Returns:
-        The number of parameters, and the operations in convolutions and matrix products in 10⁹, where a
-        multiply-accumulate counts as two.
+    Only convolutions and matrix products count, and a multiply-accumulate counts as two operations.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -37,12 +31,7 @@ def parameters_and_gflops(build: Callable[[], nn.Module], size: tuple[int, int])
 
 
 def convolution_outputs(build: Callable[[], nn.Module], size: tuple[int, int]) -> list[int]:
-    """Count the output values of each convolution for one image.
-
-    Args:
-        build: function that builds the network.
-        size: (height, width) of the input in pixels.
-    """
+    """Count the output values of each convolution for one image of ``size`` (height, width)."""
     with torch.device("meta"):
         model = build().eval()
     counts: list[int] = []
@@ -61,15 +50,7 @@ Layer = tuple[str, str, str, int]
 
 
 def layers(build: Callable[[], nn.Module], size: tuple[int, int]) -> tuple[list[Layer], int]:
-    """List the layers of a network in the order of computation.
-
-    Args:
-        build: function that builds the network.
-        size: (height, width) of the input in pixels.
-
-    Returns:
-        The layers, and the number of parameters of the network.
-    """
+    """List the layers of a network in the order of computation, and count its parameters."""
     with torch.device("meta"):
         model = build().eval()
     found: list[Layer] = []

@@ -25,13 +25,7 @@ MODELS: dict[str, Published] = {name: one for models, _ in _FAMILIES for name, o
 def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys | None = None) -> DetectorSpec:
     """Return the specification of a recipe's detector.
 
-    Args:
-        model: the recipe's ``model``. Before the detector is built, ``anchors`` must be resolved to
-            ``default`` or pairs.
-        loss: the recipe's ``loss``; by default, the published loss.
-
-    Raises:
-        UserError: there is no such detector, or its options are invalid.
+    Before the detector is built, ``model.anchors`` must be resolved to ``default`` or pairs.
     """
     loss = model_kinds.loss_of(model, loss)
     if isinstance(model, model_kinds.YoloModel) and model.cfg:
@@ -43,16 +37,9 @@ def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys | None = None) 
 
 
 def build(model: model_kinds.ModelKeys, classes: int, loss: loss_kinds.LossKeys | None = None) -> nn.Module:
-    """Return a :class:`~rankless.models.detectors.protocol.Detector` on the CPU.
+    """Build a :class:`~rankless.models.detectors.protocol.Detector` on the CPU.
 
     The weights are initialized with torch's global generator.
-
-    Args:
-        model, loss: see :func:`spec`.
-        classes: number of classes.
-
-    Raises:
-        UserError: there is no such detector, its options are invalid, or there are no classes.
     """
     if classes < 1:
         raise UserError(
@@ -62,7 +49,6 @@ def build(model: model_kinds.ModelKeys, classes: int, loss: loss_kinds.LossKeys 
 
 
 def check_name(name: str) -> None:
-    """Raise an error if there is no detector with the given name."""
     if name in MODELS or name == transformers.CUSTOM:
         return
     if name in CLASSIFIERS or name.startswith(TIMM):

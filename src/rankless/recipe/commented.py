@@ -30,8 +30,7 @@ def commented(head: Iterable[str], settings: Iterable[Setting]) -> str:
     section: list[str] = []
     for setting in settings:
         *sections, name = setting.key.split(".")
-        shared = next((n for n, (a, b) in enumerate(zip(section, sections, strict=False)) if a != b), None)
-        known = min(len(section), len(sections)) if shared is None else shared
+        known = next(n for n in range(len(sections), -1, -1) if section[:n] == sections[:n])
         if not known:
             lines.append("")
         lines += [f"{'  ' * level}{sections[level]}:" for level in range(known, len(sections))]

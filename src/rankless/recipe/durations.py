@@ -7,25 +7,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 
-def epochs_of(duration: int | str) -> Fraction | None:
-    """Return a duration in epochs, or None for a duration in steps or percent."""
-    number, unit = _parts(duration)
-    return number if unit.startswith("epoch") else None
-
-
 @dataclass(frozen=True)
 class RunLength:
-    """The length of a run, with conversions of durations to steps.
-
-    Attributes:
-        epochs: passes over the training images.
-        images: number of training images.
-        batch: number of images per step.
-    """
+    """The length of a run, with conversions of durations to steps."""
 
     epochs: int
     images: int
-    batch: int
+    batch: int  # number of images per step
 
     @property
     def steps(self) -> int:
@@ -54,9 +42,9 @@ class RunLength:
         For whole epochs, only ``epoch`` is compared, because an epoch may end in the middle of a step.
         ``epoch`` and ``step`` count from 0; by default, ``step`` is the first of the epoch.
         """
-        epochs = epochs_of(duration)
-        if epochs is not None and epochs.denominator == 1:
-            return epoch >= self.epochs - epochs
+        number, unit = _parts(duration)
+        if unit.startswith("epoch") and number.denominator == 1:
+            return epoch >= self.epochs - number
         step = epoch * self.images // self.batch if step is None else step
         return step >= self.steps - self.exact(duration)
 

@@ -24,12 +24,7 @@ config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 @dataclass(frozen=True)
 class Only:
-    """Declares that a recipe key has an effect only if another key has certain values.
-
-    Attributes:
-        key: dotted path of the other key.
-        values: the values with which the declared key has an effect.
-    """
+    """Declares that a recipe key has an effect only if another key has certain values."""
 
     key: str
     values: tuple[str | int, ...]
@@ -40,14 +35,10 @@ class Reads:
     """Declares which built-in tasks read a recipe key after training.
 
     A section's declaration applies to its keys. Keys without a declaration are read by training and scoring.
-
-    Attributes:
-        scoring: tasks that read the key when a trained model is scored.
-        predicting: tasks that read the key when a trained model predicts.
     """
 
-    scoring: tuple[str, ...] = ()
-    predicting: tuple[str, ...] = ()
+    scoring: tuple[str, ...] = ()  # tasks that read the key when a trained model is scored
+    predicting: tuple[str, ...] = ()  # tasks that read the key when a trained model predicts
 
 
 BUILT_IN_TASKS = ("detect", "classify")
@@ -130,10 +121,6 @@ def _plain_steps(duration: int | str) -> int | str:
     return duration
 
 
-def _with_unit(duration: int | str) -> str:
-    return f"{duration} steps" if isinstance(duration, int) else duration
-
-
 def _text(pattern: str, about: str) -> Any:
     return Field(strict=True, pattern=pattern, description=about)
 
@@ -149,7 +136,11 @@ Minutes = Annotated[
     _text(r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*) ?min$", "minutes as in '10 min'"),
 ]
 # A bare number means steps; it is recorded with the unit, because older recipes recorded bare epochs.
-_RECORDED = PlainSerializer(_with_unit, return_type=str, when_used="json")
+_RECORDED = PlainSerializer(
+    lambda duration: f"{duration} steps" if isinstance(duration, int) else duration,
+    return_type=str,
+    when_used="json",
+)
 Duration = Annotated[CountOrZero | _IN_UNITS_OR_0, AfterValidator(_plain_steps), _RECORDED]
 Period = Annotated[Count | _IN_UNITS, AfterValidator(_plain_steps), _RECORDED]
 
@@ -167,26 +158,22 @@ _ONE_STEP = RunLength(1, 1, 1)
 Milestones = Annotated[tuple[Period, ...], AfterValidator(_rising)]
 
 
-def clash(sentence: str, *keys: str) -> PydanticCustomError:
-    """Return an error about values that are valid by themselves but contradict each other.
-
-    ``keys`` are the dotted paths of the values, the wrong one first.
-    """
-    return PydanticCustomError("clash", "{sentence}", {"sentence": sentence, "keys": keys})
-
-
 def get(value: Any, key: str, default: Any) -> Any:
     """Return the value of a key in a section, which is an instance or a mapping."""
     return value.get(key, default) if isinstance(value, Mapping) else getattr(value, key, default)
 
 
 def given(section: Any) -> Mapping[str, Any]:
-    """Return the values given in a section; for an instance, those that differ from the defaults."""
+    """Return the keys and values of a mapping, or the name and the non-default values of an instance."""
     if isinstance(section, Mapping):
         return section
     known = getattr(section, "__pydantic_fields__", {}).items()
     defaults = {name: one.get_default(call_default_factory=True) for name, one in known}
-    return {name: getattr(section, name) for name in defaults if getattr(section, name) != defaults[name]}
+    return {
+        name: getattr(section, name)
+        for name, default in defaults.items()
+        if name == "name" or getattr(section, name) != default
+    }
 
 
 def by_tag(union: Any) -> dict[str, Any]:

@@ -6,19 +6,26 @@ The keys depend on the task and on the kinds of ``model`` and ``loss``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
-from typing import Annotated, Any, NamedTuple, TypeVar
+from itertools import islice
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import is_pydantic_dataclass
 
-from rankless.recipe.fields import BUILT_IN_TASKS, FREE, SCORING, Only, Reads, get
+from rankless.recipe.fields import BUILT_IN_TASKS, FREE, SCORING, Only, Reads, get, given
 from rankless.recipe.loss_kinds import LOSSES, LossKeys, loss_kind
 from rankless.recipe.model_kinds import MODELS, ModelKeys, losses_of, model_kind
 
 KeyPath = tuple[str, ...]
 """Keys from the outermost to the innermost: ``("optim", "lr")``."""
+
+Flat = dict[KeyPath, Any]
+"""The values of a recipe by path."""
+
+MOST_KEYS = 1000
+_DEEPEST = 20
 
 KINDS: Mapping[str, Mapping[str, type[ModelKeys] | type[LossKeys]]] = {"model": MODELS, "loss": LOSSES}
 """Maps the sections ``model`` and ``loss`` to their classes, keyed by tag."""
@@ -30,8 +37,6 @@ SHORTHANDS: Mapping[KeyPath, str] = {
 }
 """Maps each section that may be given as a single value to the key that the value sets."""
 
-_Mark = TypeVar("_Mark", Only, Reads)
-
 
 class Kinds(NamedTuple):
     """The task and the tags of model and loss, which determine the keys of a recipe."""
@@ -41,34 +46,28 @@ class Kinds(NamedTuple):
     loss: str
 
     @classmethod
-    def of(cls, task: Any, model: Any, loss: Any) -> Kinds:
-        """Return the kinds of these sections, which are instances or mappings.
+    def of(cls, recipe: Any) -> Kinds:
+        """Return the kinds of a recipe, which is an instance or a mapping.
 
         A loss that the model does not support counts as the model's published one.
         """
+        model, loss = get(recipe, "model", {}), loss_kind(get(recipe, "loss", {}))
         known = losses_of(model)
-        return cls(str(task), model_kind(model), name if (name := loss_kind(loss)) in known else known[0])
+        task = str(get(recipe, "task", "detect"))
+        return cls(task, model_kind(model), loss if loss in known else known[0])
 
 
 @dataclass(frozen=True, eq=False)
 class Key:
-    """A recipe key with a value, that is, not a section.
+    """A recipe key that has a value and is not a section."""
 
-    Attributes:
-        path: path from the recipe's root.
-        section: the class that declares the key.
-        field: pydantic's field: type, limits, default.
-        declared: annotations of the key and of its sections, such as :class:`Only`.
-    """
-
-    path: KeyPath
+    path: KeyPath  # path from the recipe's root
     section: type
-    field: Any
-    declared: tuple[Any, ...]
+    field: Any  # pydantic's field: type, limits, default
+    declared: tuple[Any, ...]  # annotations of the key and of its sections, such as :class:`Only`
 
     @property
     def default(self) -> Any:
-        """The value of the key if the recipe omits it."""
         return self.field.default
 
     @property
@@ -91,11 +90,12 @@ class Key:
         """The tasks that read the key after training."""
         return next((one for one in self.declared if isinstance(one, Reads)), SCORING)
 
-    def schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of the key's values."""
+    @property
+    def values(self) -> TypeAdapter[Any]:
+        """The type of the key's values."""
         about = Field(description=self.field.description)
         kind: Any = Annotated[self.field.annotation, *self.field.metadata, about]
-        return TypeAdapter(kind).json_schema()
+        return TypeAdapter(kind)
 
 
 @cache
@@ -115,9 +115,9 @@ def leaves(recipe: type, kinds: Kinds | None = None) -> dict[KeyPath, Key]:
 
 
 @cache
-def sections(recipe: type) -> dict[KeyPath, tuple[str, ...]]:
-    """Map every section's path to its keys in all kinds; the recipe itself has the path ``()``."""
-    walked = [*_walk(recipe, (), None, ())]
+def sections(recipe: type, kinds: Kinds | None = None) -> dict[KeyPath, tuple[str, ...]]:
+    """Map every section's path to its keys; the recipe itself has the path ``()``."""
+    walked = [*_walk(recipe, (), kinds, ())]
     outer = [path for path, one in walked if not isinstance(one, Key)]
     return {path: tuple(dict.fromkeys(p[-1] for p, _ in walked if p and p[:-1] == path)) for path in outer}
 
@@ -130,20 +130,17 @@ def classes(recipe: type) -> list[type]:
 def _walk(
     section: type, at: KeyPath, kinds: Kinds | None, declared: tuple[Any, ...]
 ) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield the path and class of every section, and the path and :class:`Key` of every key, in each kind."""
+    """Yield each section's path and class, and each key's path and :class:`Key`."""
     yield at, section
     for name, field in section.__pydantic_fields__.items():  # type: ignore[attr-defined]
-        path, beside = (*at, name), (*field.metadata, *declared)
+        path, own = (*at, name), (*field.metadata, *declared)
+        inner: list[Any] = [field.annotation] if is_pydantic_dataclass(field.annotation) else []
         if name in KINDS and not at:
-            classes: list[Any] = [
-                one for tag, one in KINDS[name].items() if not kinds or tag == getattr(kinds, name)
-            ]
-        else:
-            classes = [field.annotation] if is_pydantic_dataclass(field.annotation) else []
-        for one in classes:
-            yield from _walk(one, path, kinds, beside)
-        if not classes:
-            yield path, Key(path, section, field, beside)
+            inner = [one for tag, one in KINDS[name].items() if not kinds or tag == getattr(kinds, name)]
+        for one in inner:
+            yield from _walk(one, path, kinds, own)
+        if not inner:
+            yield path, Key(path, section, field, own)
 
 
 def at(tree: Any, path: KeyPath, default: Any = None) -> Any:
@@ -152,4 +149,45 @@ def at(tree: Any, path: KeyPath, default: Any = None) -> Any:
         tree = get(tree, name, default)
         if tree is default:
             break
+    return tree
+
+
+def flattened(tree: Any) -> Flat:
+    """Return the values in nested sections by path, at most ``MOST_KEYS + 1``.
+
+    The limit is needed because YAML anchors can make a tree endless. A section that is empty or has only
+    default values counts as a value. A shorthand (:data:`SHORTHANDS`) becomes the key that it sets.
+    """
+    return dict(islice(_values(tree, ()), MOST_KEYS + 1))
+
+
+def _values(tree: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    section: Mapping[Any, Any] = {}
+    if isinstance(tree, Mapping) and len(path) < _DEEPEST:
+        section = tree
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        section = given(tree)
+    elif path in SHORTHANDS and tree is not None and not isinstance(tree, list):
+        key = SHORTHANDS[path]
+        section = {key: int(tree) if key == "dilation" and isinstance(tree, bool) else tree}
+    if not section and (path or tree != {}):
+        yield path, tree
+    for name, value in section.items():
+        text = str(name).encode("utf-8", "backslashreplace").decode()  # escapes lone surrogates
+        yield from _values(value, (*path, text))
+
+
+def nested(flat: Flat) -> Any:
+    """Return nested mappings with these values, the reverse of :func:`flattened`."""
+    if () in flat:
+        return flat[()]
+    tree: Any = {}
+    for (*outer, last), value in flat.items():
+        section = tree
+        for name in outer:
+            section = section.setdefault(name, {})
+        if value == {}:
+            section.setdefault(last, {})
+        else:
+            section[last] = value
     return tree

@@ -6,10 +6,12 @@ Example:
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,10 @@ from rankless.arguments import Overrides, several
 from rankless.errors import UserError, nearest, shell_word
 from rankless.files import reading, yaml12
 from rankless.printing import warn
-from rankless.recipe.checking import MOST_KEYS, Location, NameCheck, Problem, Source, count_keys, expand
+from rankless.recipe.checking import Location, NameCheck, Source
 from rankless.recipe.familiar import key_of_file, line_of_file, other_yolo, without_key
-from rankless.recipe.fields import given
 from rankless.recipe.installed import shipped, shipped_text
-from rankless.recipe.keys import KeyPath, Kinds, at, leaves, sections
+from rankless.recipe.keys import MOST_KEYS, Flat, KeyPath, Kinds, at, flattened, leaves, nested, sections
 from rankless.recipe.mistakes import shown
 from rankless.recipe.model_kinds import ModelKeys, losses_of
 from rankless.recipe.recorded import upgrade, with_network
@@ -60,15 +61,8 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
             f"{source}: expected a recipe as the first argument; give it as {key}={source}; {line}"
         )
     is_shipped = isinstance(source, str) and source in shipped()
-    return _parse(*_text(source, check_name), overrides, check_name, is_shipped=is_shipped)
-
-
-def parsed(text: str, name: str, overrides: Overrides = (), *, check_name: NameCheck | None = None) -> Recipe:
-    """Return the recipe in a text that Rankless wrote, which messages call ``name``.
-
-    As in a shipped recipe, keys that the network does not have are dropped with a warning.
-    """
-    return _parse(text, name, overrides, check_name, is_shipped=True)
+    text, name = _text(source, check_name)
+    return parsed(text, name, overrides, check_name=check_name, is_shipped=is_shipped)
 
 
 def default(overrides: Overrides = (), *, check_name: NameCheck | None = None) -> Recipe:
@@ -79,10 +73,13 @@ def default(overrides: Overrides = (), *, check_name: NameCheck | None = None) -
 def changed(recipe: Recipe, overrides: Overrides) -> Recipe:
     """Return a copy of a recipe with overrides applied, as in :func:`load`."""
     # Values that equal the defaults count as not given, because another model may have other keys.
-    tree = _given(recipe)
-    if recipe.loss.name != losses_of(recipe.model)[0]:
-        tree["loss"] = {"name": recipe.loss.name, **tree.get("loss", {})}
-    return _built(tree, Source("recipe"), overrides)
+    usual: Flat = {_NAME: ModelKeys.name, _LOSS_NAME: losses_of(recipe.model)[0]}
+    flat = {
+        path: value
+        for path, value in flattened(recipe).items()
+        if not is_dataclass(value) and value != usual.get(path)
+    }
+    return _built(flat, Source("recipe"), overrides)
 
 
 def is_cut(path: Path) -> bool:
@@ -95,22 +92,22 @@ def is_cut(path: Path) -> bool:
 
 def data_root(path: Path) -> str:
     """Return ``data.root`` of a recipe with errors; empty if it is missing or the task is a custom one."""
-    try:
-        tree, _, _ = yaml12.read_in_part(*_text(path))
-    except UserError:
-        return ""
+    tree = _readable_part(path)
     root, task = at(tree, ("data", "root"), ""), at(tree, ("task",), Recipe.task)
     return root if isinstance(root, str) and task in BUILT_IN_TASKS else ""
 
 
 def is_recipe(path: Path) -> bool:
     """Check whether a YAML file is a recipe and not a description of a data set."""
-    try:
-        tree, _, _ = yaml12.read_in_part(*_text(path))
-    except UserError:
-        return False
+    tree = _readable_part(path)
     known = isinstance(tree, dict) and any(name in sections(Recipe)[()] for name in tree)
     return known and not _describes_data(tree, str(path))
+
+
+def _readable_part(path: Path) -> Any:
+    with suppress(UserError):
+        return yaml12.read_in_part(*_text(path))[0]
+    return None
 
 
 def dump(recipe: Recipe) -> str:
@@ -124,12 +121,12 @@ def to_json(recipe: Recipe) -> str:
 
 
 def from_json(text: str, name: str = "recipe in JSON") -> Recipe:
-    """Read a recipe written by :func:`to_json`. Messages call its source ``name``."""
+    """Read a recipe written by :func:`to_json`. Messages refer to the text as ``name``."""
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: this is not JSON: {error}") from None
-    return _RECIPE.validate_python(upgrade(tree), context=Source(name))
+    return _RECIPE.validate_python(nested(upgrade(flattened(tree))), context=Source(name))
 
 
 def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
@@ -149,9 +146,18 @@ def deciding(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
     return [one for one in differences(old, new) if one[0] not in free]
 
 
-def _parse(
-    text: str, name: str, overrides: Overrides, check_name: NameCheck | None, *, is_shipped: bool
+def parsed(
+    text: str,
+    name: str,
+    overrides: Overrides = (),
+    *,
+    check_name: NameCheck | None = None,
+    is_shipped: bool = True,
 ) -> Recipe:
+    """Parse a recipe from YAML text, which messages refer to as ``name``; see :func:`load`.
+
+    With ``is_shipped``, keys that the network does not have are dropped with a warning.
+    """
     tree, lines, unread = yaml12.read_in_part(text, name)
     if not unread and (tree is None or tree == {}):
         raise UserError(f"{name}: the file is empty: expected at least one key, such as 'model:'")
@@ -163,134 +169,103 @@ def _parse(
 
     source = Source(
         name,
-        {(): Location(name, 1)} | {path: Location(name, line) for path, line in lines.items()},
-        [Problem(Location(name, line), sentence) for line, sentence in unread],
+        {path: Location(line, name=name) for path, line in {(): 1, **lines}.items()},
+        [(Location(line, name=name), sentence) for line, sentence in unread],
         check_name,
     )
-    return _built({} if tree is None else upgrade(tree), source, overrides, is_shipped=is_shipped)
+    return _built(upgrade(flattened(tree or {})), source, overrides, is_shipped=is_shipped)
 
 
 def _describes_data(tree: Any, name: str) -> bool:
     """Check for Darknet's ``.data`` and Ultralytics's ``data.yaml``, which users mistake for recipes."""
-    is_yaml = (
-        isinstance(tree, dict) and "train" in tree and not tree.keys().isdisjoint(("names", "nc", "val"))
-    )
-    return is_yaml or name.endswith(".data")
+    keys = set(tree) if isinstance(tree, dict) else set[str]()
+    return name.endswith(".data") or ("train" in keys and bool(keys & {"names", "nc", "val"}))
 
 
-def _built(tree: Any, source: Source, overrides: Overrides, *, is_shipped: bool = False) -> Recipe:
-    """Return the recipe for a tree of keys and values, with overrides applied."""
+def _built(flat: Flat, source: Source, overrides: Overrides, *, is_shipped: bool = False) -> Recipe:
+    if () in flat or len(flat) > MOST_KEYS:
+        return _RECIPE.validate_python(nested(flat), context=source)  # raises the error
     ours, places, problems = _overridden(overrides)
-    if not isinstance(tree, Mapping) or count_keys(tree) > MOST_KEYS:
-        return _RECIPE.validate_python(tree, context=source)  # raises the error
-    whole = _over(tree, ours, presets_win=True)
-    source = dataclasses.replace(
-        source, places={**source.places, **places}, problems=[*source.problems, *problems]
-    )
+    whole = _over(flat, ours, presets_win=True)
     if is_shipped:
         whole = with_network(whole)
-        kinds = Kinds.of(whole.get("task", Recipe.task), whole.get("model", {}), whole.get("loss", {}))
+        kinds = Kinds.of(nested(whole))
         known = leaves(Recipe, kinds)
         left_out = [
             path
-            for path in _paths(whole)
+            for path in whole
             if path not in places
-            and (path not in known or (path == _LOSS_NAME and at(whole, path) not in ("auto", kinds.loss)))
+            and (path not in known or (path == _LOSS_NAME and whole[path] not in ("auto", kinds.loss)))
         ]
         if left_out:
-            for path in left_out:
-                whole = _without(whole, path)
-            network, keys = at(whole, _NAME, "this network"), ", ".join(map(".".join, left_out))
+            whole = {path: value for path, value in whole.items() if path not in left_out}
+            network, keys = whole.get(_NAME, "this network"), ", ".join(map(".".join, left_out))
             warn(f"{source.name}: {network} does not have {keys}, so the recipe's values are ignored")
-    source = dataclasses.replace(source, problems=[*source.problems, *_named_twice(whole, source)])
-    return _RECIPE.validate_python(whole, context=source)
+    source.places |= places
+    source.problems += [*problems, *_named_twice(whole, source)]
+    return _RECIPE.validate_python(nested(whole), context=source)
 
 
-def _named_twice(tree: Mapping[str, Any], source: Source) -> Iterator[Problem]:
+def _named_twice(flat: Flat, source: Source) -> Iterator[tuple[Location, str]]:
     """Yield a problem if both ``model.name`` and ``model.cfg`` are given.
 
     Two cases are allowed: a cfg on the command line replaces a file's name, and the default name in a file is
     ignored, because every recorded recipe has it.
     """
-    name, where, beside = at(tree, _NAME), source.of(_NAME), source.of(_CFG)
-    if name is None or not at(tree, _CFG) or at(tree, ("task",), Recipe.task) != "detect":
+    name, where, other = flat.get(_NAME), source.of(_NAME), source.of(_CFG)
+    if name is None or not flat.get(_CFG) or flat.get(("task",), Recipe.task) != "detect":
         return
-    is_late = where.name == COMMAND_LINE
-    is_written = where.line is not None and beside.name != COMMAND_LINE
-    if is_late or (is_written and name != ModelKeys.name):
+    is_written = where.line < math.inf and other.name != COMMAND_LINE
+    if where.name == COMMAND_LINE or (is_written and name != ModelKeys.name):
         text = f"'model.name' is {shown(name)}, but 'model.cfg' describes the network instead"
-        yield Problem(where, f"{text}; remove one of them (model.cfg='' removes that of a file)")
+        yield where, f"{text}; remove one of them (model.cfg='' removes that of a file)"
 
 
-def _overridden(overrides: Overrides) -> tuple[dict[str, Any], dict[KeyPath, Location], list[Problem]]:
-    """Return the overrides as a tree, with the locations of its keys and the problems found."""
+def _overridden(overrides: Overrides) -> tuple[Flat, dict[KeyPath, Location], list[tuple[Location, str]]]:
     if isinstance(overrides, Mapping):
         raise UserError(f"overrides is {overrides!r}: expected a list of texts, as in ['epochs=1']")
-    tree, places, problems = dict[str, Any](), dict[KeyPath, Location](), list[Problem]()
+    flat, places, problems = Flat(), dict[KeyPath, Location](), list[tuple[Location, str]]()
     for order, override in enumerate(several(overrides)):
-        where = Location(COMMAND_LINE, order=order)
+        where = Location(order=order, name=COMMAND_LINE)
         key, equals, text = override.partition("=")
         if not equals or not key:
-            problems.append(Problem(where, f"'{override}': {without_key(override)}"))
+            problems.append((where, f"'{override}': {without_key(override)}"))
             continue
         try:
             value, _ = yaml12.read(text, f"'{override}'", lines=False)
         except UserError as error:
-            problems += [Problem(where, sentence) for sentence in error.problems]
-            continue
-        if count_keys(value) > MOST_KEYS:
-            problems.append(Problem(where, f"'{key}': more than {MOST_KEYS:,} keys; remove some of them"))
+            problems += [(where, sentence) for sentence in error.problems]
             continue
         path = (*key.split("."),)
-        for name in reversed(path):
-            value = {name: value}
-        tree = _over(tree, value)
-        places |= dict.fromkeys((path, *_paths(value)), where)
-    return tree, places, problems
+        new = flattened(nested({path: value}))
+        if len(new) > MOST_KEYS:
+            problems.append((where, f"'{key}': more than {MOST_KEYS:,} keys; remove some of them"))
+            continue
+        flat = _over(flat, new)
+        places |= dict.fromkeys((path, *new), where)
+    return flat, places, problems
 
 
-def _over(old: Any, new: Any, path: KeyPath = (), *, presets_win: bool = False) -> Any:
-    """Merge two trees of keys and values, both at ``path``; the values of ``new`` replace those of ``old``.
+def _over(old: Flat, new: Flat, *, presets_win: bool = False) -> Flat:
+    """Return the values of ``old``, replaced with those of ``new``.
 
     With ``presets_win``, a preset in ``new`` drops all old values of its section.
     """
-    old, new = expand(old, path), expand(new, path)
-    if not isinstance(new, Mapping) or old is None:
-        return new
-    if not isinstance(old, Mapping):  # a value instead of a section, which is reported as an error
-        return old if path in sections(Recipe) else new
-    if presets_win and "preset" in new:
-        return dict(new)
-    over = {
-        name: _over(old[name], value, (*path, name), presets_win=presets_win) if name in old else value
-        for name, value in new.items()
-    }
-    return {**old, **over}
-
-
-def _paths(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yield the path of every value in a tree."""
-    tree = expand(tree, path)
-    if not isinstance(tree, Mapping) or not tree:
-        yield path
-        return
-    for name, value in tree.items():
-        yield from _paths(value, (*path, str(name)))
-
-
-def _without(tree: Any, path: KeyPath) -> Any:
-    """Return a tree without the value at a path."""
-    name, *inner = path
-    tree = dict(tree)
-    if inner:
-        tree[name] = _without(expand(tree[name], path[:1]), (*inner,))
-    else:
-        del tree[name]
-    return tree
+    presets = [path[:-1] for path in new if presets_win and path[-1] == "preset"]
+    old = {path: value for path, value in old.items() if path[:-1] not in presets}
+    for path, value in new.items():
+        outer = next((path[:n] for n in range(1, len(path)) if path[:n] in old), None)
+        if outer in sections(Recipe) and old[outer] not in (None, {}):
+            continue  # a value instead of a section, which is reported as an error
+        inner = [other for other in old if other[: len(path)] == path]
+        if value == {} and inner and path in sections(Recipe):
+            continue
+        old = {other: old[other] for other in old if other != outer and other not in inner}
+        old[path] = value
+    return old
 
 
 def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str, str]:
-    """Return the text of a recipe, and its name for messages; see :func:`load` for the arguments."""
     path, name = Path(source), str(source)
     if isinstance(source, str) and name in shipped():
         return shipped_text(name), f"{name}.yaml"
@@ -328,7 +303,6 @@ def _missing(name: str) -> str:
 
 
 def _instead_of(name: str, check_name: NameCheck | None) -> str:
-    """Return a hint about a recipe with a similar name, or about the model with this name."""
     if other := other_yolo(name):
         return f"; {other}"
     near = nearest(name, shipped())
@@ -342,25 +316,10 @@ def _instead_of(name: str, check_name: NameCheck | None) -> str:
 
 
 def _tree(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe as a tree for JSON, without keys of other tasks, models and losses."""
-    known = leaves(Recipe, Kinds.of(recipe.task, recipe.model, recipe.loss))
-
-    def filtered(tree: dict[str, Any], at: KeyPath) -> dict[str, Any]:
-        return {
-            name: filtered(value, (*at, name)) if isinstance(value, dict) else value
-            for name, value in tree.items()
-            if isinstance(value, dict) or (*at, name) in known
-        }
-
-    tree = filtered(_RECIPE.dump_python(recipe, mode="json"), ())
-    if tree["model"].get("cfg") and recipe.model.name == ModelKeys.name:
-        del tree["model"]["name"]  # the cfg describes the network, not the default name
+    known = leaves(Recipe, Kinds.of(recipe))
+    whole = flattened(_RECIPE.dump_python(recipe, mode="json"))
+    flat = {path: value for path, value in whole.items() if path in known}
+    if flat.get(_CFG) and recipe.model.name == ModelKeys.name:
+        del flat[_NAME]  # the cfg describes the network, not the default name
+    tree: dict[str, Any] = nested(flat)
     return tree
-
-
-def _given(section: Any) -> dict[str, Any]:
-    """Return the values of a section and its subsections that differ from the defaults."""
-    return {
-        name: _given(value) if dataclasses.is_dataclass(value) else value
-        for name, value in given(section).items()
-    }

@@ -46,7 +46,7 @@ def unknown_key(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
 
 
 def not_a_section(recipe: type, path: KeyPath, value: Any) -> str:
-    """Return the message about a plain value instead of a section."""
+    """Return the message about a plain value where a section is expected."""
     dotted, keys = ".".join(path), sections(recipe)[path]
     what = (
         f"'{dotted}' is {shown(value)}: expected a section"
@@ -65,7 +65,7 @@ def not_a_section(recipe: type, path: KeyPath, value: Any) -> str:
 
 def wrong_value(key: Key, value: Any) -> str:
     """Return the message about a wrong value, with the expected values and the nearest valid one."""
-    schema, dotted = key.schema(), ".".join(key.path)
+    schema, dotted = key.values.json_schema(), ".".join(key.path)
     what = f"'{dotted}' is {shown(value)}: expected {expected(schema)}{_too_large(value, schema)}"
     if dotted == "model.anchors" and (pairs := _flat_pairs(value)):
         return f"'model.anchors' has a list for each head: expected one list, smallest first: {pairs}"
@@ -119,7 +119,6 @@ def expected(schema: Mapping[str, Any]) -> str:
 
 
 def _instead_of(recipe: type, path: KeyPath) -> str:
-    """Return a hint about the key that was probably meant by an unknown one."""
     every = [*leaves(recipe), *(section for section in sections(recipe) if section)]
     dotted, names = ".".join(path), [".".join(other) for other in every]
     if dotted in names:
@@ -144,7 +143,7 @@ def _listed(words: list[str], joint: str) -> str:
 
 
 def _flat_pairs(value: Any) -> str:
-    """Return anchors that are grouped by head, [[[w, h], …], …], as one flat list, or an empty string."""
+    """Return anchors that are grouped by head, [[[w, h], …], …], as one flat list, or ""."""
     try:
         pairs = [(float(width), float(height)) for head in value for width, height in head]
     except (TypeError, ValueError):
@@ -163,26 +162,22 @@ def _words(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _number(schema: Mapping[str, Any]) -> str:
-    least, most = schema.get("minimum"), schema.get("maximum")
-    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    most = None if most is not None and most >= _FAR else most  # mentioned only when a number exceeds it
     kind = "a whole number" if schema["type"] == "integer" else "a number"
+    least, most = schema.get("minimum"), schema.get("maximum")
+    most = None if most is not None and most >= _FAR else most  # mentioned only when a number exceeds it
     if least is not None and most is not None:
         return f"{kind} from {least} to {most:,}"
-    if least is not None and below is not None:
-        return f"{kind} of at least {least} and below {below}"
-    if least is not None:
-        return f"{kind} of at least {least}"
-    if above is None:
-        return kind
-    return f"{kind} above {above}" + (f" and at most {most:,}" if most is not None else "")
+    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    limits = {"of at least": least, "above": above, "below": below, "at most": most}
+    bounds = (f"{words} {limit:,}" for words, limit in limits.items() if limit is not None)
+    return f"{kind} {' and '.join(bounds)}".rstrip()
 
 
 def _too_large(value: Any, schema: Mapping[str, Any]) -> str:
     """Return the maximum for an error message if it is at least ``_FAR`` and a number exceeds it."""
     options = _options(schema)
     items = [one.get("items") or (one.get("prefixItems") or [one])[0] for one in options]
-    limits = [one["maximum"] for one in (*items, *options) if one.get("maximum", 0) >= _FAR]
+    limits = [one["maximum"] for one in items if one.get("maximum", 0) >= _FAR]
     numbers = value if isinstance(value, list | tuple) else [value]
     given = [one for one in numbers if isinstance(one, int | float) and not isinstance(one, bool)]
     if not limits or not any(max(limits) < one < math.inf for one in given):
@@ -191,7 +186,7 @@ def _too_large(value: Any, schema: Mapping[str, Any]) -> str:
 
 
 def _unquoted(text: str, schema: Mapping[str, Any]) -> str:
-    """Return a hint if quotes or underscores turn a number into text, or an empty string."""
+    """Return a hint if quotes or underscores turn a number into text, or ""."""
     if not any(option.get("type") in ("integer", "number") for option in _options(schema)):
         return ""
     try:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
 from rankless.recipe.fields import (
@@ -30,7 +30,6 @@ from rankless.recipe.fields import (
     Size,
     Text,
     by_tag,
-    clash,
     config,
     get,
     given,
@@ -64,21 +63,6 @@ class ModelKeys:
     """Activation checkpointing: the backward pass recomputes activations instead of storing them. This saves
     memory, takes more time, and gives the same bits."""
 
-    @classmethod
-    def losses_of(cls, model: Any) -> tuple[str, ...]:
-        """List the losses that a model of this kind can be trained with, the published one first."""
-        return cls.losses
-
-    @model_validator(mode="after")
-    def _name_is_of_this_kind(self) -> Self:
-        if (kind := MODELS[model_kind(vars(self))]) is not type(self):
-            raise clash(
-                f"'model.name' is '{self.name}', which is {kind.label}, not {self.label}; expected the name "
-                f"of {self.label}",
-                "model.name",
-            )
-        return self
-
 
 @dataclass(frozen=True, config=config)
 class Involution:
@@ -111,6 +95,7 @@ class YoloModel(_ConvolutionalDetector):
 
     label: ClassVar[str] = "a YOLO model"
     pattern: ClassVar[str] = r"^yolo(?!.*-anchor-free$)"
+    losses: ClassVar[tuple[str, ...]] = ("yolov4", "yolov3")
 
     cfg: Text = ""
     """A Darknet cfg file, or its text, which describes the network instead of ``name``."""
@@ -123,29 +108,6 @@ class YoloModel(_ConvolutionalDetector):
     scale_xy: Literal["auto"] | Annotated[Float, Field(ge=1, le=100)] = "auto"
     """Darknet's ``scale_x_y`` of every head. A box's center is ``s·σ(t) - (s - 1)/2`` cells from its cell's
     corner, so for s > 1 it may be outside the cell; ``auto`` is the published value."""
-
-    @classmethod
-    def losses_of(cls, model: Any) -> tuple[str, ...]:
-        """List the losses for heads with anchors, the published one first; a cfg file has its own."""
-        if get(model, "cfg", ""):
-            return ("cfg", "yolov3", "yolov4")
-        older = str(get(model, "name", cls.name)).startswith("yolov3")
-        return ("yolov3", "yolov4") if older else ("yolov4", "yolov3")
-
-    @field_validator("anchors")
-    @classmethod
-    def _anchors_are_pixels(cls, anchors: Any, info: ValidationInfo) -> Any:
-        if not isinstance(anchors, str) and (least := min(map(min, anchors))) < 1:
-            size = info.data.get("image_size")
-            size = size if isinstance(size, int) else 416
-            first = [round(side * size, 1) for side in anchors[0]]
-            raise clash(
-                f"'model.anchors' has a side of {least:g} pixels; expected sides of at least 1 pixel of the "
-                f"input; fractions of the image are multiplied by its size: at {size} pixels the first pair "
-                f"is {first}",
-                "model.anchors",
-            )
-        return anchors
 
 
 @dataclass(frozen=True, config=config)
@@ -183,19 +145,6 @@ class TransformersModel(ModelKeys):
     normalize: Literal["auto", "none", "imagenet"] = "auto"
     """Normalization of the input: ``none`` (values from 0 to 1), or ``imagenet``, by ImageNet's mean and
     standard deviation; ``auto`` is the published one."""
-
-    @field_validator("config")
-    @classmethod
-    def _config_belongs_to_the_name(cls, text: str, info: ValidationInfo) -> str:
-        name = info.data.get("name", "")
-        if text and name.startswith("hf/") and name != "hf/config":
-            raise clash(
-                f"'model.config' is given, but 'model.name' is '{name}', which has its own configuration; "
-                "remove model.config, or use model.name=hf/config",
-                "model.config",
-                "model.name",
-            )
-        return text
 
 
 @dataclass(frozen=True, config=config)
@@ -288,11 +237,6 @@ class CustomModel(DensenetModel, AnchorFreeModel, YoloModel, TransformersModel):
     pattern: ClassVar[str] = ""
     losses: ClassVar[tuple[str, ...]] = ("auto", *(name for name in LOSSES if name != "auto"))
 
-    @classmethod
-    def losses_of(cls, model: Any) -> tuple[str, ...]:
-        """List the losses of all kinds of model."""
-        return cls.losses
-
 
 def model_kind(model: Any) -> str:
     """Return the tag of a model, which is an instance or a mapping."""
@@ -325,7 +269,10 @@ def Model(**keys: Any) -> ModelKeys:  # noqa: N802 (it stands where a class woul
 
 def losses_of(model: Any) -> tuple[str, ...]:
     """List the losses that a model can be trained with, the published one first."""
-    return MODELS[model_kind(model)].losses_of(model)
+    if get(model, "cfg", ""):
+        return ("cfg", "yolov3", "yolov4")
+    losses = MODELS[model_kind(model)].losses
+    return losses[::-1] if str(get(model, "name", ModelKeys.name)).startswith("yolov3") else losses
 
 
 def loss_of(model: Any, loss: LossKeys | None = None) -> LossKeys:
@@ -333,4 +280,4 @@ def loss_of(model: Any, loss: LossKeys | None = None) -> LossKeys:
     name = losses_of(model)[0]
     if (loss and loss.name != "auto") or name == "auto":
         return loss or AutoLoss()
-    return LOSSES[name](**given(loss or {}))
+    return LOSSES[name](**{**given(loss or {}), "name": name})

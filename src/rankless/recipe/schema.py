@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import InitVar, field
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
@@ -48,11 +48,10 @@ from rankless.recipe.fields import (
     ProperFraction,
     Reads,
     Seed,
-    clash,
     config,
 )
-from rankless.recipe.loss_kinds import AnchorFreeLoss, AnyLoss, AutoLoss, Loss, LossKeys
-from rankless.recipe.model_kinds import AnyModel, Model, ModelKeys, YoloModel
+from rankless.recipe.loss_kinds import AnyLoss, AutoLoss, Loss
+from rankless.recipe.model_kinds import AnyModel, Model, YoloModel
 
 __all__ = ["BUILT_IN_TASKS", "Loss", "Model"]
 
@@ -217,18 +216,6 @@ class Data:
     augment: Annotated[Augment, TRAINING] = field(default_factory=Augment)
     """Augmentation of the training images."""
 
-    @field_validator("folder")
-    @classmethod
-    def _folder_has_an_effect(cls, folder: str, info: ValidationInfo) -> str:
-        if folder != cls.folder and not info.data.get("root", "torchvision/").startswith("torchvision/"):
-            raise clash(
-                f"'data.folder' is {folder!r}, which has an effect only with data.root=torchvision/NAME; "
-                "remove data.folder, or give the folder as data.root",
-                "data.folder",
-                "data.root",
-            )
-        return folder
-
 
 @dataclass(frozen=True, config=config)
 class Batch:
@@ -236,29 +223,13 @@ class Batch:
 
     images: Annotated[BatchImages, TRAINING] = 64
     """Size of the global batch, on any number of devices."""
-    micro: Annotated[BatchImages, Field(validate_default=True)] = 8
+    micro: BatchImages = 8
     """Number of images per micro-batch; must divide ``images``."""
 
     @property
     def micro_batches(self) -> int:
         """Number of micro-batches per step, which is the largest useful number of ranks."""
         return self.images // self.micro
-
-    @field_validator("micro")
-    @classmethod
-    def _micro_divides_images(cls, micro: int, info: ValidationInfo) -> int:
-        if (images := info.data.get("images", 0)) % micro:
-            divisors = [d for d in range(1, min(images, 1 << 16) + 1) if images % d == 0]
-            below = max(d for d in divisors if d < micro)
-            above = min((d for d in divisors if d > micro), default=None)
-            nearest = f"{below} and {above}" if above else f"{below}"
-            raise clash(
-                f"'batch.micro' is {micro}, which does not divide batch.images ({images}); "
-                f"nearest that do: {nearest}",
-                "batch.micro",
-                "batch.images",
-            )
-        return micro
 
 
 @dataclass(frozen=True, config=config)
@@ -331,18 +302,6 @@ class Check:
     """If an error can be traced to a device, continue from the latest checkpoint without this device;
     otherwise, the run fails if the error repeats."""
 
-    @field_validator("exclude")
-    @classmethod
-    def _something_is_checked(cls, exclude: bool, info: ValidationInfo) -> bool:
-        if exclude and info.data.get("recompute") == 0:
-            raise clash(
-                "'check.exclude' is true, but check.recompute is 0, so no device is checked; "
-                "set check.recompute to a number of steps such as 100, or remove check.exclude",
-                "check.exclude",
-                "check.recompute",
-            )
-        return exclude
-
 
 @dataclass(frozen=True, config=config)
 class Optim:
@@ -368,18 +327,6 @@ class Optim:
     """Apply weight decay to all parameters; otherwise only to weights of convolutions and linear layers."""
     clip: NotNegative = 0.0
     """Maximum global norm of the gradient; 0 disables clipping."""
-
-    @field_validator("nesterov")
-    @classmethod
-    def _nesterov_has_momentum(cls, nesterov: bool, info: ValidationInfo) -> bool:
-        if nesterov and info.data.get("momentum") == 0 and info.data.get("name") == "sgd":
-            raise clash(
-                "'optim.nesterov' is true, which needs momentum, but optim.momentum is 0; give a momentum "
-                "such as 0.9, or use optim.nesterov=false",
-                "optim.nesterov",
-                "optim.momentum",
-            )
-        return nesterov
 
 
 def _schedule(*names: str) -> Only:
@@ -477,72 +424,3 @@ class Recipe:
     def _report_in_sentences(cls, given: Any, handler: Handler, info: ValidationInfo) -> Self:
         made: Self = checked(cls, given, handler, info.context)
         return made
-
-    @field_validator("model")
-    @classmethod
-    def _size_fits(cls, model: ModelKeys, info: ValidationInfo) -> ModelKeys:
-        size = model.image_size
-        sides = () if isinstance(size, str) else (size,) if isinstance(size, int) else size
-        if info.data.get("task") == "detect" and any(side % 32 for side in sides):
-            nearest = " and ".join(str(max(32, round(side / 32) * 32)) for side in sides)
-            written = list(size) if isinstance(size, tuple) else size
-            raise clash(
-                f"'model.image_size' is {written}: a detector needs multiples of 32, such as {nearest}",
-                "model.image_size",
-            )
-        return model
-
-    @field_validator("data")
-    @classmethod
-    def _something_is_closed(cls, data: Data, info: ValidationInfo) -> Data:
-        augment, keys = data.augment, ("close_mosaic", "mixup", "cutmix")
-        mixes = augment.mixup or augment.cutmix or info.data.get("task") != "classify"
-        if augment.close_mosaic and not mixes:
-            raise clash(
-                f"'data.augment.close_mosaic' is {augment.close_mosaic!r}, but mixup and cutmix are both "
-                "off; remove data.augment.close_mosaic",
-                *(f"data.augment.{key}" for key in keys),
-            )
-        return data
-
-    @field_validator("loss")
-    @classmethod
-    def _loss_has_distributions(cls, loss: LossKeys, info: ValidationInfo) -> LossKeys:
-        without_bins = getattr(info.data.get("model"), "dfl", None) == 0
-        if isinstance(loss, AnchorFreeLoss) and without_bins and loss.dfl != AnchorFreeLoss.dfl:
-            raise clash(
-                f"'loss.dfl' is {loss.dfl}, but model.dfl is 0, so the distances have no distributions; "
-                "remove loss.dfl, or set model.dfl to a number of bins such as 16",
-                "loss.dfl",
-                "model.dfl",
-            )
-        return loss
-
-    @field_validator("check")
-    @classmethod
-    def _micro_batches_are_comparable(cls, check: Check, info: ValidationInfo) -> Check:
-        reasons = {
-            "batch_norm": ("sync", "with which no micro-batch can be computed alone"),
-            "reduce": ("fast", "with which a kernel may give different bits the second time"),
-        }
-        wrong = {key: one for key, one in reasons.items() if info.data.get(key) == one[0]}
-        if check.recompute and wrong:
-            found = " and ".join(f"{key} is '{value}', {why}" for key, (value, why) in wrong.items())
-            raise clash(
-                f"'check.recompute' is {check.recompute}, but {found}; set check.recompute to 0, or use "
-                f"another {' and '.join(wrong)}",
-                "check.recompute",
-                *wrong,
-            )
-        return check
-
-    @field_validator("evaluate")
-    @classmethod
-    def _sizes_are_possible(cls, evaluate: Evaluate, info: ValidationInfo) -> Evaluate:
-        if info.data.get("task") == "classify" and evaluate.tta == "full":
-            raise clash(
-                "'evaluate.tta' is 'full', which needs inputs of several sizes, but many classifiers "
-                "accept only one; expected 'none' or 'flip'",
-                "evaluate.tta",
-            )
-        return evaluate

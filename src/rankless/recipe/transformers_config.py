@@ -45,10 +45,9 @@ def normalizes(kind: str) -> bool:
 
 
 def folder_of(text: str) -> Path | None:
-    """Return the folder of a path or an ``hf://OWNER/NAME`` if transformers wrote it, or None otherwise.
+    """Return the folder that ``text`` refers to if transformers wrote it; otherwise, return None.
 
-    Files at an address are downloaded unless they are cached. A folder that Rankless wrote, or one without
-    ``config.json``, does not count as written by transformers.
+    ``text`` is a path or ``hf://OWNER/NAME``, whose files are downloaded unless they are cached.
     """
     if text.startswith(hub.PREFIX):
         address = hub.parse(text)
@@ -63,14 +62,9 @@ def folder_of(text: str) -> Path | None:
 
 
 def read_config(given: str, where: str = "model.config") -> dict[str, Any]:
-    """Read a detector's configuration and check that its kind is supported.
+    """Return the keys of a detector's configuration that describe its network; refuse unsupported kinds.
 
-    Args:
-        given: the file, its folder, or its text.
-        where: the option that named the configuration, for messages.
-
-    Returns:
-        The keys that describe the network, without class names.
+    ``given`` is the file, its folder, or its text. Messages name the option ``where``.
     """
     if given.lstrip().startswith("{"):
         name, tree = where, _parsed(given, where)
@@ -152,11 +146,7 @@ def class_names(folder: Path, where: str) -> tuple[str, ...]:
 
 
 def recipe_keys(folder: Path, where: str) -> dict[str, dict[str, Any]]:
-    """Return the recipe keys that describe a transformers folder's network and its preprocessing.
-
-    Raises:
-        UserError: the network or its preprocessing is not supported; all problems at once.
-    """
+    """Return the recipe keys that describe a transformers folder's network and its preprocessing."""
     config, (size, normalize, fit) = check_all(
         lambda: read_config(str(folder), where), lambda: _preprocessing(folder, where)
     )

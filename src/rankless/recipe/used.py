@@ -6,17 +6,8 @@ from collections.abc import Sequence
 
 from rankless.errors import UserError, one_of
 from rankless.recipe.fields import BUILT_IN_TASKS
-from rankless.recipe.keys import KeyPath, leaves
+from rankless.recipe.keys import leaves
 from rankless.recipe.schema import Recipe
-
-
-def keys_of_prediction(task: str) -> list[str]:
-    """List the dotted keys that prediction with a built-in task reads."""
-    return [
-        ".".join(path)
-        for path, key in leaves(Recipe).items()
-        if task in key.reads.predicting and key.task in ("", task)
-    ]
 
 
 def refuse_unused_in_scoring(overrides: Sequence[str], task: str) -> None:
@@ -24,7 +15,12 @@ def refuse_unused_in_scoring(overrides: Sequence[str], task: str) -> None:
     keys = _keys(overrides)
     if "task" in keys or task not in BUILT_IN_TASKS:
         return
-    unused = [key for key in keys if not _is_scored((*key.split("."),), task)]
+    unused = []
+    for key in keys:
+        path = (*key.split("."),)
+        inside = [one for known, one in leaves(Recipe).items() if known[: len(path)] == path]
+        if inside and not any(task in one.reads.scoring for one in inside):
+            unused.append(key)
     if unused:
         raise UserError(
             f"command line: key '{key}': evaluation does not use it; remove {key}" for key in unused
@@ -33,7 +29,11 @@ def refuse_unused_in_scoring(overrides: Sequence[str], task: str) -> None:
 
 def refuse_unused_in_prediction(overrides: Sequence[str], task: str) -> None:
     """Raise a UserError for overrides that affect no prediction."""
-    used = keys_of_prediction(task)
+    used = [
+        ".".join(path)
+        for path, key in leaves(Recipe).items()
+        if task in key.reads.predicting and key.task in ("", task)
+    ]
     unused = [key for key in _keys(overrides) if key not in used]
     if unused:
         hints = {
@@ -48,12 +48,6 @@ def refuse_unused_in_prediction(overrides: Sequence[str], task: str) -> None:
             f"{hints.get(key, f'expected {one_of(used)}')}"
             for key in unused
         )
-
-
-def _is_scored(path: KeyPath, task: str) -> bool:
-    """Check whether scoring reads a key or any key of a section. Unknown keys count as read."""
-    inside = [key for known, key in leaves(Recipe).items() if known[: len(path)] == path]
-    return not inside or any(task in key.reads.scoring for key in inside)
 
 
 def _keys(overrides: Sequence[str]) -> list[str]:

@@ -1,1 +1,1 @@
-"""The report of one or more runs, with numbers, curves and images from their run directories alone."""
+"""The report of one or more runs, created from their run directories alone."""

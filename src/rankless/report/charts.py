@@ -18,10 +18,9 @@ _LARGEST = 1e100  # a diverged loss may have any value
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart.
+    """A line of a chart. A line without a name is not in the legend.
 
     Attributes:
-        name: the name in the legend. A line with an empty name is not listed.
         points: pairs of x and y, in increasing order of x.
         color: index of the line's color, or None for gray.
         style: ``faint``, ``dashed``, ``dots``, ``points`` (without a line) or empty.
@@ -46,13 +45,11 @@ class Mark:
 
 @dataclass(frozen=True)
 class Axes:
-    """The axes of a chart.
+    """The titles, limits, marks and ticks of a chart's axes.
 
     Attributes:
-        x, y: titles of the axes.
         x_range, y_range: limits of the axes, or None for the range of the data, rounded outward for y.
         log: whether the vertical axis is logarithmic if all values are positive.
-        marks: marks on the horizontal axis.
         x_ticks: positions and labels of the ticks, or an empty list for round numbers.
     """
 
@@ -66,8 +63,6 @@ class Axes:
 
 
 class _Scale:
-    """A converter from values to pixels, on a linear or logarithmic vertical axis."""
-
     def __init__(self, axes: Axes, points: Sequence[Point]) -> None:
         xs, ys = [x for x, _ in points], [y for _, y in points]
         self.log = axes.log and min(ys) > 0
@@ -94,15 +89,14 @@ class _Scale:
         return HEIGHT - BOTTOM - (place - self.y0) / (self.y1 - self.y0) * (HEIGHT - TOP - BOTTOM)
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return round numbers for the ticks of an axis from ``low`` to ``high``.
+def ticks(low: float, high: float) -> list[float]:
+    """Return about six round numbers for the ticks of an axis from ``low`` to ``high``.
 
-    The first is at most ``low``, and the last is at least ``high``. There are about ``count`` intervals, each
-    1, 2 or 5 times a power of ten.
+    They are multiples of 1, 2 or 5 times a power of ten, and include the limits.
     """
     if low == high:
         low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
-    rough = (high - low) / count
+    rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -110,7 +104,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def shown(value: float) -> str:
-    """Return a short label for a number, such as ``1.5k``."""
+    """Format a number as a short label, such as ``1.5k``."""
     if abs(value) < 1e-12:
         return "0"
     if abs(value) >= 1e4:
@@ -124,7 +118,10 @@ def shown(value: float) -> str:
 
 def line_chart(title: str, lines: Iterable[Line], axes: Axes | None = None, note: str = "") -> str:
     """Return a panel with a line chart, or an empty string if every line has fewer than two points."""
-    axes, drawn = axes or Axes(), [line for each in lines if (line := _drawable(each)).points]
+    axes, drawn = axes or Axes(), []
+    for line in lines:
+        if points := [(x, y) for x, y in line.points if abs(x) + abs(y) < _LARGEST]:
+            drawn.append(replace(line, points=points))
     points = [point for line in drawn for point in line.points]
     if max((len(line.points) for line in drawn), default=0) < 2:
         return ""
@@ -132,11 +129,6 @@ def line_chart(title: str, lines: Iterable[Line], axes: Axes | None = None, note
     marks = "".join(_mark(mark, scale) for mark in axes.marks if scale.x0 <= mark.x <= scale.x1)
     body = f"{_frame(axes, scale)}{marks}{''.join(_path(line, scale) for line in drawn)}"
     return card(title, _legend(drawn) + _svg(title, body, drawn, scale), note)
-
-
-def _drawable(line: Line) -> Line:
-    """Return the line without points that cannot be drawn."""
-    return replace(line, points=[(x, y) for x, y in line.points if abs(x) + abs(y) < _LARGEST])
 
 
 def stacked_chart(title: str, lines: Sequence[Line], axes: Axes, note: str = "") -> str:
@@ -163,14 +155,10 @@ def stacked_chart(title: str, lines: Sequence[Line], axes: Axes, note: str = "")
 def column_chart(
     title: str, edges: Sequence[str], series: Sequence[tuple[str, Sequence[float | None]]], y: str, note: str
 ) -> str:
-    """Return a panel with a column chart, with one column per series side by side in each range.
+    """Return a panel with a column chart, which shows the columns of all series side by side in each range.
 
-    Args:
-        title: title of the panel.
-        edges: lower ends of the ranges. The last range has no upper end.
-        series: pairs of a name and its values, one value per range. None leaves out the column.
-        y: title of the vertical axis. An axis named ``recall`` ranges from 0 to 1.
-        note: HTML below the columns.
+    ``edges`` are the lower ends of the ranges, the last of which is open. ``series`` are pairs of a name and
+    one value per range, or None for no column. A vertical axis called ``recall`` ranges from 0 to 1.
     """
     values = [value for _, row in series for value in row if value is not None]
     if not values:
@@ -225,7 +213,6 @@ def smoothed(points: Sequence[Point], reach: int | None = None) -> list[Point]:
 
 
 def _frame(axes: Axes, scale: _Scale, *, x_ticks: bool = True) -> str:
-    """Draw the grid, ticks and titles of the axes."""
     parts = []
     right, low = WIDTH - RIGHT, HEIGHT - BOTTOM
     for value in scale.y_ticks:

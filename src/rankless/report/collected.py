@@ -1,7 +1,6 @@
 """The contents of a run directory, read once and then updated with new lines of the journal.
 
-The numbers of the steps take a bounded amount of memory, because long runs are stored as sums over ranges of
-steps (bins).
+Memory is bounded: the numbers of the steps of a long run are stored as sums over ranges of steps (bins).
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from rankless.recipe import load as recipes
 from rankless.runs import journal, starts
 from rankless.runs.directory import RunDirectory
 from rankless.runs.following import is_alive
+from rankless.runs.overview import STATES, last_decisive
 from rankless.runs.pace import Pace
 from rankless.runs.scoring import LOWER_IS_BETTER, is_better, name_of_best
 
@@ -95,16 +95,12 @@ class Binned:
 
 _LONGEST = 64 * MIB  # bytes of evaluation.json
 _PLAIN = ("loss", "lr", "gradient_norm", "epoch")
-_STATES = {"end": "finished", "stop": "stopped", "error": "failed", "death": "died"}
-_DECISIVE = ("start", "resume", *_STATES)
 
 
 class Collected:
-    """The data of one run, read from its files.
+    """The data of one run, read from its files. Attributes are empty if their source cannot be read.
 
     Attributes:
-        run: the run directory.
-        name: the name to display.
         steps: the numbers of the steps: ``loss``, ``lr``, ``gradient_norm``, ``epoch`` and ``part:NAME``, and
             the durations ``seconds``, ``waited`` (for images), ``network`` (for other ranks) and ``elapsed``
             (since the start of the first step), in seconds.
@@ -113,15 +109,11 @@ class Collected:
         events: the journal's events, each with the ``step`` after which it happened, and the time ``when`` in
             seconds since 1970, or None if unknown.
         spread: pairs of a step and every rank's milliseconds per micro-batch.
-        memory: last recorded peak memory of each rank's device in MiB. Empty if unknown.
-        busy: last recorded fraction of the time that each rank's device spent computing. Empty if unknown.
-        recipe: values by dotted key. Empty if the recipe cannot be read.
-        recipe_text: the text of ``recipe.yaml``.
-        starts: entries of ``environment.json``.
-        details: details of the best evaluation from ``evaluation.json``. Empty if there are none.
-        pace: the speed of all steps.
-        times: the start of the first step and the end of the last one, in seconds since 1970, or None if
-            unknown.
+        memory: last recorded peak memory of each rank's device in MiB.
+        busy: last recorded fraction of the time that each rank's device spent computing.
+        recipe: values by dotted key.
+        details: details of the best evaluation from ``evaluation.json``.
+        times: the start of the first step and the end of the last one, in seconds since 1970, or None.
     """
 
     def __init__(self, path: Path) -> None:
@@ -139,7 +131,7 @@ class Collected:
         self.evaluations: list[tuple[int, dict[str, Any]]] = []
         self.events: list[dict[str, Any]] = []
         self.spread: list[tuple[int, list[float]]] = []
-        self.memory: list[int] = []
+        self.memory: list[float] = []
         self.busy: list[float] = []
         self.times: tuple[float, float] | None = None
         self.pace = Pace()
@@ -165,7 +157,7 @@ class Collected:
         elif "evaluation" in entry:
             self.evaluations.append((int(entry["evaluation"]), dict(entry["scores"])))
         elif isinstance(entry.get("event"), str):
-            when = _number(entry.get("timing", {}).get("time"))
+            when = as_number(entry.get("timing", {}).get("time"))
             if entry["event"] in ("start", "resume"):
                 self.pace.begins = True
             self.events.append({**entry, "step": max(_whole(entry.get("at")), 0), "when": when})
@@ -176,29 +168,24 @@ class Collected:
         self.step = step
         timing: dict[str, Any] = entry.get("timing", {})
         parts = entry.get("parts")
-        values = {name: _number(entry.get(name)) for name in _PLAIN}
+        values = {name: as_number(entry.get(name)) for name in _PLAIN}
         if isinstance(parts, dict):
-            values |= {f"part:{name}": _number(value) for name, value in parts.items()}
-        seconds = _number(timing.get("seconds"))
+            values |= {f"part:{name}": as_number(value) for name, value in parts.items()}
+        seconds = as_number(timing.get("seconds"))
         values["seconds"] = seconds
         if seconds is not None:
-            values["waited"] = seconds * (_number(timing.get("waited")) or 0.0)
-            values["network"] = seconds * (_number(timing.get("network")) or 0.0)
-            self.pace.add(seconds, _number(timing.get("waited")) or 0.0)
-        if (now := _number(timing.get("time"))) is not None:
+            values["waited"] = seconds * (as_number(timing.get("waited")) or 0.0)
+            values["network"] = seconds * (as_number(timing.get("network")) or 0.0)
+            self.pace.add(seconds, as_number(timing.get("waited")) or 0.0)
+        if (now := as_number(timing.get("time"))) is not None:
             first, last = self.times or (now - (seconds or 0.0), now)
             self.times = (first, max(last, now))  # the clock may have been set back
             values["elapsed"] = self.times[1] - first
         self.steps.add(step, {name: value for name, value in values.items() if value is not None})
-        ranks = timing.get("ranks")
-        if isinstance(ranks, list) and all(_number(one) is not None for one in ranks):
-            self.spread.append((step, [float(one) for one in ranks]))
-        held = timing.get("memory")
-        if isinstance(held, list) and all(_number(one) is not None for one in held):
-            self.memory = held
-        busy = timing.get("busy")
-        if isinstance(busy, list) and all(_number(one) is not None for one in busy):
-            self.busy = busy
+        if (ranks := _numbers(timing.get("ranks"))) is not None:
+            self.spread.append((step, ranks))
+        self.memory = _numbers(timing.get("memory")) or self.memory
+        self.busy = _numbers(timing.get("busy")) or self.busy
 
     def _read_beside(self) -> None:
         self.starts, _ = starts.read(self.run.environment)
@@ -216,34 +203,34 @@ class Collected:
 
     @property
     def score_name(self) -> str | None:
-        """Name of the score that selects the best weights, or None if there is none."""
+        """The name of the score that selects the best weights, or None if there is none."""
         given = str(self.recipe.get("evaluate.best", "auto"))
         return name_of_best(given, self.evaluations[-1][1]) if self.evaluations else None
 
     @property
     def drawn_score(self) -> str | None:
-        """Name of the score to draw: ``score_name`` or, if that is a loss, the task's score."""
+        """The name of the score to draw: ``score_name`` or, if that is a loss, the task's score."""
         name = self.score_name
         return name_of_best("auto", self.evaluations[-1][1]) if name in LOWER_IS_BETTER else name
 
     @property
     def best(self) -> tuple[int, dict[str, Any]] | None:
-        """Step and scores of the best evaluation (the first one if tied), or None if there is none."""
+        """The step and scores of the best evaluation (the first one if tied), or None if there is none."""
         name, best = self.score_name, None
         for step, scores in self.evaluations:
-            value = _number(scores.get(name)) if name else None
+            value = as_number(scores.get(name)) if name else None
             if name and value is not None and is_better(name, value, best[1][name] if best else None):
                 best = (step, scores)
         return best or (self.evaluations[-1] if self.evaluations else None)
 
     @property
     def images_per_second(self) -> float | None:
-        """Images per second of all ranks together, averaged over the run, or None if unknown."""
-        images = _number(self.recipe.get("batch.images"))
+        """The average number of images per second of all ranks together, or None if unknown."""
+        images = as_number(self.recipe.get("batch.images"))
         return self.pace.images_per_second(images) if images else None
 
     def elapsed(self, step: float, when: float | None = None) -> float:
-        """Return the time in seconds from the first step's start to the end of ``step``, or to ``when``."""
+        """Return the seconds from the start of the first step to the end of ``step``, or to ``when``."""
         if when is not None and self.times:
             return max(when - self.times[0], 0.0)
         points = [(0.0, 0.0), *self.steps.points("elapsed")]
@@ -255,20 +242,17 @@ class Collected:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks at the last start, or 0 if unknown."""
+        """The number of ranks at the last start, or 0 if unknown."""
         sizes = [_whole(entry.get("world_size")) for entry in self.events if "world_size" in entry]
         return sizes[-1] if sizes else 0
 
     @property
     def state(self) -> str:
         """The state of the run in one or two words, as ``rankless runs`` prints it."""
-        decisive = [entry["event"] for entry in self.events if entry["event"] in _DECISIVE]
-        last = decisive[-1] if decisive else None
-        if last in ("end", "stop"):
-            return _STATES[last]
-        if is_alive(self.run.path, last):
+        last = last_decisive(self.events)
+        if last not in ("end", "stop") and is_alive(self.run.path, last):
             return "running"
-        return _STATES.get(last or "", "interrupted")
+        return STATES.get(last or "", "interrupted")
 
 
 def _flat(tree: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
@@ -285,8 +269,16 @@ def _json(path: Path) -> Any:
         return None
 
 
-def _number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
+    """Return a number from a journal as a float, or None for any other value."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _numbers(values: Any) -> list[float] | None:
+    if not isinstance(values, list):
+        return None
+    numbers = [number for value in values if (number := as_number(value)) is not None]
+    return numbers if len(numbers) == len(values) else None
 
 
 def _whole(value: Any) -> int:

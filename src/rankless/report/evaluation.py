@@ -1,8 +1,10 @@
-"""Panels of the best evaluation: scores, curves, classes, confusion matrix and object sizes."""
+"""Panels of the best evaluation: scores, curves, classes, confusion matrix, object sizes and images."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from rankless.report.charts import Axes, Line, Mark, column_chart, line_chart
@@ -15,10 +17,17 @@ _NUMBERED = 24
 """Maximum number of classes for which the confusion matrix shows numbers. A larger one shows only colors."""
 _MOST_BARS = 40
 _GRID = [step / 100 for step in range(101)]
+_BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
+_LABELS = 12
+"""Maximum number of labels on an image. An image with more than twice as many boxes has no labels."""
+_SCORED = 5
+"""Maximum number of boxes in an image for the labels to include scores."""
+_TRUTHS = ("missed", "found", "ignored")
+_FOUND = ("wrong", "right", "ignored")
 
 
 def class_names(details: Mapping[str, Any]) -> list[str]:
-    """Return the class names, with the label appended to a repeated name to make it unique."""
+    """Return the class names, made unique by appending the label to repeated names."""
     names: list[str] = []
     for label, name in enumerate(details.get("classes", [])):
         names.append(f"{name} ({label})" if name in names else str(name))
@@ -32,12 +41,8 @@ def curve_charts(run: Collected) -> str:
     if thresholds := details.get("thresholds"):
         best = thresholds["best"]
         precision, recall, f1 = thresholds["at_best"]
-        lines = [
-            Line(name, [(x, y) for x, y in zip(_GRID, thresholds[key], strict=True) if y is not None], color)
-            for color, (name, key) in enumerate(
-                (("precision", "precision"), ("recall", "recall"), ("F1", "f1"))
-            )
-        ]
+        keys = {"precision": "precision", "recall": "recall", "F1": "f1"}
+        lines = [_curve(name, thresholds[key], color) for color, (name, key) in enumerate(keys.items())]
         at = ("evaluation", "thresholds")
         note = (
             f"Best F1 {number(f1, *at, 'at_best', 2, digits=3)} at the threshold "
@@ -60,6 +65,11 @@ def curve_charts(run: Collected) -> str:
     return "".join(parts)
 
 
+def _curve(name: str, values: Sequence[float | None], color: int | None, style: str = "") -> Line:
+    points = [(x, y) for x, y in zip(_GRID, values, strict=True) if y is not None]
+    return Line(name, points, color, style)
+
+
 def _precision_recall(details: Mapping[str, Any]) -> str:
     names, curves = class_names(details), details.get("pr", [])
     known = [label for label, curve in enumerate(curves) if curve]
@@ -68,17 +78,13 @@ def _precision_recall(details: Mapping[str, Any]) -> str:
     means = {label: sum(curves[label]) / len(curves[label]) for label in known}
     order = sorted(known, key=lambda label: -means[label])
     named = order if len(order) <= _NAMED else [*order[: _NAMED // 2], *order[-_NAMED // 2 :]]
-    lines = [
-        Line(names[label], list(zip(_GRID, curves[label], strict=True)), None, "faint")
-        for label in known
-        if label not in named
-    ]
+    lines = [_curve(names[label], curves[label], None, "faint") for label in known if label not in named]
     lines += [
-        Line(f"{names[label]} {means[label]:.2f}", list(zip(_GRID, curves[label], strict=True)), color)
+        _curve(f"{names[label]} {means[label]:.2f}", curves[label], color)
         for color, label in enumerate(named)
     ]
     mean = [sum(curves[label][at] for label in known) / len(known) for at in range(len(_GRID))]
-    lines.append(Line("mean", list(zip(_GRID, mean, strict=True)), None, "strong"))
+    lines.append(_curve("mean", mean, None, "strong"))
     left_out = len(known) - len(named)
     note = (
         "At an IoU of 0.5, with the AP50 of each class."
@@ -100,9 +106,9 @@ def compared(runs: Sequence[Collected]) -> str:
         curves = [curve for curve in run.details.get("pr", []) if curve]
         if curves:
             mean = [sum(values) / len(curves) for values in zip(*curves, strict=True)]
-            means.append(Line(run.name, list(zip(_GRID, mean, strict=True)), color))
+            means.append(_curve(run.name, mean, color))
         if thresholds := run.details.get("thresholds"):
-            f1.append(Line(run.name, list(zip(_GRID, thresholds["f1"], strict=True)), color))
+            f1.append(_curve(run.name, thresholds["f1"], color))
     recall, score = (Axes(name, x_range=(0, 1), y_range=(0, 1)) for name in ("recall", "score"))
     title = "Precision–recall, mean of the classes"
     return line_chart(title, means, recall) + line_chart("F1 by threshold", f1, score)
@@ -126,12 +132,10 @@ def class_table(run: Collected) -> str:
             number(row.get(column), "scores", "per_class", name, column, digits=3, step=step)
             for column in columns
         ]
-        for key, values in (("pascal", pascal), ("at_best", at_best)):
+        for keys, values in ((("pascal", "per_class"), pascal), (("at_best",), at_best)):
             if values:
-                where = (
-                    ("evaluation", key, "per_class", label) if key == "pascal" else ("evaluation", key, label)
-                )
                 pair = (values[label] if label >= 0 else None) or (None, None)
+                where = ("evaluation", *keys, label)
                 cells += [number(value, *where, at, digits=3) for at, value in enumerate(pair)]
         if truths:
             cells.append(number(truths[label] if label >= 0 else None, "evaluation", "truths", label))
@@ -259,15 +263,11 @@ def class_bars(run: Collected) -> str:
     rows = []
     for label in ranked[:_MOST_BARS]:
         bars = ""
-        for color, (key, row) in enumerate((("training", training), ("truths", truths))):
+        for color, (keys, row) in enumerate(((("training", "truths"), training), (("truths",), truths))):
             if row:
-                where = (
-                    ("evaluation", "training", "truths", label)
-                    if key == "training"
-                    else ("evaluation", key, label)
-                )
                 share = f'style="width:{78 * row[label] / top:.2f}%"'
-                bars += f'<div class="bar"><i class="c{color}" {share}></i>{number(row[label], *where)}</div>'
+                count = number(row[label], "evaluation", *keys, label)
+                bars += f'<div class="bar"><i class="c{color}" {share}></i>{count}</div>'
         rows.append(f"<dt>{text(names[label])}</dt><dd>{bars}</dd>")
     what = "Objects" if "iou" in details else "Images"
     kinds = [("training", 0)] if training else []
@@ -275,3 +275,65 @@ def class_bars(run: Collected) -> str:
     body = f'<ul class="legend">{legend}</ul><dl class="bars">{"".join(rows)}</dl>'
     more = f"The {_MOST_BARS} most frequent of {len(names):,} classes." if len(names) > _MOST_BARS else ""
     return card(f"{what} by class", body, more)
+
+
+def galleries(run: Collected) -> str:
+    """Return the section of example images, worst first."""
+    examples = run.details.get("examples", [])
+    names = class_names(run.details)
+    parts = []
+    for kind, title in (("worst", "Worst images"), ("best", "Best images")):
+        shown = [_example(at, one, names) for at, one in enumerate(examples) if one.get("kind") == kind]
+        if any(shown):
+            parts.append(f'<h3>{title}</h3><div class="gallery">{"".join(shown)}</div>')
+    if not parts:
+        return ""
+    key = ""
+    if "iou" in run.details:
+        key = (
+            '<ul class="legend boxes"><li class="found">found</li><li class="missed">missed</li>'
+            '<li class="right">correct</li><li class="wrong">wrong</li>'
+            '<li class="ignored">not counted</li></ul>'
+            '<p class="note">Left: ground truth. Right: predictions at the threshold with the best F1.</p>'
+        )
+    return f'<section class="examples"><h2>Images</h2>{key}{"".join(parts)}</section>\n'
+
+
+def _example(at: int, one: Mapping[str, Any], names: Sequence[str]) -> str:
+    jpeg = str(one.get("jpeg", ""))
+    if not _BASE64.fullmatch(jpeg):
+        return ""
+    name = PurePath(str(one.get("name", ""))).name
+    style = f"--image:url(data:image/jpeg;base64,{jpeg});--ratio:{int(one['width'])}/{int(one['height'])}"
+    score = number(one["score"], "evaluation", "examples", at, "score", digits=3)
+    title = f'<figcaption title="{text(one.get("name", ""))}"><span>{text(name)}</span>'
+    if isinstance(one["truth"], list):
+        truth = [(*row[:5], "", _TRUTHS[int(row[5])]) for row in one["truth"]]
+        found = [(*row[:5], f"{row[5]:.2f}", _FOUND[int(row[6])]) for row in one["found"]]
+        panes = "".join(f'<div class="pane">{_boxes(rows, names)}</div>' for rows in (truth, found))
+        return (
+            f'<figure style="{style}"><div class="panes">{panes}</div>'
+            f"{title}<span>F1 {score}</span></figcaption></figure>"
+        )
+    likeliest = ""
+    for place, (label, probability) in enumerate(one["likeliest"]):
+        kind = "right" if label == one["truth"] else "" if place else "wrong"
+        value = number(probability, "evaluation", "examples", at, "likeliest", place, 1, digits=3)
+        likeliest += f'<li class="{kind}">{text(names[int(label)])} {value}</li>'
+    return (
+        f'<figure class="classified" style="{style}"><div class="pane"></div>{title}'
+        f"<b>{text(names[one['truth']])}</b></figcaption><ul>{likeliest}</ul></figure>"
+    )
+
+
+def _boxes(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> str:
+    boxes = ""
+    for place, (x1, y1, x2, y2, label, score, kind) in enumerate(rows):
+        sides = zip(("left", "top", "width", "height"), (x1, y1, x2 - x1, y2 - y1), strict=True)
+        where = ";".join(f"{name}:{100 * part:.2f}%" for name, part in sides)
+        said = text(f"{names[int(label)]} {score}".strip())
+        edge = f"{' low' if y1 < 0.08 else ''}{' end' if x1 > 0.7 else ''}"
+        name = said if len(rows) <= _SCORED else text(names[int(label)])
+        shown = f"<b>{name}</b>" if place < _LABELS and len(rows) <= 2 * _LABELS else ""
+        boxes += f'<span class="box {kind}{edge}" style="{where}" title="{said}">{shown}</span>'
+    return boxes

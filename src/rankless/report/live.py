@@ -1,4 +1,4 @@
-"""A local server for a run's report during training. Each request renders the report again."""
+"""A local web server for a run's report during training. Each request renders the report again."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ _AGAIN = 5  # seconds
 def report_server(run: Path, port: int | None = None) -> Iterator[ThreadingHTTPServer]:
     """Yield a server for the report of ``run``, which handles requests once ``serve_forever`` is called.
 
-    It listens on ``port`` of the loopback address, by default on the first free port starting at
-    :data:`PORT`.
+    It listens on the loopback address, on ``port`` or on the first free port starting at :data:`PORT`.
     """
     collected = Collected(run).refresh()
     lock, newest = threading.Lock(), lru_cache(maxsize=1)(lambda best, last: of_run(run))

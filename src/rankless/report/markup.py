@@ -18,18 +18,15 @@ _WIDTHS = {"": 1, "two": 2, "all": 3}  # widths in columns
 
 
 def text(value: object) -> str:
-    """Convert a value from a file to text that is safe in HTML, including in attributes."""
+    """Escape a value from a file for HTML, including for attributes."""
     return escape(escaped(str(value)))
 
 
 def number(value: Any, *where: str | int, digits: int = 4, step: int | None = None) -> str:
     """Format a number as HTML, with its exact value and origin as attributes, or as – if it is not finite.
 
-    Args:
-        value: the number.
-        where: the file's name and the keys of the number, as in ``("scores", "per_class", "cat", "AP")``.
-        digits: digits after the decimal point. Integers have none.
-        step: step of the evaluation that the number is from.
+    ``where`` contains the file's name and the keys of the number, as in ``("scores", "per_class", "cat",
+    "AP")``. ``step`` is the step of the evaluation that the number is from.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return '<span class="none">–</span>'
@@ -51,7 +48,7 @@ def tile(name: str, value: str, kind: str = "") -> str:
 
 
 def fill_rows(cards: str) -> str:
-    """Return the panels with widths that fill the rows of pages with three or two columns."""
+    """Set the widths of the panels so that they fill the rows of pages with three or two columns."""
     widths = [_WIDTHS[found[1]] for found in _CARD.finditer(cards)]
     spans = iter(zip(_spans(widths, 3), _spans(widths, 2), strict=True))
 
@@ -76,10 +73,7 @@ def _spans(widths: Sequence[int], columns: int) -> list[int]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "") -> str:
-    """Return a scrollable table.
-
-    ``head`` contains text. The cells are HTML, and the first cell of a row is its title.
-    """
+    """Return a scrollable table. ``head`` is text, the cells are HTML, and the first cell titles its row."""
     titles = "".join(f'<th scope="col">{text(title)}</th>' for title in head)
     lines = "".join(
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
@@ -90,16 +84,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "")
 
 
 def pairs(rows: Iterable[tuple[str, str]], kind: str = "") -> str:
-    """Return pairs of names and values, both HTML, in as many columns as fit.
-
-    The columns are narrow if ``kind`` is ``short``.
-    """
+    """Return pairs of names and values, both HTML, in as many columns as fit. Kind ``short`` is narrow."""
     lines = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in rows)
     return f'<dl class="pairs {kind}">{lines}</dl>'
 
 
 def duration(seconds: float) -> str:
-    """Format a duration for display, as in ``3 min 30 s`` and ``2 h 5 min``."""
+    """Format a duration in seconds as in ``3 min 30 s`` and ``2 h 5 min``."""
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -7,12 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rankless.errors import counted
 from rankless.report.collected import Collected
 from rankless.report.markup import card, duration, number, pairs, table, text, tile
 from rankless.runs.pace import speed_text
 
 Digests = Mapping[str, str]
-"""SHA-256 of each run's weights by the run's path. Runs in progress have no entry."""
+"""SHA-256 of each run's weights, by run directory. Runs in progress have no entry."""
 _HEADLINE = ("AP", "AP50", "AP75", "top1", "top5", "f1")
 
 
@@ -40,9 +41,11 @@ def claim(run: Collected, digest: str | None) -> str:
     if run.busy:
         shares = dict.fromkeys(f"{one:.0%}" for one in (min(run.busy), max(run.busy)))
         tiles.append(tile("time computing per rank", "–".join(shares)))
-    steps = f"{run.step:,}"
-    tiles.append(tile("steps", steps))
-    sentence = f"{_what(run)}; {text(run.state)}, {steps} {'step' if run.step == 1 else 'steps'}"
+    tiles.append(tile("steps", f"{run.step:,}"))
+    sentence = text(run.recipe.get("model.name") or "a model")
+    if data := run.recipe.get("data.root"):
+        sentence += f" on {text(data)}"
+    sentence += f"; {text(run.state)}, {counted(run.step, 'step')}"
     if run.best is not None:
         sentence += f", best at step {run.best[0]:,}"
     below = (
@@ -58,16 +61,7 @@ def claim(run: Collected, digest: str | None) -> str:
     return f'<p class="lead">{sentence}.</p><div class="tiles">{"".join(tiles)}</div>{below}'
 
 
-def _what(run: Collected) -> str:
-    model, data = run.recipe.get("model.name"), run.recipe.get("data.root")
-    parts = [text(model)] if model else ["a model"]
-    if data:
-        parts.append(f"on {text(data)}")
-    return " ".join(parts)
-
-
 def _spent(run: Collected) -> str:
-    """Return the total duration of the steps, as ``rankless runs`` prints it."""
     return duration(run.steps.total("seconds"))
 
 
@@ -76,38 +70,27 @@ def comparison(runs: Sequence[Collected], digests: Digests) -> str:
     rows: list[list[str]] = [["state", *(text(run.state) for run in runs)]]
     names = [name for name in _HEADLINE if any(run.best and name in run.best[1] for run in runs)]
     for name in names:
-        rows.append([text(name), *(_best_score(run, name) for run in runs)])
+        best = [run.best and number(run.best[1].get(name), "scores", name, step=run.best[0]) for run in runs]
+        rows.append([text(name), *(score or "–" for score in best)])
     rows.append(["best step", *(f"{run.best[0]:,}" if run.best else "–" for run in runs)])
     rows.append(["steps", *(f"{run.step:,}" for run in runs)])
     rows.append(["training time", *map(_spent, runs)])
     speeds = [run.images_per_second for run in runs]
     rows.append(["images/s", *(speed_text(speed) if speed else "–" for speed in speeds)])
     rows.append(["ranks", *(str(run.ranks or "–") for run in runs)])
+    note = ""
     if digests:
         shown = [digests.get(str(run.run.path)) for run in runs]
         cells = [f'<code title="{text(one)}">{text(one[:12])}…</code>' if one else "–" for one in shown]
         rows.append(["digest", *cells])
-        same = [f"{a.name} and {b.name}" for a, b in _equal(runs, shown)]
-        note = f"The weights of {text('; '.join(same))} are bitwise identical." if same else ""
-    else:
-        note = ""
-    head = ["", *(run.name for run in runs)]
-    return card("Side by side", table(head, rows, kind="numbers compare"), note, width="all") + _differences(
-        runs
-    )
-
-
-def _best_score(run: Collected, name: str) -> str:
-    return number(run.best[1].get(name), "scores", name, step=run.best[0]) if run.best else "–"
-
-
-def _equal(runs: Sequence[Collected], digests: Sequence[str | None]) -> list[tuple[Collected, Collected]]:
-    pairs = itertools.combinations(zip(runs, digests, strict=True), 2)
-    return [(a, b) for (a, one), (b, other) in pairs if one and one == other]
+        two = itertools.combinations(zip(runs, shown, strict=True), 2)
+        if same := [f"{a.name} and {b.name}" for (a, one), (b, other) in two if one and one == other]:
+            note = f"The weights of {text('; '.join(same))} are bitwise identical."
+    body = table(["", *(run.name for run in runs)], rows, kind="numbers compare")
+    return card("Side by side", body, note, width="all") + _differences(runs)
 
 
 def _differences(runs: Sequence[Collected]) -> str:
-    """Return a table of the recipe keys whose values differ."""
     keys = dict.fromkeys(key for run in runs for key in run.recipe)
     rows = []
     for key in keys:
@@ -116,9 +99,8 @@ def _differences(runs: Sequence[Collected]) -> str:
             rows.append([f"<code>{text(key)}</code>", *(text(_value(value)) for value in values)])
     if not rows:
         return card("Recipes", "<p>The recipes are identical.</p>", width="all")
-    return card(
-        "Differences between the recipes", table(["key", *(run.name for run in runs)], rows), width="all"
-    )
+    body = table(["key", *(run.name for run in runs)], rows)
+    return card("Differences between the recipes", body, width="all")
 
 
 def _value(value: Any) -> str:

@@ -14,9 +14,8 @@ from typing import Any
 from rankless import __version__
 from rankless.errors import UserError, check_all
 from rankless.files.writing import beside
-from rankless.report import evaluation, overview, timeline, training
+from rankless.report import evaluation, overview, training
 from rankless.report.collected import Collected
-from rankless.report.examples import galleries
 from rankless.report.markup import card, fill_rows, text
 from rankless.runs.weights_digest import of_run
 
@@ -27,7 +26,7 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-
 def render(runs: Sequence[Collected], digests: overview.Digests | None = None, *, refresh: int = 0) -> str:
     """Return the page of one run, or of several runs side by side.
 
-    ``digests`` maps run directories, as given, to digests of weights. If ``refresh`` is not 0, the browser
+    ``digests`` maps run directories, as passed, to digests of weights. If ``refresh`` is not 0, the browser
     reloads the page after that many seconds.
     """
     known = digests or {}
@@ -74,23 +73,18 @@ def _sections(run: Collected) -> str:
             evaluation.size_charts,
         )
     )
+    title, step = "Best evaluation", run.details.get("step")
+    if run.best is not None and step not in (None, run.best[0]):  # in a copy of a run
+        title += f", with curves and images of step {step:,}"
     return "".join(
         (
             section("Training", training.score_charts(run) + training.loss_charts(run)),
-            section(_title_of_details(run), found),
-            _panel(galleries, run),
-            section("Time", timeline.time_charts(run) + training.events_panel(run)),
+            section(title, found),
+            _panel(evaluation.galleries, run),
+            section("Time", training.time_charts(run) + training.events_panel(run)),
             section("Environment", overview.environment(run)),
         )
     )
-
-
-def _title_of_details(run: Collected) -> str:
-    """Return the title of the section. In a copy of a run, the details may be from an older step."""
-    step = run.details.get("step")
-    if run.best is None or step is None or step == run.best[0]:
-        return "Best evaluation"
-    return f"Best evaluation, with curves and images of step {step:,}"
 
 
 def _panel(make: Callable[[Any], str], subject: Collected | Sequence[Collected]) -> str:
@@ -118,8 +112,8 @@ def write(runs: Sequence[Collected], path: Path, digests: overview.Digests | Non
 class Report:
     """The report of one run, or of several side by side, which a notebook displays as the value of a cell.
 
-    The report is a frame without access to the notebook around it. It shows the runs as they were when this
-    object was created. They may still be in progress.
+    The report is an iframe without access to the notebook. It shows the runs, which may still be in progress,
+    as they were when this object was created.
 
     Args:
         runs: run directories.

@@ -1,4 +1,4 @@
-"""The curves of runs as an image for papers and slides."""
+"""Plots of runs as an image for papers and slides."""
 
 from __future__ import annotations
 
@@ -59,14 +59,13 @@ def figure(runs: Sequence[Collected], *, details: bool = True) -> Figure:
 
 
 def save(made: Figure, file: Path | BinaryIO, format: str) -> None:
-    """Write a figure as an image of a format that matplotlib knows."""
+    """Write a figure to a file in an image format that matplotlib supports."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)  # characters in a run's name
         made.savefig(file, format=format)
 
 
 def _draw(run: Collected, color: str, panels: tuple[Any, ...], *, alone: bool) -> None:
-    """Draw a run's losses, scores, learning rate and step times, with more lines if it is the only run."""
     (loss, scores, *beside), name = panels, run.name.replace("$", r"\$")
     points = list(run.steps.points("loss"))
     if alone:

@@ -1,13 +1,14 @@
-"""Panels of a run's training: losses, learning rates, scores and events."""
+"""Panels of a run's training: losses, learning rates, scores, times and events."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rankless.report.charts import FEW, Axes, Line, Mark, Point, line_chart, smoothed
-from rankless.report.collected import Collected
-from rankless.report.markup import card, number, table, text
+from rankless.report.charts import FEW, Axes, Line, Mark, Point, line_chart, smoothed, stacked_chart
+from rankless.report.collected import Collected, as_number
+from rankless.report.markup import card, duration, number, table, text
 
 _GROUPS = (
     ("Average precision", ("AP", "AP50", "AP75")),
@@ -16,12 +17,16 @@ _GROUPS = (
     ("Accuracy", ("top1", "top5")),
     ("Mean over classes", ("precision", "recall", "f1")),
 )
-_LOSSES = ("loss", "nll")
 _UNSHOWN = ("ARs", "ARm", "ARl", "unreadable")
 _MOST_MARKS = 40
 _SEEN = 0.25
 """Fraction of a panel's height below which a line looks flat."""
 _SERIOUS = ("death", "error", "not saved", "late", "slow", "full disk", "silent error")
+_UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+_PAUSE = 0.02
+"""Fraction of the total time above which the time between two steps is drawn as a gap."""
+_MOST_RANKS = 16
+_LONGEST = 1e10  # seconds; a longer time means that the clock was wrong
 
 
 def marked(run: Collected) -> list[tuple[dict[str, Any], str, str]]:
@@ -46,7 +51,7 @@ def score_points(run: Collected, name: str) -> list[Point]:
     return [
         (float(step), float(scores[name]))
         for step, scores in run.evaluations
-        if isinstance(scores.get(name), int | float) and not isinstance(scores.get(name), bool)
+        if as_number(scores.get(name)) is not None
     ]
 
 
@@ -62,10 +67,7 @@ def loss_charts(run: Collected) -> str:
     gray = "Gray: each step." if steps.width == 1 else f"Gray: means of {steps.width:,} steps."
     gray = "Each step, not smoothed." if few else gray
     lines = [] if few else [Line("each step", loss, None, "faint")]
-    lines += [
-        Line(f"training{smooth}", smoothed(loss), 0),
-        Line("validation", validation, 1, "dots"),
-    ]
+    lines += [Line(f"training{smooth}", smoothed(loss), 0), Line("validation", validation, 1, "dots")]
     axes = steps_axes(run, log=spans_decades([*loss, *validation]))
     charts = [line_chart("Loss", lines, axes, gray)]
     if len(parts) > 1:
@@ -103,7 +105,7 @@ def by_scale(lines: Sequence[Line]) -> list[list[Line]]:
 
 
 def spans_decades(points: Sequence[Point]) -> bool:
-    """Check whether values span two decades or more, as with large initial losses, and need a log axis."""
+    """Check whether values span two decades or more and need a log axis, as with large initial losses."""
     values = [y for _, y in points]
     return bool(values) and min(values) > 0 and max(values) > 100 * min(values)
 
@@ -127,6 +129,96 @@ def score_charts(run: Collected) -> str:
         line = Line(name, score_points(run, name), 0, "dots")
         charts.append(line_chart(title, [line], steps_axes(run)))
     return "".join(charts)
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """The horizontal axis: the time since the start of the first step, or steps if no times are known."""
+
+    run: Collected
+    whole: float
+
+    @property
+    def unit(self) -> tuple[float, str]:
+        return next(unit for unit in _UNITS if self.whole >= 2 * unit[0] or unit[0] == 1.0)
+
+    def at(self, step: float, when: float | None = None) -> float:
+        if not self.whole:
+            return step
+        return self.run.elapsed(step, when) / self.unit[0]
+
+    def axes(self) -> Axes:
+        if not self.whole:
+            return steps_axes(self.run)
+        marks = [
+            Mark(x, label, kind)
+            for entry, label, kind in marked(self.run)
+            if (x := self.at(entry["step"], entry["when"])) < _LONGEST
+        ]
+        end = max([self.whole / self.unit[0], *(mark.x for mark in marks)])
+        return Axes(f"{self.unit[1]} since the start", x_range=(0, end), marks=marks)
+
+
+def time_charts(run: Collected) -> str:
+    """Return charts that show how each step's time was spent and how the ranks' times differ."""
+    whole = run.times[1] - run.times[0] if run.times else 0.0
+    clock = _Clock(run, whole if whole < _LONGEST else 0.0)
+    rows, pauses = _parts(run, clock)
+    gaps = [(x, 0.0) for pause in pauses for x in pause]
+    smooth = [
+        Line(name, sorted([*smoothed(line), *gaps], key=lambda point: point[0]), color)
+        for color, (name, line) in enumerate(rows.items())
+    ]
+    note = "Rank 0, smoothed. On GPUs, the host does not see what the device waits for."
+    if clock.whole:
+        steps = run.steps.total("seconds")
+        note += f" The steps took {duration(steps)}"
+        if (rest := clock.whole - steps) >= 1:
+            note += f", and evaluations, checkpoints and pauses took {duration(rest)}"
+        note += "."
+    note += " The images/s and the waiting time above exclude the first step of each start."
+    return stacked_chart("Step time in ms", smooth, clock.axes(), note) + _spread(run, clock)
+
+
+def _parts(run: Collected, clock: _Clock) -> tuple[dict[str, list[Point]], list[tuple[float, float]]]:
+    """Return how many milliseconds the parts of each step took, and the start and end of each pause."""
+    rows: dict[str, list[Point]] = {"computing": [], "waiting for images": [], "network and other ranks": []}
+    pauses: list[tuple[float, float]] = []
+    before = 0.0
+    for one in run.steps.bins:
+        seconds = one.mean("seconds")
+        if seconds is None:
+            continue
+        waited, network = one.mean("waited") or 0.0, one.mean("network") or 0.0
+        x = (one.first + one.last) / 2
+        if clock.whole and (elapsed := one.mean("elapsed")) is not None:
+            half = seconds * (one.counts["seconds"] - 1) / 2
+            began, x = (elapsed - half - seconds) / clock.unit[0], elapsed / clock.unit[0]
+            if before and began - before > _PAUSE * clock.whole / clock.unit[0]:
+                pauses.append((before, began))
+            before = (elapsed + half) / clock.unit[0]
+        for line, value in zip(rows.values(), (seconds - waited - network, waited, network), strict=True):
+            line.append((x, 1e3 * min(max(value, 0.0), 1e9)))
+    return rows, pauses
+
+
+def _spread(run: Collected, clock: _Clock) -> str:
+    ranks = max((len(times) for _, times in run.spread), default=0)
+    lines = [
+        Line(
+            f"rank {rank}",
+            [(clock.at(step), times[rank]) for step, times in run.spread if rank < len(times)],
+            rank,
+            "dots",
+        )
+        for rank in range(min(ranks, _MOST_RANKS))
+    ]
+    return line_chart(
+        "Computing time per rank in ms",
+        lines,
+        clock.axes(),
+        "Median per micro-batch since the previous evaluation, without waiting for other ranks.",
+    )
 
 
 def events_panel(run: Collected) -> str:

@@ -1,9 +1,9 @@
-"""The chain of a run's checkpoints: lines of the journal, each with the digest of the previous one.
+"""A hash chain over a run's checkpoints: lines of the journal, each with the digest of the previous one.
 
-A line binds a checkpoint's files to the recipe, the data, the environment and the numbers in the journal
-before it. A checkpoint's ``chain.json`` contains everything in its line except the digests of its files, so
-the line can be restored from it if the process is killed before it writes the line. The lines of removed
-checkpoints are kept.
+A line binds a checkpoint's files to the recipe, the data, the environment and all earlier numbers in the
+journal. A checkpoint's ``chain.json`` contains everything in its line except the digests of its files, so
+that the line can be restored if the process is killed before writing it. Lines of removed checkpoints are
+kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGEST = MIB
 
 
 class Line(msgspec.Struct):
-    """A line of the chain, which binds one checkpoint to the run and to the previous line."""
+    """One line of the chain."""
 
     checkpoint: int  # number of completed steps
     files: dict[str, str]  # SHA-256 of each file of the checkpoint, by name
@@ -45,21 +45,13 @@ class Line(msgspec.Struct):
 
 @dataclass
 class Chain:
-    """The chain of a run, with the results of comparing it to the run's files.
+    """The chain of a run and the results of comparing it with the run's files."""
 
-    Attributes:
-        lines: the lines, including those restored from a checkpoint.
-        problems: a sentence for each mismatch.
-        notes: sentences about checkpoints without a chain.
-        sound: steps whose checkpoint is complete and matches its line, in increasing order.
-        wrong: steps whose checkpoint exists but is ``damaged`` or ``exchanged``.
-    """
-
-    lines: list[Line] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    sound: list[int] = field(default_factory=list)
-    wrong: dict[int, str] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)  # including those restored from a checkpoint
+    problems: list[str] = field(default_factory=list)  # a sentence for each mismatch
+    notes: list[str] = field(default_factory=list)  # sentences about checkpoints without a chain
+    sound: list[int] = field(default_factory=list)  # steps of complete, matching checkpoints, in order
+    wrong: dict[int, str] = field(default_factory=dict)  # "damaged" or "exchanged", by step
 
     def between(self, first: int, last: int) -> list[Line]:
         """Return the lines of the checkpoints after step ``first`` and up to step ``last``."""
@@ -73,13 +65,13 @@ class Numbers:
         self.count, self._sha = 0, hashlib.sha256()
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Add an entry of the journal if it has numbers."""
+        """Add an entry of the journal if it contains numbers."""
         if "step" in entry or "evaluation" in entry:
             self.count += 1
             self._sha.update(journal.line({key: value for key, value in entry.items() if key != "timing"}))
 
     def mark(self) -> tuple[int, str]:
-        """Return the number of entries so far and their digest."""
+        """Return the number of entries added so far and their digest."""
         return self.count, self._sha.hexdigest()
 
 
@@ -89,7 +81,7 @@ def digest_of(value: object) -> str:
 
 
 def entry_of(folder: Path) -> dict[str, Any] | None:
-    """Return the chain's line for the checkpoint in ``folder``, or None if it cannot be restored."""
+    """Reconstruct the chain's line for the checkpoint in ``folder``, or return None if this is impossible."""
     with suppress(OSError, UserError):
         files, step = checksums.read(folder) or {}, read_state(folder)["step"]
         if files.pop(NAME, "") and (links := links_in(folder)):
@@ -132,7 +124,6 @@ def read(run: RunDirectory) -> Chain:
 
 
 def _follow(chain: Chain, entry: dict[str, Any], source: str) -> None:
-    """Append the line in ``entry`` to the chain, and record problems with it."""
     step, last = entry["checkpoint"], chain.lines[-1] if chain.lines else None
     try:
         line = msgspec.convert(entry, Line)
@@ -216,10 +207,10 @@ def _other_files(lines: Sequence[Line], run: RunDirectory) -> Iterator[str]:
 
 
 def _pointers(chain: Chain, run: RunDirectory, recorded: Container[int]) -> Iterator[str]:
-    """Yield a problem for each of ``last``, ``best`` and their links that points to an unexpected step.
+    """Yield a problem if ``last``, ``best`` or one of their links points to an unexpected step.
 
-    ``recorded`` contains the steps with a line in the journal. A process may have saved a newer checkpoint to
-    which ``last`` and ``best`` do not point yet.
+    ``recorded`` contains the steps with a line in the journal. Newer checkpoints may exist to which ``last``
+    and ``best`` do not point yet.
     """
     if not chain.sound:
         return
@@ -247,7 +238,6 @@ def _pointers(chain: Chain, run: RunDirectory, recorded: Container[int]) -> Iter
 
 
 def _is_weights_of(path: Path, folder: Path, sums: Mapping[str, str]) -> bool:
-    """Check whether ``path`` is a link to the preferred weights in ``folder``, or a copy of them."""
     name = "ema.safetensors" if "ema.safetensors" in sums else "model.safetensors"
     if path.is_symlink():
         return path.resolve() == (folder / name).resolve()

@@ -35,7 +35,7 @@ _NEEDED = ("model.safetensors", "training.safetensors", "state.json")
 
 
 class RunDirectory:
-    """The paths inside a run directory. Creating this object creates no files."""
+    """The paths inside a run directory, none of which need to exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -58,7 +58,7 @@ class RunDirectory:
         return self.checkpoints / f"step-{step:09d}"
 
     def steps(self) -> list[int]:
-        """Return the steps with a checkpoint directory, complete or not, in increasing order."""
+        """Return the steps that have a checkpoint directory, complete or not, in increasing order."""
         if not self.checkpoints.is_dir():
             return []
         # Ignore pipes, links and other files with such a name.
@@ -81,14 +81,14 @@ class RunDirectory:
         self.link(name)
 
     def link(self, name: str) -> None:
-        """Make ``NAME.safetensors`` a link to the weights to which ``last`` or ``best`` points."""
+        """Link ``NAME.safetensors`` to the weights to which ``last`` or ``best`` points."""
         self.link_weights(f"{name}.safetensors", self.pointed(name))
 
     def link_weights(self, name: str, step: int | None) -> None:
-        """Make ``name`` a link to the weights of ``step``'s checkpoint, or remove it if ``step`` is None.
+        """Link ``name`` to the weights of the checkpoint of ``step``, or remove the link if ``step`` is None.
 
-        Rankless does not read these links, so it does nothing if the file system has no links or if the user
-        has a file with that name.
+        Rankless never reads these links. If the file system does not support links, or the user has a file
+        with this name, nothing is done.
         """
         path = self.path / name
         with suppress(OSError):
@@ -129,7 +129,7 @@ def beside(folder: Path, kind: str) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint. The remains of an interrupted removal are never mistaken for a checkpoint."""
+    """Remove a checkpoint. If this is interrupted, the remains are never mistaken for a checkpoint."""
     gone = beside(folder, "gone")
     remove_tree(gone)
     try:
@@ -167,8 +167,6 @@ class _Best(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """The required fields of ``state.json``, which may have others."""
-
     step: int
     images: int
     best: _Best | None
@@ -197,9 +195,9 @@ def remains(run: RunDirectory) -> list[Path]:
 
 
 def recover(run: RunDirectory) -> None:
-    """Restore complete checkpoints that a killed process left under temporary names; remove other remains.
+    """Restore complete checkpoints that a killed process left under temporary names.
 
-    No process may be writing to the run.
+    Other remains are removed. No process may be writing to the run.
     """
     # A new checkpoint (tmp) takes precedence over the one that it replaces (aside).
     for path in sorted(remains(run), key=lambda path: path.suffix, reverse=True):
@@ -215,11 +213,14 @@ def recover(run: RunDirectory) -> None:
 def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
     """Return the weights file for a target on the command line.
 
+    Averaged weights (EMA) are preferred. If a run's best checkpoint is missing, another one is used, and
+    ``warn`` is called with a sentence.
+
     Args:
-        target: a weights file, a link to one (a run's ``best.safetensors``), a run directory (for its best
-            checkpoint or, if there is none, its last one), a checkpoint directory, or a run's
-            ``checkpoints/best`` or ``checkpoints/last``. Averaged weights (EMA) are preferred.
-        warn: called with a sentence if a run's best checkpoint is missing and another one is used.
+        target: a weights file, a run directory (for its best or, if there is none, its last checkpoint), a
+            checkpoint directory, or a run's ``best.safetensors``, ``checkpoints/best`` or
+            ``checkpoints/last``.
+        warn: receives the warning.
     """
     target = Path(target)
     if not target.exists():
@@ -227,11 +228,11 @@ def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
         if target.is_symlink():
             what = f"a link to {target.readlink()}, which does not exist"
         raise UserError(f"{target}: {what}; expected a run directory or a weights file")
-    if target.is_file() and target.name in ("best", "last"):
+    if target.is_file() and target.name in ("best", "last") and target.parent.name == "checkpoints":
         run = RunDirectory(target.parent.parent)
         folder = _named(run, target.name)
         if folder is None:
-            raise UserError(f"{_dangling(run, target.name)}; the run's checkpoints: {_names(run)}")
+            raise UserError(f"{dangling(run, target.name)}; the run's checkpoints: {_names(run)}")
         return _preferred(folder)
     if target.is_file():
         if _is_darknets(target):
@@ -250,7 +251,7 @@ def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
 
 
 def _is_darknets(target: Path) -> bool:
-    """Check whether a file has Darknet weights, as ``yolov4.weights`` and ``darknet53.conv.74`` do."""
+    """Check whether a file contains Darknet weights, as ``yolov4.weights`` and ``darknet53.conv.74`` do."""
     if target.suffix != ".weights" and ".conv." not in target.name:
         return False
     try:
@@ -261,7 +262,6 @@ def _is_darknets(target: Path) -> bool:
 
 
 def _darknet(target: Path) -> str:
-    """Return the error message for Darknet weights, which describe neither the network nor the classes."""
     cfg, names = target.with_suffix(".cfg"), target.with_suffix(".names")
     known = target.stem.startswith("yolov") and not cfg.is_file()
     network = f"--model {target.stem}" if known else f"--cfg {cfg}"
@@ -280,8 +280,8 @@ def _of_run(run: RunDirectory, warn: Callable[[str], None]) -> Path | None:
             if missed:
                 warn(f"{'; '.join(missed)}; using {run.checkpoints / name} ({folder.name}) instead")
             return folder
-        if (run.checkpoints / name).exists():
-            missed.append(_dangling(run, name))
+        if problem := dangling(run, name):
+            missed.append(problem)
     there = [folder for folder in map(run.step_directory, run.steps()) if holds_weights(folder)]
     if not there:
         if missed:
@@ -293,7 +293,6 @@ def _of_run(run: RunDirectory, warn: Callable[[str], None]) -> Path | None:
 
 
 def _named(run: RunDirectory, name: str) -> Path | None:
-    """Return the checkpoint to which ``last`` or ``best`` points, if it exists."""
     step = run.pointed(name)
     folder = None if step is None else run.step_directory(step)
     return folder if folder is not None and holds_weights(folder) else None
@@ -301,11 +300,8 @@ def _named(run: RunDirectory, name: str) -> Path | None:
 
 def dangling(run: RunDirectory, name: str) -> str:
     """Return the problem if ``last`` or ``best`` points to a missing checkpoint, otherwise ""."""
-    is_wrong = (run.checkpoints / name).exists() and _named(run, name) is None
-    return _dangling(run, name) if is_wrong else ""
-
-
-def _dangling(run: RunDirectory, name: str) -> str:
+    if not (run.checkpoints / name).exists() or _named(run, name) is not None:
+        return ""
     step = run.pointed(name)
     if step is None:
         return f"{run.checkpoints / name}: is damaged (it does not contain the name of a checkpoint)"

@@ -1,7 +1,7 @@
-"""A reader that follows a run's journal while it is written. For a remote run, this file is sent there.
+"""Follow a run's journal while it is written. For a remote run, this file is sent to the remote machine.
 
-It needs only Python 3.8 or newer. As a program, it reads a request (a line of JSON) from standard input, and
-prints the result of :func:`described` and then the lines of the journal until the run ends.
+It requires only Python 3.8. As a program, it reads a request (a line of JSON) from standard input, and prints
+the result of :func:`described`, followed by the lines of the journal until the run ends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def described(run: Path) -> dict[str, str]:
-    """Return the contents of the run's recipe and of its record of starts, which is "" if missing."""
+    """Return the contents of the run's recipe and of its record of starts, or "" if there is no record."""
     recipe, environment = _head(run / "recipe.yaml"), ""
     with contextlib.suppress(OSError):
         environment = _head(run / "environment.json")
@@ -60,7 +60,7 @@ def _head(path: Path) -> str:
 def is_held(lock: Path) -> bool:
     """Check whether a process on this machine has locked a file, without locking it.
 
-    A starting run would mistake this process's lock for that of another run.
+    A starting run would mistake a lock by this process for that of another run.
     """
     try:
         inode = str(lock.stat().st_ino)
@@ -113,19 +113,16 @@ def _began_on(run: Path) -> str | None:
 
 
 def may_begin(run: Path) -> bool:
-    """Check whether a run may soon create a journal in a folder.
-
-    A run creates its folder, and the default parent folder ``runs`` if necessary.
-    """
+    """Check whether a run may soon create a journal in a folder that is empty or does not exist yet."""
     if run.is_dir():
         return (run / "recipe.yaml").exists() or is_held(run / ".lock") or not any(run.iterdir())
     return not run.exists() and (run.parent.is_dir() or run.parent == Path("runs"))
 
 
 def begins(run: Path, poll: float = POLL) -> bool:
-    """Wait for a journal, and return whether it exists.
+    """Wait for a journal and return whether it exists.
 
-    The wait ends after :data:`PATIENCE` unless a process has locked the run.
+    The wait ends after :data:`PATIENCE` seconds unless a process has locked the run.
     """
     until = time.monotonic() + PATIENCE
     while not (run / "journal.jsonl").exists():
@@ -138,8 +135,8 @@ def begins(run: Path, poll: float = POLL) -> bool:
 def lines(run: Path, poll: float = POLL) -> Iterator[str]:
     """Yield the complete lines of the journal as they are written, until the run ends.
 
-    A resumed run rewrites the journal without the steps that it repeats. Lines before the resumption are not
-    yielded again.
+    When a run resumes, it rewrites the journal without the steps that it repeats. Lines before the resumption
+    are not yielded again.
     """
     path = run / "journal.jsonl"
     last, starts = None, 0

@@ -27,16 +27,9 @@ _LONGEST = 1 << 30  # maximum bytes of a line, enough for the scores of a millio
 class Journal:
     """A journal opened for appending at the start of a run or after ``step`` steps.
 
-    Args:
-        path: the file, which is created with its folder if missing.
-        step: number of completed steps. Lines of later steps are removed, because they will be written again.
-        unscored: whether to remove the evaluation after ``step`` as well.
-
-    Attributes:
-        path: the file.
-        left_out: number of damaged lines that were removed.
-        original: the copy of the original journal, if damaged lines were removed.
-        waiting: bytes that could not be written yet.
+    Lines of later steps are removed, because they will be written again; with ``unscored``, so is the
+    evaluation after ``step``. ``left_out`` damaged lines are removed too, and ``original`` is then a copy of
+    the original journal. ``waiting`` contains the bytes that could not be written yet.
     """
 
     def __init__(self, path: Path, step: int, *, unscored: bool = False) -> None:
@@ -61,23 +54,22 @@ class Journal:
             self.waiting = self.waiting[self.file.write(self.waiting) :]
 
     def close(self) -> None:
-        """Close the file."""
         self.file.close()
 
 
 def flush(path: Path) -> None:
-    """Wait until all lines of a journal, from any process, are on the disk."""
+    """Wait until all lines of a journal, from any process, are on disk."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Return an iterator over the entries of a journal, without damaged lines."""
+    """Iterate over the entries of a journal, skipping damaged lines."""
     return (entry for _, entry in _lines(path) if entry is not None)
 
 
 def step_seconds(path: Path) -> list[float]:
-    """Return the duration of each step in a journal in seconds."""
+    """Return the duration of each step in seconds."""
     return [entry["timing"]["seconds"] for entry in read(path) if "step" in entry]
 
 
@@ -123,7 +115,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
 
 
 def _kept(path: Path, step: int, *, unscored: bool) -> tuple[list[str], int, int]:
-    """Return the lines up to ``step``, the number of steps and evaluations, and that of damaged lines."""
+    """Return the lines up to ``step`` and the numbers of steps and evaluations and of damaged lines."""
     lines, damaged, numbers, last = list[str](), 0, 0, [0, 0]
     for text, entry in _lines(path):
         if entry is None:
@@ -137,10 +129,9 @@ def _kept(path: Path, step: int, *, unscored: bool) -> tuple[list[str], int, int
 
 
 def soundness(path: Path, step: int, *, unscored: bool) -> tuple[int, int, int]:
-    """Return a rating of a copy of the journal for a run that continues after ``step``. Higher is better.
+    """Rate a copy of the journal for a run that continues after ``step``. Higher is better.
 
-    Copies with more steps and evaluations rate higher. Ties go to the copy with fewer damaged lines, then to
-    the longer one.
+    Copies with more steps and evaluations rate higher, then those with fewer damaged lines, then longer ones.
     """
     try:
         lines, numbers, damaged = _kept(path, step, unscored=unscored)
@@ -185,7 +176,7 @@ def tail(path: Path) -> list[dict[str, Any]]:
 
 
 def append(path: Path, **entry: Any) -> None:
-    """Append one line to a journal that no process has open, in place of an incomplete last line."""
+    """Append one line to a journal that no process has open, replacing an incomplete last line."""
     with path.open("a+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         while end:
@@ -200,7 +191,7 @@ def append(path: Path, **entry: Any) -> None:
 
 
 def death(path: Path) -> str | None:
-    """Return the text of a journal's last entry if it records a death, otherwise None."""
+    """Return the text of a journal's last entry if it records the death of a process, otherwise None."""
     try:
         entries = tail(path)
     except OSError:
@@ -238,7 +229,7 @@ def last_step(path: Path) -> int:
 
 
 def numbers(path: Path) -> list[dict[str, Any]]:
-    """Return the entries without events and timing, which are equal in all runs of a recipe."""
+    """Return the entries of steps and evaluations without timing. They are equal in all runs of a recipe."""
     return [
         {key: value for key, value in entry.items() if key != "timing"}
         for entry in read(path)
@@ -247,5 +238,5 @@ def numbers(path: Path) -> list[dict[str, Any]]:
 
 
 def line(entry: dict[str, Any]) -> bytes:
-    """Return an entry as a line of the file."""
+    """Encode an entry as a line of the file."""
     return (json.dumps(finite(entry), separators=(",", ":")) + "\n").encode()

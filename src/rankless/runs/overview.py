@@ -1,4 +1,4 @@
-"""The summary of a run, with its state, progress, best score and weights."""
+"""The summary of a run: its state, progress, best score and weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ DETACHED = "detached.json"
 """File in a local run directory with the name of the machine that coordinates a detached run."""
 _SECONDS = re.compile(rb'"seconds":([0-9.e+-]{1,30})')
 _DEPTH = 3
-_STATES = {"end": "finished", "stop": "stopped", "error": "failed", "death": "died"}
+STATES = {"end": "finished", "stop": "stopped", "error": "failed", "death": "died"}
+"""The state of a run by the last event that determines it."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,15 @@ class Overview:
     """The summary of a run.
 
     Attributes:
-        run: the run directory.
         state: ``running``, ``finished``, ``stopped`` (on request), ``failed`` (with an error), ``died`` (a
             process died), ``interrupted`` (the end was not recorded), ``new`` (before the first step), or
             ``on HOST`` for a run that another machine coordinates.
-        step: number of completed steps.
-        steps: number of steps in the run, or None if unknown.
+        step, steps: number of completed steps, and of all steps, or None if unknown.
         saved: step of the newest checkpoint, from which the run resumes, or None if there is none.
         score_name, score, best_step: the best score so far, or None before the first evaluation.
         seconds: total duration of the steps in the journal.
         changed: time of the journal's last change, in seconds since 1970.
-        digest: SHA-256 of the best weights, or of the last ones if there are no best ones; None if none are
-            saved.
+        digest: SHA-256 of the best weights or, if there are none, of the last ones; None if none are saved.
     """
 
     run: Path
@@ -66,7 +64,7 @@ def find(folder: Path) -> list[RunDirectory]:
 
 
 def is_run(folder: Path) -> bool:
-    """Check whether a folder is a run directory, including one of a run on another machine."""
+    """Check whether a folder is a run directory, including that of a run on another machine."""
     return any((folder / name).is_file() for name in ("journal.jsonl", DETACHED)) or (
         (folder / "recipe.yaml").is_file() and (folder / ".lock").is_file()
     )
@@ -84,7 +82,7 @@ def _within(folder: Path, depth: int) -> Iterator[RunDirectory]:
 
 
 def overview(run: RunDirectory, recipe: Mapping[str, Any]) -> Overview:
-    """Return the summary of a run, given its recipe as plain values, which may be empty."""
+    """Return the summary of a run. ``recipe`` is its recipe as plain values, or empty if unknown."""
     entries: Sequence[dict[str, Any]] = []
     with suppress(OSError):
         entries = journal.tail(run.journal)
@@ -106,7 +104,7 @@ def overview(run: RunDirectory, recipe: Mapping[str, Any]) -> Overview:
 
 
 def steps_of(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the number of steps in the run, estimated from an entry, or None before the first step."""
+    """Return the total number of steps, estimated from an entry, or None before the first step."""
     for entry in reversed(entries):
         if entry.get("step") and isinstance(entry.get("epoch"), float | int) and entry["epoch"] > 0:
             # An entry's epoch is rounded to a millionth.
@@ -114,16 +112,20 @@ def steps_of(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) ->
     return None
 
 
+def last_decisive(entries: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the last event that determines the state of a run, or None if there is none."""
+    events = (*STATES, "start", "resume")
+    return next((entry["event"] for entry in reversed(entries) if entry.get("event") in events), None)
+
+
 def _state(run: RunDirectory, entries: Sequence[dict[str, Any]]) -> str:
-    events = [entry["event"] for entry in entries if "event" in entry]
-    decisive = [event for event in events if event in (*_STATES, "start", "resume")]
-    last = decisive[-1] if decisive else None
+    last = last_decisive(entries)
     if is_alive(run.path, last):
         return "running"
     if not run.journal.exists():
         return _elsewhere(run) or "new"
-    if last in _STATES:
-        return _STATES[last]
+    if last in STATES:
+        return STATES[last]
     return "interrupted" if any(map(journal.step_of, entries)) else "new"
 
 
@@ -136,7 +138,6 @@ def _elsewhere(run: RunDirectory) -> str | None:
 
 
 def _best(run: RunDirectory, recipe: Mapping[str, Any]) -> tuple[int, float] | None:
-    """Return the step and the score of the best evaluation, as recorded in the newest checkpoint."""
     for step in reversed(run.steps()):
         with suppress(UserError):
             best = read_state(run.step_directory(step))["best"]
@@ -145,7 +146,6 @@ def _best(run: RunDirectory, recipe: Mapping[str, Any]) -> tuple[int, float] | N
 
 
 def _best_in_journal(run: RunDirectory, recipe: Mapping[str, Any]) -> tuple[int, float] | None:
-    """Return the step and the best score in the journal, for a run without checkpoints."""
     best: tuple[int, float] | None = None
     with suppress(OSError):
         for entry in journal.read(run.journal):

@@ -6,21 +6,18 @@ _LONGEST = 1e10  # maximum seconds of a step, because a journal may contain anyt
 
 
 def speed_text(speed: float) -> str:
-    """Format a speed in images per second with a few characters."""
+    """Format a number of images per second with few characters."""
     return f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
 
 
 class Pace:
-    """Total durations of training steps, without evaluations and checkpoints, which happen between steps.
+    """The average speed of training steps, without the evaluations and checkpoints between them.
 
     The first step of a start is not counted, because loader processes start and PyTorch prepares its kernels
-    during this step.
-
-    Args:
-        begins: whether the next step is the first one of a start.
+    in it. ``begins`` tells whether the next step is the first one of a start.
 
     Attributes:
-        steps, seconds: number and total duration of the steps that count.
+        steps, seconds: number and total duration of the counted steps.
         waiting: seconds of these steps spent waiting for images.
     """
 
@@ -29,7 +26,7 @@ class Pace:
         self.steps, self.seconds, self.waiting = 0, 0.0, 0.0
 
     def add(self, seconds: float, waited: float) -> None:
-        """Add a step, given its seconds and the fraction of them spent waiting for images."""
+        """Add a step, given its duration in seconds and the fraction of it spent waiting for images."""
         begins, self.begins = self.begins, False
         if begins or not 0 <= seconds < _LONGEST or not 0 <= waited <= 1:
             return
@@ -38,10 +35,10 @@ class Pace:
         self.waiting += seconds * waited
 
     def images_per_second(self, images: float) -> float | None:
-        """Return the speed of all ranks together with ``images`` per step, or None if no step was counted."""
+        """Return the images per second, given ``images`` per step, or None if no step was counted."""
         return self.steps * images / self.seconds if self.seconds else None
 
     @property
     def waited(self) -> float | None:
-        """Fraction of the time spent waiting for images, or None if no step was counted."""
+        """The fraction of the time spent waiting for images, or None if no step was counted."""
         return self.waiting / self.seconds if self.seconds else None

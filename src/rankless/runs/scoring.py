@@ -13,8 +13,8 @@ _AUTO = ("AP", "top1")
 def name_of_best(best: str, scores: Mapping[str, Any]) -> str | None:
     """Return the name of the score that ``evaluate.best`` selects, or None if there is none.
 
-    The journal does not record a custom task's score for ``auto``, so the first score other than the loss is
-    returned for it.
+    The journal does not record which score of a custom task ``auto`` refers to, so the first score other than
+    the loss is assumed.
     """
     numbers = [name for name, value in scores.items() if isinstance(value, float | None)]
     wanted = [*_AUTO, *(name for name in numbers if name != "loss")] if best == "auto" else [best]

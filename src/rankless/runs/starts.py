@@ -1,4 +1,4 @@
-"""The record of a run's starts, ``environment.json``, with the hardware and software of each, newest last."""
+"""The record of a run's starts, ``environment.json``, with the hardware and software of each start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST = 64 * MIB  # enough for about 20,000 starts
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """Return the entries of a record and the problem with the file. Both are empty if the file is missing."""
+    """Return the entries of the record and the problem with the file, which is "" if there is none."""
     try:
         content = json.loads(read_text(path, _LONGEST, encoding="utf-8"))
     except FileNotFoundError:
@@ -35,7 +35,7 @@ def read(path: Path) -> tuple[list[dict[str, Any]], str]:
 
 
 def facts(start: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values of a start that can affect weights, keyed by names such as ``versions.torch``."""
+    """Return the values of a start that can affect weights, by names such as ``versions.torch``."""
     sections = {name: start[name] for name in _SECTIONS if isinstance(start.get(name), dict)}
     return {
         f"{section}.{name}": str(value)

@@ -1,4 +1,4 @@
-"""The weights file of a target, for commands that cannot use an exported file."""
+"""Find the weights file of a target for commands that cannot use an exported file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXPORTS = {
 
 
 def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
-    """Return a target's weights file (see :func:`rankless.runs.directory.weights_of`), but refuse exports."""
+    """Return a target's weights file (see :func:`.directory.weights_of`), but refuse exported files."""
     path = weights_of(target, warn)
     if what := _EXPORTS.get(path.suffix.lower()):
         raise UserError(
@@ -37,7 +37,7 @@ def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path
 
 
 def not_safetensors(path: Path, start: bytes) -> str:
-    """Return why a file with the first 9 bytes ``start`` is not safetensors, or "" if it may be."""
+    """Return why a file that starts with these 9 bytes is not safetensors, or "" if it may be."""
     if not start:
         return "it is empty"
     if start[8:9] == b"{":  # after the header's length, which may look like the start of a pickle

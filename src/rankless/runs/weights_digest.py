@@ -1,4 +1,4 @@
-"""The digest of a weights file, computed without PyTorch so that listing runs is fast."""
+"""Compute the digest of a weights file without PyTorch, so that listing runs is fast."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def of_weights(path: Path) -> str | None:
 
 
 def of_run(run: Path) -> str | None:
-    """Return the digest of a run's best weights, or of its last ones if there are no best ones, or None."""
+    """Return the digest of a run's best weights or, if there are none, of its last ones, or None."""
     try:
         return of_weights(weights_of(run, warn=lambda _: None))
     except UserError:  # no weights are saved yet

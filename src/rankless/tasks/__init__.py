@@ -1,4 +1,4 @@
-"""Tasks, each with a model, a loss, predictions and a metric. The engine knows only their protocol."""
+"""Tasks, each with a model, a loss, predictions and a metric. The engine depends only on their protocol."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from rankless.tasks.protocol import Task
 def open_task(recipe: Recipe, class_names: Sequence[str] | None = None, *, exported: bool = False) -> Task:
     """Open the task of a recipe: ``detect``, ``classify``, or a custom one (:mod:`rankless.tasks.custom`).
 
-    Args:
-        recipe: the complete recipe.
-        class_names: the class names of a trained model, or None to read them from the training data. A custom
-            task defines its own.
-        exported: whether the model is in an exported file, which normalizes images itself and has no loss.
+    ``class_names`` are the class names of a trained model, or None to read them from the training data. A
+    custom task defines its own. ``exported`` tells whether the model is in an exported file, which normalizes
+    images itself and has no loss.
     """
     if recipe.task == "detect":
         from rankless.tasks.detect import Detect

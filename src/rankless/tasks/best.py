@@ -1,4 +1,4 @@
-"""The score that chooses the best weights: ``evaluate.best``."""
+"""Check and resolve ``evaluate.best``, the score that selects the best weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankless.recipe.schema import Recipe
 
 
 def unknown_best(best: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield an error message if ``evaluate.best`` is neither ``auto`` nor a score nor ``loss``."""
+    """Yield an error message if ``evaluate.best`` is not ``auto``, ``loss`` or one of the given scores."""
     known = ["auto", *names, "loss"]
     if best not in known:
         hint = nearest(best, known)
@@ -21,7 +21,7 @@ def unknown_best(best: str, names: Sequence[str]) -> Iterator[str]:
 def best_score(recipe: Recipe) -> str:
     """Return the name of the score that selects the best weights.
 
-    For a custom task and ``auto``, this is ``score``, which stands for the task's ``score_name``.
+    For a custom task with ``auto``, this is ``score``, which stands for the task's ``score_name``.
     """
     usual = {"detect": "AP", "classify": "top1"}.get(recipe.task, "score")
     return usual if recipe.evaluate.best == "auto" else recipe.evaluate.best

@@ -11,7 +11,7 @@ from rankless.structures import Unreadable
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The optional members of a data set, which :class:`rankless.tasks.protocol.Examples` describes."""
+    """The optional members of a data set, documented in :class:`rankless.tasks.protocol.Examples`."""
 
     notes: tuple[str, ...] = ()
     digest: str | None = None
@@ -32,6 +32,6 @@ def capabilities(examples: object) -> Capabilities:
 
 
 def unreadable_in(batch: object) -> Sequence[Unreadable]:
-    """Return the unreadable images of a batch, or nothing if the batch does not record them."""
+    """Return the unreadable images of a batch. A batch that does not record them has none."""
     unreadable: Sequence[Unreadable] = getattr(batch, "unreadable", ())
     return unreadable

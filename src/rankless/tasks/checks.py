@@ -37,7 +37,7 @@ def check_members(task: Any, name: str) -> None:
 
 
 def check_attributes(task: Any) -> None:
-    """Check that a task has class names and the name of its score."""
+    """Check the class names and the score name of a task."""
     problems = []
     names = getattr(task, "class_names", None)
     if (
@@ -46,17 +46,19 @@ def check_attributes(task: Any) -> None:
         or not all(isinstance(n, str) for n in names)
     ):
         problems.append(
-            f"{_named(task)} has class_names {names!r}; expected a tuple of names, or () without classes"
+            f"{_named(task)} has class_names {names!r}; expected a tuple of names, which may be empty"
         )
     score = getattr(task, "score_name", None)
     if not isinstance(score, str):
-        problems.append(f"{_named(task)} has score_name {score!r}; expected the name of a score of score()")
+        problems.append(
+            f"{_named(task)} has score_name {score!r}; expected the name of a score that score() returns"
+        )
     if problems:
         raise UserError(problems)
 
 
 def check_data(task: Any, method: str, data: Any) -> None:
-    """Check that a data set has a length of at least one and returns items."""
+    """Check that a data set is not empty and has a method ``item``."""
     missing = [name for name in ("__len__", "item") if not callable(getattr(data, name, None))]
     if missing:
         raise UserError(
@@ -135,10 +137,11 @@ def check_loss(task: Any, loss: Any) -> None:
 def check_predictions(task: Any, predictions: Any, images: int) -> None:
     """Check that predictions are a list with one entry per image."""
     if not isinstance(predictions, list) or len(predictions) != images:
-        count = f"{len(predictions)}" if isinstance(predictions, list) else type(predictions).__name__
+        is_list = isinstance(predictions, list)
+        found = counted(len(predictions), "prediction") if is_list else type(predictions).__name__
         raise UserError(
-            f"predict() of {_named(task)} returned {count} for a batch of {images}; expected a list with one "
-            "prediction for each image"
+            f"predict() of {_named(task)} returned {found} for a batch of {counted(images, 'image')}; "
+            "expected a list with one prediction for each image"
         )
 
 

@@ -27,13 +27,7 @@ from rankless.tasks.tta import TTA, apply_transform, mean_of_logs
 
 
 class Classify:
-    """The task ``classify``; see :class:`rankless.tasks.protocol.Task`.
-
-    Args:
-        recipe: the complete recipe.
-        class_names: the class names of a trained model, or None to read them from the training data.
-        exported: whether the model is in an exported file, which normalizes images itself and has no loss.
-    """
+    """The task ``classify``; see :class:`.protocol.Task` and :func:`rankless.tasks.open_task`."""
 
     score_name = "top1"
 
@@ -67,11 +61,9 @@ class Classify:
         return self._evaluation
 
     def collate(self, items: Sequence[ClassificationItem]) -> ClassificationBatch:
-        """Collate items into a batch."""
         return collate(items)
 
     def loss(self, model: nn.Module, batch: ClassificationBatch) -> LossSum:
-        """Compute the loss of one micro-batch, summed over its images."""
         return self._loss(model(self.network_input(batch.images)), batch.targets)
 
     @torch.no_grad()
@@ -90,10 +82,7 @@ class Classify:
         ]
 
     def score(self, predictions: Sequence[Classification]) -> Scores:
-        """Score the predictions of all evaluation images, in the order of the images.
-
-        Unreadable images are left out.
-        """
+        """Score the predictions for all readable evaluation images, in the order of the images."""
         logs = torch.stack([prediction.log_probabilities for prediction in predictions])  # (N, C)
         readable = torch.tensor([not prediction.unreadable for prediction in predictions])
         return topk_scores(logs[readable], self.evaluation_data().labels()[readable], self.class_names)

@@ -1,7 +1,7 @@
 """Custom tasks, named ``package.module:Class`` or ``path/to/file.py:Class`` in a recipe.
 
 A file outside a package, such as a script, is imported under a private name that encodes its path, so that
-any process that needs one of its classes, such as a loader process, can import it.
+any process that needs one of its classes can import it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import os
 import shlex
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +25,7 @@ from rankless.tasks.protocol import Task
 from rankless.user_code import is_users
 
 BUILT_IN = ("detect", "classify")
+_ELSEWHERE = "; run the command in the folder that contains it, or install it"
 _opening = False
 
 # This makes the import system treat this module as a package, whose modules are files named by their paths.
@@ -34,8 +34,6 @@ _PREFIX = f"{__name__}.file_"
 
 
 class _ByPath:
-    """An import finder for modules named by their paths."""
-
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
         if not name.startswith(_PREFIX):
@@ -51,15 +49,19 @@ if not any(getattr(finder, "__qualname__", "") == _ByPath.__qualname__ for finde
 
 def open_custom(recipe: Recipe) -> Task:
     """Open the custom task that ``recipe.task`` names."""
-    with _no_training():
+    global _opening
+    before, _opening = _opening, True
+    try:
         made = load_class(recipe.task, "task")
         check_members(made, recipe.task)
         task: Task = made(recipe)
+    finally:
+        _opening = before
     return task
 
 
 def refuse_unasked(task: str, source: Path) -> None:
-    """Refuse to run the code of a custom task that only a weights file names, not the user."""
+    """Raise an error if only a weights file, not the user, asks to run the code of a custom task."""
     if task not in BUILT_IN:
         raise UserError(
             f"{source}: its recipe names the task '{printable(task)}', whose code would be run; if you trust "
@@ -68,15 +70,15 @@ def refuse_unasked(task: str, source: Path) -> None:
 
 
 def absolute(task: str) -> str:
-    """Return the name of a task with its file's path made absolute, valid in any working directory."""
+    """Make the file's path in the name of a task absolute, so that it is valid in any working directory."""
     origin, _, name = task.rpartition(":")
     return f"{Path(origin).resolve()}:{name}" if _is_file(origin) else task
 
 
 def name_of(task: type | str, kind: str = "task") -> str:
-    """Return the name by which other processes can import a class. A given name is returned unchanged.
+    """Return the name by which other processes can import a class. A name is returned unchanged.
 
-    ``kind`` is ``task`` or ``sink``, for messages.
+    Error messages call the class a ``kind``: ``task`` or ``sink``.
     """
     if isinstance(task, str):
         return task
@@ -105,22 +107,12 @@ def name_of(task: type | str, kind: str = "task") -> str:
 
 
 def refuse_while_opening() -> None:
-    """Refuse to start training while a task is being imported."""
+    """Raise an error if training is started while a task is being imported."""
     if _opening:
         raise UserError(
             "importing the task started training, but every rank imports that file; put the call to "
             'rankless.train under `if __name__ == "__main__":`'
         )
-
-
-@contextmanager
-def _no_training() -> Iterator[None]:
-    global _opening
-    before, _opening = _opening, True
-    try:
-        yield
-    finally:
-        _opening = before
 
 
 def load_class(task: str, kind: str) -> Any:
@@ -130,7 +122,16 @@ def load_class(task: str, kind: str) -> Any:
         known = f"{', '.join(map(repr, BUILT_IN))}, " if kind == "task" else ""
         raise UserError(f"{kind} is '{task}': expected {known}'package.module:Class' or 'file.py:Class'")
     task = f"{kind} is '{task}'"
-    module = _file(Path(origin), task) if _is_file(origin) else _module(origin, task)
+    path = Path(origin).resolve()
+    if not _is_file(origin):
+        # As with `python -m`, a user's module may be in the working directory.
+        module = _imported(origin, Path.cwd(), task, f"the module '{origin}'", _ELSEWHERE)
+    elif path.is_file():
+        module = _imported(_PREFIX + os.fsencode(path).hex(), path.parent, task, str(path))
+    else:
+        raise UserError(
+            f"{task}: no such file {path}; expected the file that defines the class, as in my_task.py:MyTask"
+        )
     made = getattr(module, name, None)
     if made is None:
         classes = [
@@ -147,43 +148,18 @@ def _is_file(origin: str) -> bool:
     return origin.endswith(".py")
 
 
-def _module(name: str, task: str) -> ModuleType:
-    # As with `python -m`, a user's module may be in the working directory.
-    _look_in(Path.cwd())
+def _imported(name: str, folder: Path, task: str, what: str, advice: str = "") -> ModuleType:
+    """Import a module that may import others from ``folder``, as Python does for a script."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(
-            f"{task}: the module '{name}' cannot be imported ({error}); "
-            "run the command in the folder that contains it, or install it"
-        ) from error
+        raise UserError(f"{task}: {what} cannot be imported ({error}){advice}") from error
     except SyntaxError as error:
-        raise UserError(_syntax(task, error)) from error
-
-
-def _file(path: Path, task: str) -> ModuleType:
-    path = path.resolve()
-    if not path.is_file():
-        raise UserError(
-            f"{task}: no such file {path}; expected the file that defines the class, as in my_task.py:MyTask"
-        )
-    _look_in(path.parent)  # as Python does for a script
-    try:
-        return importlib.import_module(_PREFIX + os.fsencode(path).hex())
-    except ImportError as error:
-        raise UserError(f"{task}: {path} cannot be imported ({error})") from error
-    except SyntaxError as error:
-        raise UserError(_syntax(task, error)) from error
-
-
-def _syntax(task: str, error: SyntaxError) -> str:
-    line = f"\n    {error.text.strip()}" if error.text else ""
-    return f"{task}: {error.filename}:{error.lineno} is not valid Python ({error.msg}){line}"
-
-
-def _look_in(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+        line = f"\n    {error.text.strip()}" if error.text else ""
+        problem = f"{error.filename}:{error.lineno} is not valid Python ({error.msg}){line}"
+        raise UserError(f"{task}: {problem}") from error
 
 
 def _importable(name: str, file: Path) -> str:

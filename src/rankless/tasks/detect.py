@@ -42,13 +42,7 @@ _NO_MARGIN = (
 
 
 class Detect:
-    """The task ``detect``; see :class:`rankless.tasks.protocol.Task`.
-
-    Args:
-        recipe: the complete recipe.
-        class_names: the class names of a trained model, or None to read them from the training data.
-        exported: whether the model is in an exported file, which has no loss.
-    """
+    """The task ``detect``; see :class:`.protocol.Task` and :func:`rankless.tasks.open_task`."""
 
     score_name, score_names = "AP", coco.NAMES
 
@@ -85,7 +79,6 @@ class Detect:
         return self._evaluation
 
     def collate(self, items: Sequence[DetectionItem]) -> DetectionBatch:
-        """Collate items into a batch, with targets padded to the same length."""
         return collate(items)
 
     def loss(self, model: nn.Module, batch: DetectionBatch) -> LossSum:
@@ -120,10 +113,7 @@ class Detect:
         return [replace(one, unreadable=True) if one.index in missing else one for one in detections]
 
     def score(self, predictions: Sequence[Detections]) -> Scores:
-        """Compute the COCO scores of the predictions of all evaluation images, in the order of the images.
-
-        Unreadable images are left out.
-        """
+        """Compute COCO's scores of the predictions for all readable evaluation images, in order."""
         data = self.evaluation_data()
         if len(predictions) != len(data):
             raise ValueError(f"{len(predictions)} predictions for {len(data)} images")
@@ -193,7 +183,6 @@ class Detect:
         )
 
     def _with_classes_of_model(self, images: DetectionImages) -> DetectionImages:
-        """Return the images, with classes matched to the model's by name or ``evaluate.classes_map``."""
         given = self.recipe.evaluate.classes_map
         if images.class_names == self.class_names and not given:
             return images
@@ -243,7 +232,6 @@ class Detect:
 
 
 def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
-    """Yield error messages about options that have no effect because of the input size or another option."""
     spread = recipe.data.multi_scale
     if spread and len(StepSizes(size, spread, 1, 0).choices()) == 1:
         height, width = size
@@ -256,7 +244,6 @@ def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
 
 
 def _anchors_that_descend(model: model_kinds.ModelKeys) -> Iterator[str]:
-    """Yield a warning if the order of the anchors gives the finest head the largest boxes."""
     anchors = model.anchors if isinstance(model, model_kinds.YoloModel) else ()
     if not isinstance(anchors, str) and anchors and math.prod(anchors[0]) > math.prod(anchors[-1]):
         ascending = ", ".join(f"[{width:g}, {height:g}]" for width, height in sorted(anchors, key=math.prod))

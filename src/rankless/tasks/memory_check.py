@@ -1,4 +1,4 @@
-"""Check that a step or an image fits into memory, before it is computed."""
+"""Check before the computation that a step or an image fits into memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rankless.recipe.schema import Recipe
 
 
 def refuse_giant_step(recipe: Recipe, size: tuple[int, int], outputs: Sequence[int] = ()) -> None:
-    """Refuse a recipe if even a lower bound on a micro-batch's memory exceeds the available memory.
+    """Raise an error if even a lower bound on a micro-batch's memory exceeds the available memory.
 
-    ``size`` is the input's (height, width) in pixels. ``outputs`` is the number of values per image that each
-    layer stores for the gradient, if known.
+    ``size`` is the input's (height, width) in pixels. ``outputs`` lists how many values per image each layer
+    stores for the gradient, if known.
     """
     micro, (height, width) = recipe.batch.micro, size
     number = 4 if recipe.precision == "fp32" else 2  # bytes
@@ -35,10 +35,10 @@ def refuse_giant_step(recipe: Recipe, size: tuple[int, int], outputs: Sequence[i
 
 
 def refuse_giant_image(size: tuple[int, int], source: str, outputs: Sequence[int] = ()) -> None:
-    """Refuse a model if even a lower bound on the memory for one image exceeds the available memory.
+    """Raise an error if even a lower bound on the memory for one image exceeds the available memory.
 
-    ``size`` is the input's (height, width) in pixels. ``outputs`` is the number of output values of each
-    layer per image, if known. The error message names ``source``, the weights file.
+    ``size`` is the input's (height, width) in pixels. ``outputs`` lists how many values per image each layer
+    computes, if known. The error message names ``source``, the weights file.
     """
     height, width = size
     memory.ensure(

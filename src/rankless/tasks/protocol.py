@@ -1,7 +1,7 @@
 """The interface between the engine and a task, which a user's own task implements.
 
 The engine never handles boxes. It requests items, collates them, computes a loss as a sum and a count, and
-hands the predictions back to the task for scoring.
+passes the predictions back to the task for scoring.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Examples(Protocol):
       result is a list of the same length. In an evaluation, the step is 0.
     - ``evaluation_order()``: returns the order in which images are batched for prediction, int64 (N,), or
       None. The images are scored in the order of their indices.
-    - ``digest``: a string that changes with the data. A run that resumes with different data reports it.
+    - ``digest``: a string that changes with the data. If it changed, a resumed run prints a warning.
     - ``files()``: returns the paths of the image files. Each start records the files' digests, so that an
       audit can name a changed file.
     - ``facts(step)``: returns additional JSON-ready entries for a step's line in the journal. They must

@@ -37,9 +37,7 @@ _LIKELIEST = 3  # classes per stored image
 
 
 def of_detections(
-    data: DetectionExamples,
-    predictions: Sequence[Detections],
-    class_names: Sequence[str],
+    data: DetectionExamples, predictions: Sequence[Detections], class_names: Sequence[str]
 ) -> dict[str, Any]:
     """Return JSON-ready details of the detections in all evaluation images."""
     readable = [one for one in predictions if not one.unreadable]
@@ -66,7 +64,7 @@ def as_truth(truth: GroundTruth) -> Truth:
 def _by_image(
     matches: Matches, images: int, threshold: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the F1, errors and correct detections of each image at the threshold, each of shape (images,).
+    """Return each image's F1, errors and correct detections at the threshold, each of shape (images,).
 
     The F1 of an image without boxes is NaN.
     """
@@ -110,9 +108,9 @@ def _shown(images: ImageSource[Any], index: int) -> dict[str, Any] | None:
 def _boxes(image: ImageBoxes, truth: GroundTruth, threshold: float) -> dict[str, Any]:
     """Return an image's objects and detections as rows of x1, y1, x2, y2, class and further values.
 
-    Coordinates are fractions of the image's size. An object has a state: 1 if it was found, 0 if it was
-    missed, 2 if it does not count. A detection has its score and a state: 1 if it is correct, 0 if it is
-    wrong, 2 if it does not count.
+    Coordinates are fractions of the image's size. The further values are a state for an object, and a score
+    and a state for a detection. The state is 1 if the object was found or the detection is correct, 0 if the
+    object was missed or the detection is wrong, and 2 if it does not count.
     """
     size, matches = np.array([truth.width, truth.height] * 2, np.float64), match([image])
     states = np.full(len(image.labels), IGNORED)
@@ -133,7 +131,7 @@ def _rows(
 
 
 def boxes_of_training(training: DetectionExamples, classes: int) -> dict[str, Any] | None:
-    """Return counts of training boxes by class and size, or None if that would require reading images."""
+    """Count the training boxes by class and size, or return None if that would require reading images."""
     if not isinstance(training.images, BoxedImages):
         return None
     known = training.images.annotations
@@ -149,14 +147,12 @@ def boxes_of_training(training: DetectionExamples, classes: int) -> dict[str, An
 
 
 def images_of_training(training: ClassificationExamples, classes: int) -> dict[str, Any]:
-    """Return counts of the training images by class."""
+    """Count the training images by class."""
     return {"images": len(training), "truths": training.labels().bincount(minlength=classes).tolist()}
 
 
 def of_classifications(
-    data: ClassificationExamples,
-    predictions: Sequence[Classification],
-    class_names: Sequence[str],
+    data: ClassificationExamples, predictions: Sequence[Classification], class_names: Sequence[str]
 ) -> dict[str, Any]:
     """Return JSON-ready details of the predictions for all evaluation images."""
     readable = [one for one in predictions if not one.unreadable]

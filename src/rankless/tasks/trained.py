@@ -22,10 +22,9 @@ def load(path: Path) -> Weights:
 
 
 def model(task: Any, loaded: Weights, source: str) -> nn.Module:
-    """Return the task's model with the loaded weights, on the CPU.
+    """Return the task's model with the loaded weights, on the CPU. Error messages name ``source``.
 
-    If the weights are from an exported file, the task must have been opened with ``exported``. Error messages
-    name ``source``.
+    If the weights are from an exported file, the task must have been opened with ``exported``.
     """
     if not isinstance(loaded, Exported):
         made: nn.Module = task.model()

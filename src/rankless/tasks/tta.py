@@ -1,6 +1,6 @@
 """Test-time augmentation: transforms of the inputs, and the inverse transforms of boxes.
 
-Each result depends only on its own image, so it is the same in any batch and on any rank.
+The result for an image does not depend on other images, so it is the same in any batch and on any rank.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ from rankless.geometry.letterbox import USUAL, Placing
 
 
 class Transform(NamedTuple):
-    """A transform of the network's input.
-
-    Attributes:
-        scale: pixels of the result per pixel of the input.
-        mirrored: whether the input is flipped horizontally.
-    """
+    """A transform of the network's input: a scaling and an optional horizontal flip."""
 
     scale: float
     mirrored: bool
@@ -34,20 +29,14 @@ TTA: dict[str, tuple[Transform, ...]] = {
     # The scales are those of YOLOv5's `--augment`.
     "full": tuple(Transform(scale, mirrored) for scale in (1.0, 0.83, 0.67) for mirrored in (False, True)),
 }
-"""The transforms of each value of ``evaluate.tta``; the first is the identity."""
+"""The transforms for each value of ``evaluate.tta``. The first one is the identity."""
 
 
 def apply_transform(images: Tensor, transform: Transform, placing: Placing = USUAL) -> Tensor:
-    """Apply a transform to inputs.
+    """Apply a transform to inputs, float 0..1 (B, 3, H, W), and return the result in channels_last format.
 
-    Args:
-        images: float 0..1, (B, 3, H, W).
-        transform: the transform. Mirroring precedes scaling. A smaller image is placed in the upper left
-            corner and padded with gray to multiples of 32.
-        placing: the kind of resizing and the gray value.
-
-    Returns:
-        The transformed images, (B, 3, h, w), channels_last. For the identity, this is ``images`` itself.
+    Mirroring precedes scaling. A smaller image is placed in the upper left corner and padded with gray to
+    multiples of 32. For the identity, the result is ``images`` itself.
     """
     if transform.mirrored:
         images = images.flip(-1)
@@ -61,10 +50,7 @@ def apply_transform(images: Tensor, transform: Transform, placing: Placing = USU
 
 
 def restore_boxes(boxes: Tensor, transform: Transform, size: Sequence[int]) -> Tensor:
-    """Convert xyxy boxes (..., 4) from pixels of a transformed input to pixels of the original input.
-
-    ``size`` is (H, W) of the original input.
-    """
+    """Convert xyxy boxes (..., 4) from a transformed input to the original one of ``size``, (H, W)."""
     if transform.scale != 1:
         rows, columns = _smaller(size, transform)
         factors = boxes.new_tensor([size[1] / columns, size[0] / rows])

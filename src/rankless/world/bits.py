@@ -12,7 +12,7 @@ _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bit_sum(value: Tensor) -> Tensor:
-    """Return a checksum of a tensor of any shape as a scalar int64, without waiting for the device.
+    """Return a checksum of a tensor as an int64 scalar, without waiting for the device.
 
     A single flipped bit always changes the checksum, because it adds or subtracts a power of two.
     """
@@ -21,5 +21,5 @@ def bit_sum(value: Tensor) -> Tensor:
 
 
 def digest(numbers: Sequence[int]) -> str:
-    """Return a digest of the numbers in the given order."""
+    """Return a digest of the numbers, which depends on their order."""
     return hashlib.blake2b(repr(list(numbers)).encode(), digest_size=16).hexdigest()

@@ -67,13 +67,10 @@ _SETTINGS: list[Any] = [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldn
 
 
 def set_tf32(allowed: bool) -> Callable[[], None]:
-    """Set whether CUDA may round the factors of float32 products to TF32. Other devices never do.
+    """Set whether CUDA may round factors of float32 products to TF32, and return a function that undoes it.
 
-    PyTorch 2.9 added ``fp32_precision``. The older switches are set as well, because reading them raises an
-    error if the two disagree.
-
-    Returns:
-        A function that restores the previous settings.
+    Other devices never use TF32. PyTorch 2.9 added ``fp32_precision``. The older switches are set as well,
+    because reading them raises an error if the two disagree.
     """
     before = [setting.fp32_precision for setting in _SETTINGS]
     older = _older_tf32()

@@ -29,9 +29,8 @@ def add_in_place(left: Tensor, right: Tensor) -> Tensor:
 class Exchange:
     """Sums the ranks' values in the order of the fixed tree, whose nodes are distributed over the ranks.
 
-    Attributes:
-        own: the micro-batches of this rank.
-        nodes: for each rank, the largest tree nodes that cover only its own micro-batches.
+    ``own`` contains this rank's micro-batches, and ``nodes`` contains, for each rank, the largest tree nodes
+    that cover only its own micro-batches.
     """
 
     def __init__(
@@ -45,11 +44,9 @@ class Exchange:
     def start(self, sums: Sequence[Tensor], result: Tensor) -> Pending:
         """Start adding this rank's ``sums`` to the sums of the other ranks.
 
-        Every rank must start, combine and finish its exchanges in the same order.
-
-        Args:
-            sums: the flat sums of this rank's nodes from left to right, each of shape (N,).
-            result: the tensor for the total, of shape (N,), which may be one of ``sums``.
+        Every rank must start, combine and finish its exchanges in the same order. ``sums`` are the vectors
+        (N,) of this rank's nodes from left to right. ``result`` (N,) receives the total, and may be one of
+        ``sums``.
         """
         return Pending(self, sums, result)
 

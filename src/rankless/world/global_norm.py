@@ -13,17 +13,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Total = Callable[[Iterable[Tensor]], Tensor]
-"""A function that adds up one vector (N,) per micro-batch over all ranks."""
+"""Adds up one vector (N,) per micro-batch over all ranks."""
 Statistics = tuple[Tensor, Tensor, Tensor]
 """Mean (C,), inverse standard deviation (C,) and number of values (scalar) over all micro-batches."""
 
 
 class _Block(threading.local):
-    """This thread's statistics of the norms in a block with activation checkpointing.
+    """This thread's norm statistics in a block with activation checkpointing.
 
-    Attributes:
-        computed: collects the statistics during the first computation of the block.
-        known: yields the same statistics during the recomputation.
+    ``computed`` collects them during the first computation, and ``known`` yields them in the recomputation.
     """
 
     computed: list[Statistics] | None = None
@@ -64,8 +62,7 @@ def is_recomputed() -> bool:
 class GlobalNorm(torch.autograd.Function):
     """The part of one micro-batch in a batch norm over all micro-batches (Ioffe & Szegedy, 2015).
 
-    Every micro-batch has a separate graph, which waits in the norm for those of the other micro-batches
-    during both passes.
+    Every micro-batch has a separate graph. In both passes, the graphs wait for each other at the norm.
     """
 
     @staticmethod
@@ -112,17 +109,10 @@ class GlobalNorm(torch.autograd.Function):
 def batch_statistics(
     norm: Any, momentum: float, total: Total, check: Callable[[Tensor], None], wide: Sequence[Tensor]
 ) -> list[Statistics]:
-    """Compute the statistics of all micro-batches in two passes, and update the norm's running statistics.
+    """Return the statistics over all micro-batches, once for each, and update the norm's running statistics.
 
-    Args:
-        norm: the batch norm, with its running statistics and ``eps``.
-        momentum: momentum of the running statistics.
-        total: adds up vectors over all ranks.
-        check: called with the number of values, a scalar.
-        wide: values (B, C, …) of each micro-batch.
-
-    Returns:
-        The same statistics for each micro-batch.
+    They are computed in two passes over ``wide``, the values (B, C, …) of each micro-batch. ``check`` is
+    called with the number of values, a scalar.
     """
     dims = _dims(wide[0])
     size = wide[0].new_tensor([0.0])
@@ -159,7 +149,6 @@ def widened(values: Tensor) -> Tensor:
 
 
 def _dims(values: Tensor) -> list[int]:
-    """Return all dimensions except that of the channels."""
     return [0, *range(2, values.ndim)]
 
 

@@ -1,10 +1,12 @@
-"""TCP keepalive for connections between ranks, and protection of listening sockets.
+"""Detection of broken connections between ranks, and protection of listening sockets.
 
 The kernel's keepalive probes turn a cut cable into an error within seconds, but tolerate interruptions of a
 few seconds. Without them, a rank would wait for the process group's timeout of half an hour.
 
 Gloo never stops listening and accepts every connection, so a few thousand unwanted connections would crash
-the process.
+the process. It reports a broken connection to pending operations, except to one whose message is partially
+received, which waits until the process group times out. Because new operations on the connection fail at
+once, a rank that waits for a long time starts one.
 """
 
 from __future__ import annotations
@@ -13,10 +15,18 @@ import os
 import socket
 import stat
 import struct
+import sys
+import threading
 from collections.abc import Iterator, Set
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from ctypes import addressof, create_string_buffer
 from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from rankless.errors import LOST_PEER
+from rankless.world.transport import GroupTransport
 
 # Seconds until the first probe, seconds between probes, and number of unanswered probes.
 _PROBES = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 6}
@@ -25,18 +35,16 @@ _DROP, _SO_ATTACH_FILTER = create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
 # Accept only packets signed with a key, from any address (a prefix of 0 bits). <linux/tcp.h>
 _TCP_MD5SIG_EXT, _PREFIX, _KEY_LENGTH = 32, 1, 16
 _UNACKNOWLEDGED = 8000  # milliseconds that sent data may stay unacknowledged
+_EVERY = 5.0  # seconds between checks; a connection reports a cut cable within 9 s
+_TAG = 0x5EED  # no rank receives messages with this tag
 
 
 def watch_connections(*, all_are_read: bool) -> int:
-    """Enable TCP keepalive for all of this process's connections to other machines.
+    """Enable TCP keepalive for all connections of this process to other machines, and return their number.
 
-    Args:
-        all_are_read: whether receivers read all data at once, as with gloo, so that unacknowledged data is an
-            error as well. With NCCL, a receiver may block the sender, and the kernel would mistake a full
-            buffer for a lost machine.
-
-    Returns:
-        The number of connections, or 0 if the system does not list a process's files (macOS).
+    The number is 0 if the system does not list a process's files (macOS). If receivers read all data at once
+    (``all_are_read``), as with gloo, unacknowledged data is an error as well. With NCCL, a receiver may block
+    the sender, and the kernel would mistake a full buffer for a lost machine.
     """
     count = 0
     for connection in filter(_is_to_another_machine, _sockets()):
@@ -98,3 +106,41 @@ def _is_to_another_machine(connection: socket.socket) -> bool:
         return bool(connection.getsockname()[0] != connection.getpeername()[0])
     except OSError:  # a listening socket has no peer
         return False
+
+
+@contextmanager
+def exit_if_broken(transport: GroupTransport) -> Iterator[None]:
+    """Exit with ``LOST_PEER`` if a wait within the block continues after a gloo connection has broken."""
+    end = threading.Event()
+    watch = threading.Thread(target=_watch, args=(transport, end), name="connections", daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        end.set()
+        watch.join()
+
+
+def _watch(transport: GroupTransport, end: threading.Event) -> None:
+    before, broken = None, ""
+    while not end.wait(_EVERY):
+        wait = transport.waits.seconds if transport.waits.depth else None  # identifies the wait
+        if wait is None or wait != before:
+            before, broken = wait, ""
+        elif broken:
+            print(f"rank {dist.get_rank()}: lost a peer: {broken}", file=sys.stderr, flush=True)
+            os._exit(LOST_PEER)
+        else:
+            broken = _broken(transport)
+
+
+def _broken(transport: GroupTransport) -> str:
+    """Return why a connection is broken, or "" if all connections are open."""
+    rank, groups = dist.get_rank(), (dist.group.WORLD, transport.beside)
+    try:
+        for group in filter(None, groups):
+            for other in set(range(group.size())) - {rank}:
+                group.send([torch.zeros(1, dtype=torch.uint8)], other, _TAG)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return ""

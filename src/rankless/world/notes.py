@@ -24,12 +24,12 @@ class Notes:
         self.world, self.store = world, default_store()
 
     def leave(self, note: Note) -> None:
-        """Store this rank's note, unless the store no longer exists."""
+        """Store this rank's note unless the store no longer exists."""
         with suppress(RuntimeError):
             self.store.set(f"{_KEY}/{self.world.rank}", json.dumps(note))
 
     def wait(self, seconds: float, enough: Callable[[Sequence[Note]], bool]) -> list[Note]:
-        """Return the notes in rank order once ``enough`` accepts them, or at the latest after ``seconds``."""
+        """Return the notes in rank order once ``enough`` accepts them, or after ``seconds`` at the latest."""
         until = time.monotonic() + seconds
         found: dict[int, Note] = {}
         with suppress(RuntimeError, ValueError):  # the store no longer exists
@@ -43,28 +43,11 @@ class Notes:
         return [found[rank] for rank in sorted(found)]
 
 
-class Notices:
-    """A store with one text per rank."""
-
-    def __init__(self, name: str) -> None:
-        self._name = f"rankless/{name}"
-
-    def post(self, rank: int, text: str) -> None:
-        """Store the text of a rank, replacing its previous one."""
-        default_store().set(f"{self._name}/{rank}", text)
-
-    def read(self, rank: int) -> str | None:
-        """Return the text of a rank, or None if it has none."""
-        key = f"{self._name}/{rank}"
-        store = default_store()
-        return store.get(key).decode() if store.check([key]) else None
-
-
 class SharedStop:
     """A flag in the ranks' store that is set once any rank has received a request to stop.
 
-    Reading it takes a few microseconds. Ranks may see it at different times, so they must call :meth:`agreed`
-    to stop together. The flag cannot be reset.
+    Ranks may see the flag at different times, so they must call :meth:`agreed` to stop together. The flag
+    cannot be reset.
     """
 
     def __init__(self, world: World, own: Callable[[], bool]) -> None:
@@ -85,6 +68,5 @@ class SharedStop:
 
     def agreed(self) -> bool:
         """Return whether any rank should stop, the same on all ranks. All ranks must call this."""
-        flags = self.world.gather(self())
-        self._raised = bool(self.world.broadcast(any(flags) if flags is not None else None))
+        self._raised = any(self.world.all_gather(self()))
         return self._raised

@@ -46,9 +46,7 @@ _NAMES = {made: name for name, made in _COLLECTIONS.items()}
 class UnsendableError(TypeError):
     """Raised for a value of a type that cannot be sent.
 
-    Attributes:
-        description: a phrase that describes the value.
-        position: the value's position in the outermost value, such as ``[3].mask``.
+    ``position`` is the value's position in the outermost value, such as ``[3].mask``.
     """
 
     def __init__(self, description: str) -> None:
@@ -60,11 +58,7 @@ class UnsendableError(TypeError):
 
 
 def pack(value: Any) -> Tensor:
-    """Return ``value`` as bytes, uint8 (N,).
-
-    Raises:
-        UnsendableError: the value contains an unsupported type.
-    """
+    """Return ``value`` as bytes, uint8 (N,). Raise :class:`UnsendableError` for an unsupported type."""
     writer = _Writer()
     node = writer.checked(value)
     classes = [(made.__module__, made.__qualname__, *names) for made, names in writer.classes]
@@ -97,11 +91,10 @@ def check(value: Any) -> None:
 
 
 class _Writer:
-    """A converter of values to JSON nodes, in which every list starts with the name of its type.
+    """Converts values to JSON nodes, in which every list starts with the name of its type.
 
-    Attributes:
-        blobs: the bytes of the arrays (uint8) that follow the JSON, in order.
-        classes: the numbers of the objects' classes, by class and attribute names.
+    ``blobs`` contains the bytes of the arrays that follow the JSON, and ``classes`` contains the numbers of
+    the objects' classes, by class and attribute names.
     """
 
     def __init__(self) -> None:
@@ -109,14 +102,13 @@ class _Writer:
         self.classes: dict[tuple[type, tuple[str, ...]], int] = {}
 
     def checked(self, value: Any) -> Any:
-        """Return the node of the outermost value."""
         try:
             return self.node(value)
         except RecursionError:
             raise UnsendableError("nested too deeply or part of itself") from None
 
     def node(self, value: Any) -> Any:
-        """Return the node of ``value``. Subclasses are refused, because they would become their base."""
+        """Return the node of ``value``. Subclasses are refused, because unpacking would lose their type."""
         kind = type(value)
         if value is None or kind is bool:
             return value
@@ -125,7 +117,11 @@ class _Writer:
         if kind is float:  # keeps the payload of a NaN
             return value if math.isfinite(value) else ["float", struct.pack("<d", value).hex()]
         if kind is str:
-            return value if value.isascii() or _is_text(value) else ["str", _surrogates(value)]
+            try:
+                value.encode()
+            except UnicodeEncodeError:  # JSON would merge a pair of surrogates into one character
+                return ["str", value.encode("utf-8", "surrogatepass").hex()]
+            return value
         if kind in _NAMES:
             return [_NAMES[kind], *self.each(enumerate(value))]
         if kind is dict:
@@ -148,12 +144,10 @@ class _Writer:
                 raise
 
     def blob(self, data: NDArray[np.uint8], *words: Any) -> list[Any]:
-        """Append bytes of shape (N,) and return their node."""
         self.blobs.append(data)
         return list(words)
 
     def tensor(self, value: Tensor) -> list[Any]:
-        """Return the node of a dense tensor of any shape on the CPU, and refuse other tensors."""
         dtype = str(value.dtype).removeprefix("torch.")
         if value.device.type != "cpu":
             raise UnsendableError(f"a tensor on {value.device}")
@@ -163,7 +157,6 @@ class _Writer:
         return self.blob(plain.numpy(), "tensor", dtype, value.requires_grad, *value.shape)
 
     def array(self, value: NDArray[Any], name: str) -> list[Any]:
-        """Return the node for an array of any shape or for a NumPy scalar, and refuse unsupported dtypes."""
         if value.dtype.kind not in (_KINDS if name == "array" else _SCALARS):
             raise UnsendableError(f"a NumPy {name} of {value.dtype}")
         plain = np.empty(0, np.uint8)
@@ -193,12 +186,9 @@ class _Writer:
 
 
 class _Reader:
-    """A converter of JSON nodes to values, which must be read in the order of writing.
+    """Converts JSON nodes to values, which must be read in the order of writing.
 
-    Args:
-        data: all bytes, uint8.
-        at: offset of the end of the JSON.
-        classes: the numbered classes with their attribute names.
+    ``at`` is the offset of the end of the JSON.
     """
 
     def __init__(self, data: NDArray[np.uint8], at: int, classes: list[tuple[type, list[str]]]) -> None:
@@ -223,7 +213,13 @@ class _Reader:
         if name in ("bytes", "bytearray"):
             data = self.blob(parts[0]).tobytes()
             return data if name == "bytes" else bytearray(data)
-        return _number_or_text(name, parts[0])
+        if name == "int":
+            return int(parts[0], 16)
+        if name == "float":
+            return struct.unpack("<d", bytes.fromhex(parts[0]))[0]
+        if name == "str":
+            return bytes.fromhex(parts[0]).decode("utf-8", "surrogatepass")
+        raise ValueError(f"{name!r:.40} is not the name of a type that can be sent")
 
     def blob(self, length: int) -> NDArray[np.uint8]:
         begin = _aligned(self.at)
@@ -256,16 +252,6 @@ class _Reader:
         return whole
 
 
-def _number_or_text(name: str, text: str) -> Any:
-    if name == "int":
-        return int(text, 16)
-    if name == "float":
-        return struct.unpack("<d", bytes.fromhex(text))[0]
-    if name == "str":
-        return bytes.fromhex(text).decode("utf-8", "surrogatepass")
-    raise ValueError(f"{name!r:.40} is not the name of a type that can be sent")
-
-
 def _known(module: str, qualname: str, *names: str) -> tuple[type, list[str]]:
     """Return a data class that this process has already loaded, with the attribute names."""
     made = _loaded(module, qualname)
@@ -290,19 +276,6 @@ def _is_data(made: type) -> bool:
     if issubclass(made, tuple):
         return isinstance(getattr(made, "_fields", None), tuple)
     return dataclasses.is_dataclass(made) and made.__new__ is object.__new__
-
-
-def _is_text(value: str) -> bool:
-    """Check whether JSON preserves the text, because JSON merges surrogate pairs into one character."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _surrogates(value: str) -> str:
-    return value.encode("utf-8", "surrogatepass").hex()
 
 
 def _aligned(at: int) -> int:

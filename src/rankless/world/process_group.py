@@ -16,17 +16,15 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from rankless.errors import UserError, counted
 from rankless.hardware.network import interface_towards
-from rankless.world.broken_messages import exit_if_broken
 from rankless.world.compat import innermost_store, quiet_output
-from rankless.world.keepalive import listening, reject_new_connections, watch_connections
+from rankless.world.keepalive import exit_if_broken, listening, reject_new_connections, watch_connections
 from rankless.world.objects import pack, unpack
 from rankless.world.rendezvous import (
     job_store,
-    launchers_store,
+    join_store,
     loopback,
     meet,
     on_interface,
@@ -46,7 +44,7 @@ _KEPT_ALIVE: list[dist.Store] = []
 
 @dataclass(frozen=True)
 class World:
-    """The ranks that train together, seen from one of them.
+    """The ranks that train together, as seen from one of them.
 
     Attributes:
         rank: index of this rank, from 0 to ``size - 1``.
@@ -74,21 +72,12 @@ class World:
         return self.rank == 0
 
     @property
-    def is_first_here(self) -> bool:
-        """Whether this is the first rank on its machine, which writes the machine's copies of files."""
-        return self.local_rank == 0
-
-    @property
     def backend(self) -> str:
-        """The name of the backend that sends tensors between the ranks."""
+        """Name of the backend that sends tensors between the ranks."""
         return self.transport.name
 
     def own_micro_batches(self, micro_batches: int) -> range:
-        """Return this rank's micro-batches of a step.
-
-        Raises:
-            UserError: there are more ranks than micro-batches.
-        """
+        """Return this rank's micro-batches of a step. Raise a ``UserError`` if a rank would have none."""
         if self.size > micro_batches:
             raise UserError(
                 f"{self.size} devices, but a step has only "
@@ -99,16 +88,13 @@ class World:
 
     def gather(self, value: Any) -> list[Any] | None:
         """Return the ``value`` of every rank, in rank order, on rank 0, and None on the other ranks."""
-        if self.is_first:
-            return [value, *(unpack(self._receive(rank)) for rank in range(1, self.size))]
-        packed = pack(value)
+        packed = None if self.is_first else pack(value)
         with self.transport.waits.waiting():
-            self.transport.send(packed, 0)
-        return None
-
-    def _receive(self, rank: int) -> Tensor:
-        with self.transport.waits.waiting():
-            return self.transport.receive(rank)
+            if packed is not None:
+                self.transport.send(packed, 0)
+                return None
+            received = [self.transport.receive(rank) for rank in range(1, self.size)]
+        return [value, *map(unpack, received)]
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """Return the ``value`` of rank ``source`` on every rank."""
@@ -131,11 +117,8 @@ class World:
 
     def recall(self, key: str) -> str:
         """Return the text that :meth:`remember` stored, possibly before a restart, or ""."""
-        return (
-            self.launcher_store.get(key).decode()
-            if self.launcher_store is not None and self.launcher_store.check([key])
-            else ""
-        )
+        store = self.launcher_store
+        return store.get(key).decode() if store is not None and store.check([key]) else ""
 
     def remember(self, key: str, text: str) -> None:
         """Store a text for restarted ranks if the launcher has a store that outlives them."""
@@ -163,7 +146,7 @@ def is_lost_peer(error: Exception) -> bool:
 
 
 def ranks_here() -> int:
-    """Return the number of ranks on this machine according to LOCAL_WORLD_SIZE, at least one."""
+    """Return the number of ranks on this machine according to ``LOCAL_WORLD_SIZE``, at least one."""
     return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
@@ -176,17 +159,17 @@ def is_joined() -> bool:
 def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World]:
     """Join the process group that the environment variables describe, or form a world of size 1.
 
-    Args:
-        meeting: the rendezvous file of ranks that Rankless has started, or None to use MASTER_ADDR and
-            MASTER_PORT.
-        inline: whether training runs in the caller's process.
+    ``meeting`` is the rendezvous file of ranks that Rankless has started, or None to use ``MASTER_ADDR`` and
+    ``MASTER_PORT``. ``inline`` means that training runs in the caller's process.
     """
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     device = _device()
-    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "0"))
     here = ranks_here()
     alone = meeting is not None or here == size
-    launcher_store = None if meeting else launchers_store(address, _port(), TIMEOUT)
+    launcher_store: dist.Store | None = None
+    if meeting is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # as with torchrun
+        launcher_store = join_store(address, port, TIMEOUT)
     with on_interface(loopback() if alone else interface_towards(address)):
         outer = None
         if size == 1:
@@ -194,7 +177,7 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
         elif meeting is not None:
             store = dist.FileStore(str(meeting), size)
         else:
-            outer = launcher_store or ranks_store(address, _port(), rank, alone, TIMEOUT)
+            outer = launcher_store or ranks_store(address, port, rank, alone, TIMEOUT)
             store = meet(outer, rank, size, TIMEOUT)
             store = private_store(store, rank, size) if alone else store
         _KEPT_ALIVE.append(store)
@@ -236,12 +219,7 @@ def _prove(group: dist.ProcessGroup, key: bytes) -> None:
         ) from error
 
 
-def _port() -> int:
-    return int(os.environ.get("MASTER_PORT", "0"))
-
-
 def _device() -> torch.device:
-    """Return this rank's GPU among the visible ones, or the CPU."""
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not cards or os.environ.get("RANKLESS_CPU"):
         return torch.device("cpu")
@@ -257,11 +235,6 @@ def _backend(store: dist.Store, rank: int, size: int, device: torch.device) -> s
     """
     if device.type == "cpu" or not dist.is_nccl_available():
         return "gloo"
-    own = _all_differ(store, rank, size, str(torch.cuda.get_device_properties(device).uuid))
-    return "cpu:gloo,cuda:nccl" if own else "gloo"
-
-
-def _all_differ(store: dist.Store, rank: int, size: int, name: str) -> bool:
-    """Check whether ``name`` differs between all ranks. All ranks must call this."""
-    store.set(f"card/{rank}", name)
-    return len({store.get(f"card/{other}") for other in range(size)}) == size
+    store.set(f"card/{rank}", str(torch.cuda.get_device_properties(device).uuid))
+    cards = {store.get(f"card/{other}") for other in range(size)}
+    return "cpu:gloo,cuda:nccl" if len(cards) == size else "gloo"

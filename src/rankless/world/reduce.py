@@ -100,7 +100,7 @@ class GradientSum:
 
     @contextmanager
     def not_added(self) -> Iterator[None]:
-        """Run the passes of any rank's micro-batch within this context, in which they only set ``bits``.
+        """Run the passes of any rank's micro-batch within this context, which only sets ``bits``.
 
         Enter the context before this rank's micro-batches of a step.
         """
@@ -156,7 +156,7 @@ class GradientSum:
         torch.autograd.backward(loss)
 
     def _unreached(self, numbers: Iterable[int]) -> list[int]:
-        """Record and return those of the parameters ``numbers`` that the backward pass did not reach."""
+        """Record and return the parameters among ``numbers`` that the backward pass did not reach."""
         before = self.before
         unused = [
             number
@@ -228,13 +228,11 @@ class _Visit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
-        """Return the scalar loss unchanged."""
         ctx.count = len(parameters)
         return loss.view_as(loss)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the scalar gradient, and None for every parameter."""
         return gradient, *[None] * ctx.count
 
 

@@ -47,9 +47,9 @@ def private_rendezvous() -> Iterator[Path]:
 
 
 def open_store(address: str, port: int = 0, timeout: timedelta = timedelta(minutes=5)) -> dist.TCPStore:
-    """Open a store on this machine for ranks on several machines; it listens only on ``address``.
+    """Open a store on this machine that listens only on ``address``, for ranks on several machines.
 
-    With port 0, a free port is selected.
+    If ``port`` is 0, a free port is selected.
     """
     listener = network.listening_at(address, port)
     port = listener.getsockname()[1]
@@ -130,13 +130,6 @@ def on_interface(name: str | None) -> Iterator[None]:
             os.environ.pop(variable, None)
 
 
-def launchers_store(address: str, port: int, timeout: timedelta) -> dist.Store | None:
-    """Return the store of a launcher such as torchrun, which outlives the ranks, or None if it has none."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
-    return join_store(address, port, timeout)
-
-
 def ranks_store(address: str, port: int, rank: int, alone: bool, timeout: timedelta) -> dist.Store:
     """Open the ranks' store on rank 0, or connect to it on the other ranks."""
     if alone:
@@ -168,7 +161,10 @@ def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.St
             words = _read(store, "words").split(" ")
         if words[rank : rank + 1] == [word]:
             if len(words) != size:  # a list without this rank's word may have any length
-                refused = _other_size(rank, size, len(words))
+                refused = (
+                    f"WORLD_SIZE: is {len(words)} on rank 0, but {size} on rank {rank}; expected the same "
+                    "number on all ranks; start all ranks with one launcher"
+                )
                 store.set(f"refused/{words[0]}", refused)
                 raise UserError(refused)
             name = uuid.uuid5(uuid.NAMESPACE_OID, " ".join(words)).hex
@@ -213,13 +209,5 @@ def _is_ours(file: Path) -> bool:
     return named and is_private(folder)
 
 
-def _other_size(rank: int, size: int, of_first: int) -> str:
-    return (
-        f"WORLD_SIZE: is {of_first} on rank 0, but {size} on rank {rank}; expected the same number on all "
-        "ranks; start all ranks with one launcher"
-    )
-
-
 def _read(store: dist.Store, key: str) -> str:
-    """Return the value of ``key``, or "" if there is none."""
     return store.get(key).decode(errors="replace") if store.check([key]) else ""

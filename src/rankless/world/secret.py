@@ -34,7 +34,7 @@ def signed_store(store: dist.Store) -> dist.Store:
 
 
 class _SignedStore(dist.Store):
-    """A store that signs each key and value, with only the methods that gloo and the ranks use."""
+    """A store that signs each key and value. It has only the methods that gloo and the ranks use."""
 
     def __init__(self, store: dist.Store, secret: bytes) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class _SignedStore(dist.Store):
 
 
 def shared_key(store: dist.Store, rank: int) -> bytes:
-    """Return the key of the ranks that share ``store``. Without a secret, all readers of it know the key."""
+    """Return the key of the ranks that share ``store``. Without a secret, all its readers have the key."""
     if not rank:
         store.set("key", secrets.token_hex(_LENGTH))
     return os.environ.get(VARIABLE, "").encode(errors="surrogateescape") + store.get("key")
@@ -93,7 +93,7 @@ def prove(group: dist.ProcessGroup, key: bytes) -> None:
 
 
 def _exchanged(group: dist.ProcessGroup, given: list[bytes]) -> list[bytes]:
-    """Send the text ``given[r]`` to each rank r, and return the texts received from all ranks."""
+    """Send ``given[r]`` to each rank r, and return the bytes received from all ranks."""
     sent = torch.frombuffer(bytearray(b"".join(given)), dtype=torch.uint8)
     received, options = torch.empty_like(sent), dist.AllToAllOptions()
     options.timeout = _PATIENCE

@@ -25,10 +25,7 @@ LINE = 64  # bytes of a cache line, the alignment of vectors
 class SharedMemory:
     """The exchanges of a step through shared memory. Every step must have the same sequence of exchanges.
 
-    Args:
-        layout: the layout of the tree's nodes on the ranks.
-        memory: the shared memory, with one area for each node of each rank and one for the totals.
-        length: size of an area in bytes.
+    The memory has areas of ``length`` bytes, one for each node of each rank and one for the totals.
     """
 
     def __init__(self, layout: Exchange, memory: mmap.mmap, length: int) -> None:
@@ -51,7 +48,7 @@ class SharedMemory:
         self.used = 0
 
     def view(self, area: int, place: int, like: Tensor) -> Tensor:
-        """Return the vector (N,) at byte ``place`` of an area, with the length and type of ``like``."""
+        """Return the vector at byte ``place`` of an area, with the length and type of ``like``."""
         start = area * self.length + place
         return torch.frombuffer(self.memory, dtype=like.dtype, count=like.numel(), offset=start)
 
@@ -113,11 +110,8 @@ class _SharedPending(Pending):
 def share(layout: Exchange, tensors: Iterable[Tensor]) -> SharedMemory | None:
     """Return shared memory for exchanging sums with the sizes of ``tensors``. All ranks must call this.
 
-    The system allocates pages when they are written, and frees them when the last rank exits.
-
-    Returns:
-        The memory, or None if the ranks run on several machines, if a tensor is not on the CPU, or if shared
-            memory is not available to all ranks.
+    Returns None if the ranks run on several machines, a tensor is not on the CPU, or a rank cannot access the
+    memory. The system allocates pages when they are written, and frees them when the last rank exits.
     """
     tensors = list(tensors)
     on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)

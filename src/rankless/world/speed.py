@@ -20,7 +20,7 @@ from rankless.world.reduce import BUCKET_MIB
 from rankless.world.rendezvous import join_store, on_interface
 
 SIZES = tuple(1024 * 4**power for power in range(9))
-"""Sizes to measure, 1 KiB to 64 MiB, in bytes."""
+"""Sizes to measure in bytes, from 1 KiB to 64 MiB."""
 _WAIT = timedelta(seconds=20)  # timeout of one collective operation
 _BUDGET = 0.25  # seconds for repeating one size of one collective operation
 _MOST = 2.0  # expected seconds of a collective operation above which a size is left out
@@ -30,13 +30,7 @@ _LONG = 0.5  # seconds above which work is not repeated
 
 @dataclass(frozen=True)
 class Timing:
-    """The duration of a collective operation.
-
-    Attributes:
-        name: name of the operation.
-        size: size of every rank's vector in bytes.
-        seconds: median duration on the slowest rank.
-    """
+    """The median ``seconds`` of a collective operation on the slowest rank, for vectors of ``size`` bytes."""
 
     name: str
     size: int
@@ -47,11 +41,7 @@ class Timing:
 def connected(rank: int, size: int, address: str, port: int, interface: str | None) -> Iterator[None]:
     """Connect this process as one of ``size`` ranks over gloo within this context.
 
-    Args:
-        rank: index of this rank.
-        size: number of ranks.
-        address, port: address of the store (:func:`rankless.world.rendezvous.open_store`).
-        interface: the network interface to use.
+    ``address`` and ``port`` are those of the store (:func:`rankless.world.rendezvous.open_store`).
     """
     try:
         store = join_store(address, port, _WAIT)
@@ -69,11 +59,8 @@ def connected(rank: int, size: int, address: str, port: int, interface: str | No
 def measure(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
     """Measure all-reduce and all-to-all of float32 vectors. All ranks must call this.
 
-    Args:
-        sizes: sizes in bytes, smallest first. Sizes that would take too long are left out.
-
-    Returns:
-        The fields of one :class:`Timing` per operation and size, the same on every rank.
+    ``sizes`` are in bytes, smallest first. Sizes that would take too long are skipped. Returns the fields of
+    one :class:`Timing` per operation and size, the same on every rank.
     """
     found = []
     for name, collective in (("all-reduce", _all_reduce), ("all-to-all", _all_to_all)):
@@ -87,7 +74,7 @@ def measure(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
 
 
 def measure_exchange(parameters: int, micro_batches: int) -> float:
-    """Measure the time in seconds to exchange ``parameters`` float32 gradients along the fixed tree.
+    """Return the seconds that exchanging ``parameters`` float32 gradients along the fixed tree takes.
 
     All ranks must call this.
     """
@@ -130,7 +117,7 @@ def _timed(work: Callable[[], None]) -> float:
 
 
 def _slowest(times: Sequence[float]) -> float:
-    """Return the largest of the ranks' median ``times``, the same on every rank; ``times`` are sorted."""
+    """Return the largest of the ranks' medians, given each rank's sorted ``times``."""
     seconds = torch.tensor(times[len(times) // 2], dtype=torch.float64)
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     return float(seconds)

@@ -43,15 +43,10 @@ def norms_over_batch(module: nn.Module) -> list[tuple[str, _BatchNorm]]:
 
 
 class SideBySide:
-    """Runs this rank's micro-batches side by side and synchronizes them at each batch norm.
+    """Runs this rank's micro-batches side by side, and synchronizes them at each batch norm.
 
-    Args:
-        module: the model. Each of this rank's micro-batches has a copy that shares the memory of parameters
-            and buffers. Norms that use running statistics remain unchanged.
-        exchange: the layout of the tree's nodes on the ranks.
-
-    Attributes:
-        replicas: one module per micro-batch of this rank, each with separate gradients.
+    Each micro-batch has a copy of ``module``, in ``replicas``, which shares the memory of parameters and
+    buffers but has separate gradients. Norms that use running statistics remain unchanged.
     """
 
     def __init__(self, module: nn.Module, exchange: Exchange) -> None:
@@ -73,14 +68,13 @@ class SideBySide:
         self.device = next(module.parameters()).device
         for number, replica in enumerate(self.replicas):
             for index, (_, norm) in enumerate(norms_over_batch(replica)):
-                vars(norm)["forward"] = _Meeting(self, number, index, norm)
+                vars(norm)["forward"] = partial(self.normalize, number, norm, index)
 
     def run(self, forward: Callable[[int], Tensor]) -> None:
         """Run the forward and backward pass of each of this rank's micro-batches.
 
-        Args:
-            forward: runs the forward pass of this rank's i-th micro-batch and returns its loss, a scalar. It
-                must seed torch's generators if it uses random numbers.
+        ``forward`` runs the forward pass of this rank's i-th micro-batch and returns its loss, a scalar. It
+        must seed PyTorch's generators if it uses random numbers.
         """
         count = len(self.replicas)
         self.met = [0] * count  # number of norms that each replica has called
@@ -174,7 +168,7 @@ class SideBySide:
         )
 
     def normalize(self, number: int, norm: Any, index: int, values: Tensor) -> Tensor:
-        """Normalize ``values`` (B, C, ...) of replica ``number`` together with the other replicas' values."""
+        """Normalize ``values`` (B, C, …) of replica ``number`` together with the other replicas' values."""
         if is_recomputed():
             token = torch.zeros((), requires_grad=True)  # to save the same tensors as the first time
             again: Tensor = GlobalNorm.apply(self, number, index, token, values, norm.weight, norm.bias)[0]
@@ -233,7 +227,6 @@ class SideBySide:
         return ended
 
     def _random_state(self) -> dict[str, Tensor]:
-        """Return the states of the generators that this rank's replicas share, by device type."""
         # If ranks are threads, every forward pass has its own CPU generator.
         states = {} if self.exchange.transport.in_process else {"cpu": torch.get_rng_state()}
         is_cuda = self.device.type == "cuda"
@@ -254,16 +247,6 @@ class SideBySide:
             self.turns[number].get()
         if self.failure is not None:
             raise RuntimeError("another micro-batch failed") from self.failure
-
-
-class _Meeting:
-    """A callable that replaces the ``forward`` method of a replica's norm."""
-
-    def __init__(self, side: SideBySide, number: int, index: int, norm: nn.Module) -> None:
-        self.side, self.number, self.index, self.norm = side, number, index, norm
-
-    def __call__(self, values: Tensor) -> Tensor:
-        return self.side.normalize(self.number, self.norm, self.index, values)
 
 
 def _sharing_copy(module: nn.Module) -> nn.Module:

@@ -30,7 +30,7 @@ class _Round:
 
 
 class Meeting:
-    """A place where the threads of one process, each of which is a rank, exchange tensors."""
+    """Lets the threads of one process, each of which is a rank, exchange tensors."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -67,20 +67,18 @@ class Meeting:
         self._wait(lambda: everyone - round_.taken)
 
     def send(self, source: int, target: int, packed: Tensor) -> None:
-        """Send bytes (N,) to another rank."""
         with self._changed:
             self._mail[source, target].append(packed)
             self._changed.notify_all()
 
     def receive(self, source: int, target: int) -> Tensor:
-        """Wait for the oldest unread bytes (N,) from ``source`` to ``target``, and return them."""
+        """Wait for the oldest unread bytes from ``source`` to ``target``, and return them."""
         with self._changed:
             mail = self._mail[source, target]
         self._wait(lambda: set() if mail else {source})
         return mail.popleft()
 
     def _wait(self, missing: Callable[[], set[int]]) -> None:
-        """Wait until no rank is missing."""
         with self._changed:
             self._changed.wait_for(lambda: not missing() or missing() & self._gone)
             if lost := missing() & self._gone:
@@ -88,7 +86,7 @@ class Meeting:
 
 
 class _Exchanged:
-    """An operation that has been started; see :class:`rankless.world.transport.Work`."""
+    """A started operation. See :class:`rankless.world.transport.Work`."""
 
     def __init__(
         self, meeting: Meeting, number: int, rank: int, take: Callable[[dict[int, Any]], None]
@@ -103,7 +101,7 @@ class _Exchanged:
 
 
 class ThreadTransport:
-    """The transport between threads; see :class:`rankless.world.transport.Transport`."""
+    """The transport between threads. See :class:`rankless.world.transport.Transport`."""
 
     def __init__(self, meeting: Meeting, rank: int, group: dist.ProcessGroup | None = None) -> None:
         self.waits, self.in_process, self.group = PeerWaits(), True, group
@@ -113,16 +111,12 @@ class ThreadTransport:
         self._begun = 0  # number of operations so far, the same on all ranks
 
     def send(self, packed: Tensor, rank: int) -> None:
-        """Send bytes, uint8 (N,), which must not change afterwards."""
         self._meeting.send(self._rank, rank, packed)
 
     def receive(self, rank: int) -> Tensor:
-        """Wait for bytes from ``rank`` and return them, uint8 (N,)."""
         return self._meeting.receive(rank, self._rank)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
-        """Copy the tensor of rank ``source``, of any shape, into the tensor of every rank."""
-
         def take(posted: dict[int, Tensor]) -> None:
             if self._rank != source:
                 tensor.copy_(posted[source])
@@ -132,8 +126,6 @@ class ThreadTransport:
     def all_to_all(
         self, received: Tensor, sent: Tensor, to_receive: Sequence[int], to_send: Sequence[int]
     ) -> Work:
-        """Start exchanging the pieces of ``sent`` (S,) into ``received`` (R,)."""
-
         def take(posted: dict[int, Sequence[Tensor]]) -> None:
             for rank, piece in enumerate(received.split(list(to_receive))):
                 piece.copy_(posted[rank][self._rank])
@@ -141,8 +133,6 @@ class ThreadTransport:
         return self._begin(sent.split(list(to_send)), take)
 
     def all_gather(self, gathered: Tensor, mine: Tensor) -> Work:
-        """Start gathering every rank's ``mine`` (N,) into ``gathered`` (ranks * N,)."""
-
         def take(posted: dict[int, Tensor]) -> None:
             for rank, piece in enumerate(gathered.split(mine.numel())):
                 piece.copy_(posted[rank])
@@ -157,7 +147,7 @@ class ThreadTransport:
 
 @contextmanager
 def join_threads(meeting: Meeting, devices: Sequence[torch.device]) -> Iterator[list[World]]:
-    """Create one rank per device in this process, each to be run by a separate thread."""
+    """Create one rank per device in this process. Each of them must run in a separate thread."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
     try:
         # Each DDP wrapper has its own group, so that no two threads use the same group.

@@ -20,13 +20,10 @@ from rankless.world.compat import all_gather_single
 
 
 class PeerWaits:
-    """A counter of the time that a rank waits for other ranks.
+    """Measures the time that a rank waits for other ranks.
 
-    Waits in NCCL are not included, because they block the GPU instead of the host.
-
-    Attributes:
-        seconds: total duration of all finished waits.
-        depth: number of nested waits in progress, or 0 if the rank is not waiting.
+    ``depth`` is the number of nested waits in progress. Waits in NCCL are not included, because they block
+    the GPU instead of the host.
     """
 
     def __init__(self) -> None:
@@ -71,7 +68,7 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """The transport's name in the run's records."""
+        """Name of the transport in the run's records."""
 
     @property
     def gathers_apart(self) -> bool:
@@ -89,12 +86,10 @@ class Transport(Protocol):
     def all_to_all(
         self, received: Tensor, sent: Tensor, to_receive: Sequence[int], to_send: Sequence[int]
     ) -> Work:
-        """Start sending one piece of ``sent`` to every rank and receiving one piece from every rank.
+        """Start sending one piece of ``sent`` (S,) to every rank and receiving one piece from every rank.
 
-        Args:
-            received: tensor for the received pieces in rank order, (R,).
-            sent: the pieces to send in rank order, (S,).
-            to_receive, to_send: lengths of the pieces.
+        The received pieces are written to ``received`` (R,) in rank order. ``to_receive`` and ``to_send`` are
+        the lengths of the pieces.
         """
 
     def all_gather(self, gathered: Tensor, mine: Tensor) -> Work:
@@ -104,8 +99,7 @@ class Transport(Protocol):
 class GroupTransport:
     """The transport over the default process group of ``torch.distributed``.
 
-    Attributes:
-        beside: a second group of the same ranks for gathers, or None to use the default group.
+    ``beside`` is a second group of the same ranks for gathers, or None to use the default group.
     """
 
     def __init__(self) -> None:
@@ -115,7 +109,6 @@ class GroupTransport:
 
     @property
     def gathers_apart(self) -> bool:
-        """Whether gathers use a separate group, so that their order relative to other operations is free."""
         return self.beside is not None
 
     def gather_apart(self, timeout: timedelta) -> None:
@@ -128,16 +121,13 @@ class GroupTransport:
 
     @property
     def name(self) -> str:
-        """The backends of the process group by device type."""
         return str(dist.get_backend_config())
 
     def send(self, packed: Tensor, rank: int) -> None:
-        """Send bytes, uint8 (N,), on the CPU."""
         dist.send(torch.tensor(packed.numel()), rank)
         dist.send(packed, rank)
 
     def receive(self, rank: int) -> Tensor:
-        """Wait for bytes from ``rank`` and return them, uint8 (N,)."""
         length = torch.tensor(0)
         dist.recv(length, rank)
         packed = torch.empty(int(length), dtype=torch.uint8)
@@ -145,20 +135,17 @@ class GroupTransport:
         return packed
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
-        """Copy the tensor of rank ``source``, of any shape, into the tensor of every rank."""
         dist.broadcast(tensor, source)
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, to_receive: Sequence[int], to_send: Sequence[int]
     ) -> Work:
-        """Start exchanging the pieces of ``sent`` (S,) into ``received`` (R,)."""
         work = dist.all_to_all_single(
             received, sent, output_split_sizes=[*to_receive], input_split_sizes=[*to_send], async_op=True
         )
         return cast(Work, work)
 
     def all_gather(self, gathered: Tensor, mine: Tensor) -> Work:
-        """Start gathering every rank's ``mine`` (N,) into ``gathered`` (ranks * N,)."""
         return cast(Work, all_gather_single(gathered, mine, group=self.beside, async_op=True))
 
 

@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 def own_micro_batches(micro_batches: int, rank: int, size: int) -> range:
-    """Return the contiguous range of micro-batches of ``rank``, so that 3 ranks divide 8 as 3 + 3 + 2."""
+    """Return the contiguous range of micro-batches of ``rank``. For example, 3 ranks get 3, 3 and 2 of 8."""
     each, more = divmod(micro_batches, size)
     start = rank * each + min(rank, more)
     return range(start, start + each + (rank < more))

@@ -2,17 +2,17 @@
 
 The originals import ``torch._dynamo`` or ``torch._inductor``, although nothing is compiled. In every rank and
 at every restart, this import takes longer than the rest of PyTorch: 4 s of CPU time for ``torch._dynamo`` of
-PyTorch 2.14 on a busy x86 machine. This module contains copies and subclasses and does not modify PyTorch.
+PyTorch 2.14 on a busy x86 machine. This module contains copies and subclasses, and does not modify PyTorch.
 ``tests/world/test_uncompiled.py`` fails if a PyTorch release imports the compiler elsewhere.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 import sys
 from contextlib import contextmanager
+from inspect import isgeneratorfunction, unwrap
 from types import FunctionType, SimpleNamespace
 from typing import Any, Self
 
@@ -39,33 +39,28 @@ def set_deterministic(on: bool) -> None:
         os.environ.pop(_DETERMINISTIC, None)
 
 
-def _plain(function: Any) -> Any:
-    """Return the original of a method that PyTorch has wrapped to exclude it from compilation."""
-    return inspect.unwrap(function)
+# PyTorch wraps the methods below to exclude them from compilation. The results are the same without that.
+class _PlainMethods:
+    add_param_group = unwrap(Optimizer.add_param_group)
+    zero_grad = unwrap(Optimizer.zero_grad)
 
 
-class PlainSGD(SGD):
-    """``torch.optim.SGD`` without code for the compiler, with the same results."""
+class PlainSGD(_PlainMethods, SGD):
+    """``torch.optim.SGD`` without code for the compiler."""
 
-    add_param_group = _plain(Optimizer.add_param_group)
-    zero_grad = _plain(Optimizer.zero_grad)
-    step = torch.no_grad()(_plain(SGD.step))
+    step = torch.no_grad()(unwrap(SGD.step))
 
 
-class PlainAdam(Adam):
-    """``torch.optim.Adam`` without code for the compiler, with the same results."""
+class PlainAdam(_PlainMethods, Adam):
+    """``torch.optim.Adam`` without code for the compiler."""
 
-    add_param_group = _plain(Optimizer.add_param_group)
-    zero_grad = _plain(Optimizer.zero_grad)
-    step = torch.no_grad()(_plain(Adam.step))
+    step = torch.no_grad()(unwrap(Adam.step))
 
 
-class PlainAdamW(AdamW):
-    """``torch.optim.AdamW`` without code for the compiler, with the same results."""
+class PlainAdamW(_PlainMethods, AdamW):
+    """``torch.optim.AdamW`` without code for the compiler."""
 
-    add_param_group = _plain(Optimizer.add_param_group)
-    zero_grad = _plain(Optimizer.zero_grad)
-    step = torch.no_grad()(_plain(AdamW.step))
+    step = torch.no_grad()(unwrap(AdamW.step))
 
 
 class PlainDispatchMode(TorchDispatchMode):
@@ -121,5 +116,5 @@ class PlainDataParallel(DistributedDataParallel):
 
     __init__ = _without_compiler(DistributedDataParallel.__init__)
 
-    if inspect.isgeneratorfunction(_plain(DistributedDataParallel._inside_ddp_forward)):
-        _inside_ddp_forward = contextmanager(_plain(DistributedDataParallel._inside_ddp_forward))
+    if isgeneratorfunction(unwrap(DistributedDataParallel._inside_ddp_forward)):
+        _inside_ddp_forward = contextmanager(unwrap(DistributedDataParallel._inside_ddp_forward))

@@ -13,23 +13,14 @@ from hypothesis import strategies as st
 
 from rankless.data.augment.augmented import Augmented, Augmenter
 from rankless.data.augment.resample import clip
-from rankless.geometry.letterbox import letterbox, to_input
 from rankless.recipe.schema import Augment
 from rankless.structures import Sample
 
 SIZE = (96, 128)
 OFF = Augment(preset="none")
 COLORS = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1]], dtype=torch.uint8) * 255
-HEAVY = Augment(
-    preset="heavy",
-    close_mosaic=0,
-    crop=0.4,
-    blur=0.5,
-    noise=0.5,
-    jpeg=0.5,
-    mixup_probability=0.5,
-    copy_paste=0.5,
-)
+HALF = dict.fromkeys(("blur", "noise", "jpeg", "mixup_probability", "copy_paste"), 0.5)
+HEAVY = Augment(preset="heavy", close_mosaic=0, crop=0.4, **HALF)
 
 
 class Colored:
@@ -49,7 +40,6 @@ class Colored:
 
 
 def noisy(number: int) -> Sample:
-    """Images of noise with several boxes, labeled by the image."""
     rng = np.random.default_rng(number)
     height, width = rng.integers(40, 300, 2).tolist()
     first = rng.uniform(0, 0.7, (number, 2)) * (width, height)
@@ -84,7 +74,6 @@ def extent(image: torch.Tensor, label: int) -> np.ndarray | None:
 
 
 def check(image: torch.Tensor, boxes: torch.Tensor, labels: torch.Tensor, *, tight: bool) -> None:
-    """Each box encloses its color, closely if it should; none is missing of what is wholly seen."""
     limits = np.array([SIZE[1], SIZE[0]])
     assert bool((boxes >= 0).all()) and bool((boxes[:, 2:] <= torch.from_numpy(limits)).all())
     assert bool((boxes[:, 2:] > boxes[:, :2]).all()) and len(set(labels.tolist())) == len(labels)
@@ -135,15 +124,6 @@ def test_pasted_boxes_are_where_their_pixels_are(seed: int) -> None:
         found = extent(image, 1)
         box = boxes[labels == 1][0].numpy()
         assert min(box[2:] - box[:2]) < 4 or np.abs(found - box).max() < 2.5
-
-
-@pytest.mark.parametrize("number", range(6))
-def test_all_off_is_the_letterbox_bit_for_bit(number: int) -> None:
-    source = noisy(number)
-    image, boxes, labels, where = view(noisy, OFF, index=number, count=6)
-    expected, place = letterbox(source.image, SIZE)
-    assert torch.equal(image, expected) and where == place and torch.equal(labels, source.labels)
-    assert torch.allclose(boxes, to_input(source.boxes, place), atol=0.01)
 
 
 @pytest.mark.slow
@@ -219,7 +199,7 @@ def test_threads_do_not_change_a_bit() -> None:
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            found.append([view(noisy, HEAVY, index=index, count=9) for index in range(9)])
+            found.append([view(noisy, HEAVY, index=index, count=9) for index in range(0, 9, 2)])
     finally:
         torch.set_num_threads(threads)
     for one, other in zip(*found, strict=True):

@@ -15,7 +15,6 @@ SIZE = (128, 128)
 
 
 def drawn(seed: int, height: int, width: int, color: int, count: int) -> Sample:
-    """Black, with filled boxes of whole pixels of one color."""
     rng = np.random.default_rng(seed)
     image = torch.zeros(3, height, width, dtype=torch.uint8)
     boxes = []
@@ -25,6 +24,11 @@ def drawn(seed: int, height: int, width: int, color: int, count: int) -> Sample:
         boxes.append([x, y, min(right, width), min(bottom, height)])
         image[color, y:bottom, x:right] = 255
     return Sample(image, torch.tensor(boxes).float().reshape(-1, 4), torch.full((count,), color))
+
+
+def black(height: int, width: int, box: list[float]) -> Sample:
+    image = torch.zeros(3, height, width, dtype=torch.uint8)
+    return Sample(image, torch.tensor([box], dtype=torch.float32), torch.tensor([1]))
 
 
 @given(seed=st.integers(0, 10**6), count=st.integers(0, 20), others=st.integers(0, 20))
@@ -56,13 +60,8 @@ def test_pasted_objects_are_in_their_boxes_and_cover_little(seed: int, count: in
 
 @pytest.mark.parametrize("factor", [1, 2, 4])
 def test_an_object_is_as_large_on_the_input_as_in_its_own_image(factor: int) -> None:
-    """The other image in other resolutions of itself."""
     one = drawn(0, 100, 160, 0, 0)
-    other = Sample(
-        torch.zeros(3, 100 * factor, 160 * factor, dtype=torch.uint8),
-        torch.tensor([[20.0, 10, 50, 30]]) * factor,
-        torch.tensor([1]),
-    )
+    other = black(100 * factor, 160 * factor, [side * factor for side in (20, 10, 50, 30)])
     found = [copy_paste(one, other, SIZE, np.random.default_rng(seed)).boxes for seed in range(20)]
     pasted = torch.cat(found)
     assert 3 < len(pasted) < 17
@@ -70,9 +69,7 @@ def test_an_object_is_as_large_on_the_input_as_in_its_own_image(factor: int) -> 
 
 
 def test_a_box_between_pixels_stays_between_them() -> None:
-    other = Sample(
-        torch.zeros(3, 50, 50, dtype=torch.uint8), torch.tensor([[3.25, 4.5, 9.75, 8.125]]), torch.tensor([1])
-    )
+    other = black(50, 50, [3.25, 4.5, 9.75, 8.125])
     for seed in range(9):
         made = copy_paste(drawn(0, 50, 50, 0, 0), other, SIZE, np.random.default_rng(seed))
         if len(made.boxes):
@@ -80,15 +77,8 @@ def test_a_box_between_pixels_stays_between_them() -> None:
 
 
 def test_what_is_too_large_or_finds_no_place_is_not_pasted() -> None:
-    full = Sample(
-        torch.zeros(3, 50, 50, dtype=torch.uint8), torch.tensor([[0.0, 0, 50, 50]]), torch.tensor([0])
-    )
-    wide = Sample(
-        torch.zeros(3, 40, 80, dtype=torch.uint8), torch.tensor([[0.0, 0, 80, 20]]), torch.tensor([1])
-    )
-    tall = Sample(
-        torch.zeros(3, 80, 40, dtype=torch.uint8), torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
-    )
+    full, wide = black(50, 50, [0, 0, 50, 50]), black(40, 80, [0, 0, 80, 20])
+    tall = drawn(0, 80, 40, 0, 0)
     for seed in range(9):
         assert len(copy_paste(full, full, SIZE, np.random.default_rng(seed)).boxes) == 1
         assert len(copy_paste(tall, wide, SIZE, np.random.default_rng(seed)).boxes) == 0

@@ -12,10 +12,6 @@ WHITE = (torch.full((3, 40, 60), 255, dtype=torch.uint8), target_of(1, 4))
 BLACK = (torch.zeros(3, 40, 60, dtype=torch.uint8), target_of(3, 4))
 
 
-def test_a_target_is_the_whole_of_one_class():
-    assert target_of(2, 4).tolist() == [0, 0, 1, 0]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
 def test_a_blend_is_as_bright_as_its_target_says(alpha):

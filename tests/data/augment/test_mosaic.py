@@ -1,6 +1,5 @@
 """Mosaics: a box is where its pixels are, nothing depends on what came before, every part has its switch."""
 
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankless.data.augment.mosaic import mosaic
-from rankless.data.datasets.annotated import DetectionImages
-from rankless.data.datasets.detection import DetectionExamples
 from rankless.geometry.letterbox import GRAY
 from rankless.randomness import generator
 from rankless.recipe.schema import Augment
@@ -46,7 +43,6 @@ class Drawn:
 
 
 def seen(image: torch.Tensor, label: int) -> np.ndarray:
-    """Where the input has the color, bool (H, W)."""
     return ((image > 127) == (COLORS[label] > 127)[:, None, None]).all(0).numpy()
 
 
@@ -89,7 +85,6 @@ def test_a_box_encloses_its_pixels_when_the_mosaic_is_turned(seed: int, perspect
 
 
 def test_a_turned_mosaic_shows_each_place_in_its_own_quarter() -> None:
-    """A turn by nearly nothing is the mosaic without one, but for the resampling."""
     for seed in range(6):
         still = mosaic(Drawn(seed), 7, range(100), SIZE, STILL, generator(seed))
         turned = mosaic(Drawn(seed), 7, range(100), SIZE, replace(STILL, rotate=1e-6), generator(seed))
@@ -120,7 +115,6 @@ def test_what_is_seen_of_a_box_decides_whether_it_stays(seed: int, least: float 
 
 @given(seed=st.integers(0, 10**6), height=st.integers(8, 300), width=st.integers(8, 300))
 def test_four_images_meet_in_the_middle_part(seed: int, height: int, width: int) -> None:
-    """Images of one gray each: four rectangles that share a corner, and 114 around."""
     grays: list[int] = []
 
     def read(number: int) -> Sample:
@@ -207,52 +201,3 @@ def test_color_is_of_each_image() -> None:
     image, *_ = mosaic(read, 0, range(1), SIZE, options, generator(3))
     tones = set(image.unique().tolist()) - {GRAY}
     assert len(tones) == 4 and min(tones) >= 66 and max(tones) <= 150
-
-
-class Six(DetectionImages):
-    """Six images of noise."""
-
-    class_names = ("x",)
-
-    def __len__(self) -> int:
-        return 6
-
-    def source(self, index: int) -> str:
-        return f"six/{index}"
-
-    def read(self, index: int) -> Sample:
-        rng = np.random.default_rng(index)
-        image = torch.from_numpy(rng.integers(0, 256, (3, 70 + index, 90), dtype=np.uint8))
-        return Sample(image, torch.tensor([[3.0, 4, 60, 50]]), torch.tensor([0]))
-
-
-def test_the_order_of_calls_changes_no_bit() -> None:
-    options = Augment(mosaic=1.0)
-    examples = DetectionExamples(Six(), SIZE, 4, options)
-    forwards = [examples.item(index, epoch) for epoch in (0, 1) for index in range(6)]
-    copy = pickle.loads(pickle.dumps(DetectionExamples(Six(), SIZE, 4, options)))
-    backwards = [copy.item(index, epoch) for epoch in (1, 0) for index in reversed(range(6))]
-    for one, other in zip(forwards, reversed(backwards), strict=True):
-        assert torch.equal(one.image, other.image) and torch.equal(one.boxes, other.boxes)
-    other_seed = DetectionExamples(Six(), SIZE, 5, options).item(0, 0)
-    assert not torch.equal(other_seed.image, forwards[0].image)
-    assert not torch.equal(forwards[0].image, forwards[6].image)
-
-
-@pytest.mark.slow
-def test_the_chance_of_a_mosaic_and_the_last_epochs_without() -> None:
-    plain = DetectionExamples(Six(), SIZE, 4, Augment())
-
-    def mosaics(rng: float, closed: int, epochs: int | None) -> list[int]:
-        options = Augment(mosaic=rng, close_mosaic=f"{closed} epochs" if closed else 0)
-        examples = DetectionExamples(Six(), SIZE, 4, options, epochs)
-        return [
-            sum(not torch.equal(examples.item(i, epoch).image, plain.item(i, epoch).image) for i in range(6))
-            for epoch in range(8)
-        ]
-
-    assert mosaics(0.0, 0, 6) == [0] * 8
-    assert mosaics(1.0, 2, 6) == [6] * 4 + [0] * 4
-    assert mosaics(1.0, 9, 6) == [0] * 8
-    assert mosaics(1.0, 2, None) == [6] * 8
-    assert 12 < sum(mosaics(0.5, 0, None)) < 36

@@ -94,13 +94,13 @@ def test_draws_cover_their_ranges_evenly() -> None:
     options = Augment(flip=0.3, hue=0.0, saturation=0.0, value=0.0, scale=1.0, translate=0.2)
     source = Sample(image, torch.tensor([[0.0, 0, 20, 128]]), torch.tensor([0]))
     scales, flips = [], 0
-    for seed in range(1000):
+    for seed in range(400):
         _, boxes, _, where = augment(source, SIZE, options, generator(seed, "t"))
         scales.append(np.log2(where.scale))
         flips += len(boxes) > 0 and float(boxes[0, 0]) > 80
     assert -1 <= min(scales) < -0.97 and 0.97 < max(scales) <= 1
     assert abs(np.mean(scales)) < 0.07  # zooms in and out are equally likely
-    assert 0.15 < flips / 1000 < 0.35
+    assert 0.15 < flips / 400 < 0.35
 
 
 def test_the_same_key_gives_the_same_bits_and_parts_do_not_disturb_each_other() -> None:
@@ -111,30 +111,6 @@ def test_the_same_key_gives_the_same_bits_and_parts_do_not_disturb_each_other() 
     uncolored = augment(source, SIZE, Augment(hue=0.0), generator(1, "augment", 2, 3))
     assert uncolored[3] == first[3]
     assert int(source.image.max()) == 255 and source.boxes.tolist() == [[10, 10, 60, 60]]  # untouched
-
-
-@pytest.mark.slow
-def test_threads_do_not_change_a_bit() -> None:
-    source = sample(301, 403, (20, 30, 200, 280))
-    source.image.copy_(torch.randint(0, 256, source.image.shape, dtype=torch.uint8))
-    threads = torch.get_num_threads()
-    try:
-        results = []
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            results.append([augment(source, SIZE, Augment(), generator(seed))[0] for seed in range(8)])
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-def test_a_image_without_boxes() -> None:
-    source = Sample(
-        torch.zeros(3, 50, 60, dtype=torch.uint8), torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
-    )
-    for seed in range(4):
-        _, boxes, labels, _ = augment(source, SIZE, Augment(), generator(seed))
-        assert boxes.shape == (0, 4) and labels.shape == (0,)
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 20), (640, 200)])
@@ -182,16 +158,6 @@ def test_recoloring_adds_without_rounding(numbers: list[float], seed: int, width
     assert np.array_equal(recolor(torch.from_numpy(image), matrix).numpy(), expected)
 
 
-def test_recolor_against_float64() -> None:
-    image = torch.randint(0, 256, (3, 37, 53), dtype=torch.uint8)
-    matrix = color_matrix(0.1, 1.4, 1.2)
-    exact = np.einsum("ij,jhw->ihw", matrix.astype(np.float64), image.numpy().astype(np.float64)).clip(0, 255)
-    got = recolor(image, matrix).numpy()
-    assert np.abs(got - exact).max() <= 0.5 + 0.05  # the matrix is rounded
-    assert torch.equal(recolor(image, np.eye(3, dtype=np.float32)), image)
-
-
-@pytest.mark.slow
 def test_upside_down_changes_no_other_draw() -> None:
     source = sample(100, 120, (10, 20, 60, 50))
     for seed in range(8):
@@ -200,7 +166,3 @@ def test_upside_down_changes_no_other_draw() -> None:
         assert torch.equal(turned[0], upright[0].flip(-2)) and turned[3] == upright[3]
         x1, y1, x2, y2 = upright[1].unbind(1)
         assert torch.allclose(turned[1], torch.stack((x1, SIZE[0] - y2, x2, SIZE[0] - y1), 1), atol=1e-4)
-    half = Augment(flip_vertical=0.5)
-    images = [augment(source, SIZE, half, generator(seed))[0] for seed in range(200)]
-    plain = [augment(source, SIZE, Augment(), generator(seed))[0] for seed in range(200)]
-    assert 70 < sum(torch.equal(a, b) for a, b in zip(images, plain, strict=True)) < 130

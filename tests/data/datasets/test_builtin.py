@@ -50,11 +50,7 @@ def shown_and_hidden(scenes: DigitScenes, index: int, digit: int) -> NDArray[np.
 
 
 def alone(sample: Sample, digit: int) -> bool:
-    """Whether no other box touches this one."""
     return int((box_iou(sample.boxes[digit : digit + 1], sample.boxes) > 0).sum()) == 1
-
-
-# ----- the split ------------------------------------------------------------------------------------------
 
 
 def test_splits_share_no_image_and_together_hold_all(train: DigitScenes, val: DigitScenes) -> None:
@@ -70,6 +66,8 @@ def test_splits_share_no_image_and_together_hold_all(train: DigitScenes, val: Di
     ]
     assert held[0].isdisjoint(held[1])
     assert held[0] | held[1] == truth
+    for training, validation in zip(train._digits, val._digits, strict=True):  # of every class a fifth
+        assert len(validation) / (len(training) + len(validation)) == pytest.approx(0.2, abs=0.005)
 
 
 def test_the_stored_digits_are_read_with_and_without_importing_where_they_come_from(
@@ -84,19 +82,20 @@ def test_the_stored_digits_are_read_with_and_without_importing_where_they_come_f
         assert one.dtype == other.dtype and np.array_equal(one, other)
 
 
-def test_split_is_stratified(train: DigitScenes, val: DigitScenes) -> None:
-    for training, validation in zip(train._digits, val._digits, strict=True):
-        assert len(validation) / (len(training) + len(validation)) == pytest.approx(0.2, abs=0.005)
-
-
-# ----- determinism ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
-def test_a_scene_does_not_depend_on_order_or_number_of_scenes(samples: list[Sample]) -> None:
-    other = DigitScenes("train", 12, seed=3)
-    for index in (11, 0, 7):
-        assert digest(other.read(index)) == digest(samples[index])
+def test_a_scene_depends_on_seed_split_and_index_alone(samples: list[Sample], val: DigitScenes) -> None:
+    before = torch.get_num_threads()
+    torch.manual_seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    try:
+        torch.set_num_threads(2)
+        other = DigitScenes("train", 12, seed=3)
+        for index in (11, 0, 7):
+            assert digest(other.read(index)) == digest(samples[index])
+    finally:
+        torch.set_num_threads(before)
+    scenes = [DigitScenes("train", 2, seed=seed) for seed in (0, 1)]
+    assert len({digest(s.read(index)) for s in (*scenes, val) for index in (0, 1)}) == 6
 
 
 def test_the_truth_of_a_scene_is_drawn_once(val: DigitScenes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,37 +130,13 @@ def test_a_scene_is_the_same_in_another_process(samples: list[Sample], tmp_path:
 
 
 @pytest.mark.slow
-def test_scenes_do_not_depend_on_threads_or_global_generators(samples: list[Sample]) -> None:
-    before = torch.get_num_threads()
-    torch.manual_seed(1)
-    np.random.seed(1)  # noqa: NPY002
-    try:
-        torch.set_num_threads(2)
-        assert digest(DigitScenes("train", 9, seed=3).read(8)) == digest(samples[8])
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.slow
-def test_seed_split_and_index_each_change_the_scene(val: DigitScenes) -> None:
-    scenes = [DigitScenes("train", 2, seed=seed) for seed in (0, 1)]
-    digests = {digest(s.read(index)) for s in (*scenes, val) for index in (0, 1)}
-    assert len(digests) == 6
-
-
-# ----- what a scene holds ---------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_types_and_shapes(samples: list[Sample]) -> None:
-    for sample in samples[:20]:
-        count = len(sample.labels)
-        assert sample.image.shape == (3, 256, 256)
-        assert sample.image.dtype == torch.uint8
-        assert sample.image.is_contiguous()
-        assert sample.boxes.shape == (count, 4)
-        assert sample.boxes.dtype == torch.float32
-        assert sample.labels.dtype == torch.int64
+def test_types_shapes_and_boxes_inside(samples: list[Sample]) -> None:
+    for sample in samples:
+        image, boxes, labels = sample.image, sample.boxes, sample.labels
+        assert image.shape == (3, 256, 256) and image.dtype == torch.uint8 and image.is_contiguous()
+        assert boxes.shape == (len(labels), 4)
+        assert boxes.dtype == torch.float32 and labels.dtype == torch.int64
+        assert boxes.min() >= 0 and boxes.max() <= 256 and (boxes[:, 2:] - boxes[:, :2]).min() >= 3
 
 
 @pytest.mark.slow
@@ -193,16 +168,6 @@ def test_sizes_are_roughly_log_uniform(samples: list[Sample]) -> None:
 
 
 @pytest.mark.slow
-def test_boxes_lie_inside_and_are_not_empty(samples: list[Sample]) -> None:
-    for sample in samples:
-        x1, y1, x2, y2 = sample.boxes.T
-        assert min(x1.min(), y1.min()) >= 0
-        assert max(x2.max(), y2.max()) <= 256
-        assert (x2 - x1).min() >= 3
-        assert (y2 - y1).min() >= 3
-
-
-@pytest.mark.slow
 def test_boxes_overlap_at_most_slightly(samples: list[Sample]) -> None:
     touching = 0
     for sample in samples:
@@ -217,13 +182,10 @@ def test_boxes_overlap_at_most_slightly(samples: list[Sample]) -> None:
     assert touching > 40  # and they do overlap sometimes
 
 
-# ----- the ink --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_boxes_are_the_extent_of_the_ink(train: DigitScenes, samples: list[Sample]) -> None:
     checked = 0
-    for index in range(40):
+    for index in range(20):
         for digit in range(len(samples[index].labels)):
             if not alone(samples[index], digit):
                 continue
@@ -239,12 +201,12 @@ def test_boxes_are_the_extent_of_the_ink(train: DigitScenes, samples: list[Sampl
             extent = np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
             assert np.abs(extent - [x1, y1, x2, y2]).max() <= 1
             checked += bool((extent == [x1, y1, x2, y2]).all())
-    assert checked > 100  # nearly all of them to the pixel
+    assert checked > 50  # nearly all of them to the pixel
 
 
 @pytest.mark.slow
 def test_every_digit_can_be_seen(train: DigitScenes, samples: list[Sample]) -> None:
-    for index in range(25):
+    for index in range(12):
         image = samples[index].image.double()
         for digit in range(len(samples[index].labels)):
             change = torch.from_numpy(shown_and_hidden(train, index, digit))
@@ -258,7 +220,6 @@ def test_every_digit_can_be_seen(train: DigitScenes, samples: list[Sample]) -> N
 
 @pytest.mark.slow
 def test_labels_say_which_digit_was_drawn(val: DigitScenes) -> None:
-    """The nearest neighbor among scikit-learn's own digits agrees, as far as a warped digit lets it."""
     known = DigitScenes("train", 1)._digits
     stored = np.concatenate(known).reshape(-1, 64).astype(float)
     stored_labels = np.repeat(np.arange(10), [len(images) for images in known])
@@ -289,28 +250,18 @@ def test_no_color_leaves_the_headroom() -> None:
     assert colors.max() <= 255 - HEADROOM
 
 
-# ----- sizes and faults -----------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(192, 320), (64, 96), (32, 32), (416, 416)])
 def test_other_sizes(size: tuple[int, int]) -> None:
     scenes = DigitScenes("train", 6, size=size)
     for index in range(6):
         sample = scenes.read(index)
-        assert sample.image.shape == (3, *size)
-        assert len(sample.labels) >= 1
-        assert sample.boxes.min() >= 0
-        assert sample.boxes[:, 2].max() <= size[1]
-        assert sample.boxes[:, 3].max() <= size[0]
+        assert sample.image.shape == (3, *size) and len(sample.labels) >= 1
+        assert sample.boxes.min() >= 0 and (sample.boxes[:, 2:] <= torch.tensor(size[::-1])).all()
 
 
 def test_names(val: DigitScenes) -> None:
-    assert len(val) == 256
-    assert val.source(12) == "digits/val/12"
+    assert len(val) == 256 and val.source(12) == "digits/val/12"
     assert val.class_names == tuple("0123456789")
-
-
-def test_a_split_that_is_not_there() -> None:
     with pytest.raises(UserError, match="no split 'test'; expected train or val"):
         DigitScenes("test", 1)

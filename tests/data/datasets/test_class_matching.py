@@ -61,8 +61,6 @@ def test_a_model_whose_classes_are_numbers_says_how_to_name_them():
 
 
 class Two(DetectionImages):
-    """An image with a car, a lamp and a truck."""
-
     class_names = ("car", "lamp", "truck")
 
     def __len__(self) -> int:

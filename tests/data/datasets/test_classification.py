@@ -57,8 +57,6 @@ def test_an_item_is_a_placed_image_and_its_class():
 
 
 class Damaged(Grays):
-    """Of which number 4 cannot be read."""
-
     def read(self, index: int) -> Tensor:
         if index == 4:
             raise UnreadableImage("four.jpg", "cut short")

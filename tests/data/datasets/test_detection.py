@@ -18,8 +18,6 @@ from rankless.structures import DetectionItem, Letterbox, Sample, Unreadable, ne
 
 
 class Drawn(DetectionImages):
-    """Six images of different sizes, number i with i boxes."""
-
     class_names = ("x", "y")
 
     def __len__(self) -> int:
@@ -67,8 +65,6 @@ def test_training_items_depend_on_seed_epoch_and_index_alone() -> None:
 
 
 class Damaged(Drawn):
-    """Of which number 4 cannot be read."""
-
     def read(self, index: int) -> Sample:
         if index == 4:
             raise UnreadableImage("four.jpg", "cut short")
@@ -171,14 +167,6 @@ def test_a_batch_without_boxes_still_has_a_place_for_one() -> None:
     for count in (1, 3):
         batch = collate([empty] * count)
         assert batch.boxes.shape == (count, 1, 4) and not batch.valid.any()
-
-
-def test_digits_are_built_in() -> None:
-    samples = open_images("digits", "val", images=3, seed=0, size=(64, 96))
-    assert len(samples) == 3 and len(samples.class_names) == 10
-    assert samples.read(0).image.shape == (3, 64, 96)
-    item = DetectionExamples(samples, (64, 96), 0, None).item(1, 0)
-    assert torch.equal(item.image, samples.read(1).image)
 
 
 def test_a_folder_and_a_yaml_and_nothing(tmp_path: Path) -> None:

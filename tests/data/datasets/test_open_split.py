@@ -3,14 +3,13 @@
 import pickle
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from rankless.data.datasets import open_split
 from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.open_split import examine, open_annotations
-from rankless.data.index.raw import Raw
+from rankless.data.index.raw import Raw, RawBuilder
 from rankless.data.index.scan import with_headers
 from rankless.errors import UserError
 
@@ -26,25 +25,10 @@ class OneBoxEach:
     def read(self, root: Path, split: str) -> Raw:
         self.times += 1
         assert root.is_absolute()
-        paths = [str(path) for path in sorted(root.glob("*.png"))]
-        count = len(paths)
-        nothing = np.zeros((count, 2), np.int32)
-        raw = Raw(
-            paths=paths,
-            sizes=nothing,
-            stated=nothing.copy(),
-            annotated_in=paths,
-            image=np.arange(count),
-            boxes=np.tile([2.0, 1, 8, 90], (count, 1)),
-            labels=np.zeros(count, np.int64),
-            flags=np.zeros(count, np.uint8),
-            areas=np.full(count, np.nan, np.float32),
-            lines=np.ones(count, np.int64),
-            names=["thing"],
-            depends=[str(root)],
-            about=["a sentence"],
-        )
-        return with_headers(raw)
+        made = RawBuilder()
+        for path in map(str, sorted(root.glob("*.png"))):
+            made.add_box(made.add_image(path, path), (2, 1, 8, 90), 0, 1)
+        return with_headers(made.raw(names=["thing"], depends=[str(root)], about=["a sentence"]))
 
 
 @pytest.fixture
@@ -79,7 +63,6 @@ def test_what_was_kept_says_the_same(format: OneBoxEach) -> None:
 def test_what_was_kept_is_reported_as_it_is_opened_now(
     format: OneBoxEach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A command may have named the format, or the data by another path, when it was read."""
     open_annotations("data", "train")
     monkeypatch.setattr(open_split, "recognize", lambda root, format: ("voc", "data.format is set"))
     again = open_annotations(f"{tmp_path}/data", "train")
@@ -88,11 +71,8 @@ def test_what_was_kept_is_reported_as_it_is_opened_now(
     assert again.about == (f"{tmp_path}/data: {said}", "a sentence")
     Path("data/3.png").touch()  # the data is read again, and what was cached is still there
     assert len(open_annotations("data", "train").paths()) == 4
-    assert [Path(path).name for path in pickle.loads(pickle.dumps(again)).paths()] == [
-        "0.png",
-        "1.png",
-        "2.png",
-    ]
+    sent = pickle.loads(pickle.dumps(again))
+    assert [Path(path).name for path in sent.paths()] == ["0.png", "1.png", "2.png"]
 
 
 @pytest.mark.parametrize(("before", "found"), [(True, "was 20 × 11"), (False, "could not be read")])
@@ -104,8 +84,7 @@ def test_a_replaced_image_is_reported(format: OneBoxEach, before: bool, found: s
     assert tuple(images.read(2).image.shape) == (3, 12, 20)
     Image.new("RGB", (30, 44)).save(file)
     with pytest.raises(
-        UserError,
-        match=rf"1\.png: the image was replaced: its size is 30 × 44, but {found} when",
+        UserError, match=rf"1\.png: the image was replaced: its size is 30 × 44, but {found} when"
     ):
         images.read(1)
     again = BoxedImages(open_annotations("data", "train"))

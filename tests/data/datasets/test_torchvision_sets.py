@@ -59,7 +59,6 @@ def python2(value: Any) -> bytes:
 
 
 def cifar(folder: Path, hundred: bool = False) -> Path:
-    """A small CIFAR; NumPy and Python load its files as they do the published ones."""
     rng = np.random.default_rng(5)
     top = folder / ("cifar-100-python" if hundred else "cifar-10-batches-py")
     top.mkdir(parents=True)
@@ -76,7 +75,6 @@ def cifar(folder: Path, hundred: bool = False) -> Path:
 
 
 def theirs(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: Any, train: bool) -> Any:
-    """What torchvision makes of the files, whose digests it is given."""
     top = folder / kind.base_folder
 
     def md5(name: str) -> str:
@@ -89,8 +87,7 @@ def theirs(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: Any, train: bool
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of NumPy's names in old pickles
-@pytest.mark.parametrize("hundred", [False, True])
-@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize(("hundred", "split"), [(False, "train"), (False, "test"), (True, "train")])
 def test_cifar_is_what_torchvision_reads(tmp_path, monkeypatch, hundred, split):
     folder = cifar(tmp_path / "d", hundred)
     kind = torchvision.datasets.CIFAR100 if hundred else torchvision.datasets.CIFAR10
@@ -248,10 +245,7 @@ def test_pascal_voc_is_what_torchvision_reads(tmp_path):
     ("keys", "sentence"),
     [
         ({"root": "torchvision/CIFAR11"}, r"expected one of torchvision/CIFAR10, .*did you mean 'CIFAR10'\?"),
-        (
-            {"root": "torchvision/CIFAR10"},
-            r"no files found in data .*set data\.folder, or add --download",
-        ),
+        ({"root": "torchvision/CIFAR10"}, r"no files found in data .*set data\.folder, or add --download"),
         (
             {"root": "torchvision/CocoDetection", "folder": "x"},
             r"as stored by torchvision; set data\.folder$",
@@ -279,7 +273,6 @@ class Silent(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def published(tmp_path, monkeypatch):
-    """Let torchvision's archive of CIFAR-10 come from a server on this machine."""
     made = cifar(tmp_path / "published")
     file = tmp_path / "cifar-10-python.tar.gz"
     with tarfile.open(file, "w:gz") as tar:

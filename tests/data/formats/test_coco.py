@@ -110,9 +110,7 @@ def test_boxes_become_corners_and_ids_positions(tmp_path):
         ("annotations/train.json", "images", "train"),
         ("annotations/valid.json", "images/valid", "val"),
         ("train.json", "images/train", "train"),
-        ("train/_annotations.coco.json", "train", "train"),
         ("valid/_annotations.coco.json", "valid", "val"),
-        ("train/labels.json", "train/data", "train"),
         ("_annotations.coco.json", ".", "train"),
     ],
 )
@@ -186,21 +184,16 @@ def test_images_without_boxes_stay(tmp_path):
         (box(category=None), {"unnamed class": 1}),
         (box(category={}), {"unnamed class": 1}),
         (box(bbox=(1, 2, float("nan"), 4)), {"not finite": 1}),
-        (box(bbox=(1, 2, float("inf"), 4)), {"not finite": 1}),
         (box(bbox=(1, 2, 10**30, 4)), {"over the edge": 1}),
         (box(bbox=(1, 2, 10**400, 4)), {"not a number": 1}),
         (box(bbox=("1", "2", "3", "4")), {"not a number": 1}),
         (box(bbox=(1, 2, None, 4)), {"not a number": 1}),
-        (box(bbox=(1, "2", 3, 4)), {"not a number": 1}),
         (box(bbox="1234"), {"not a number": 1}),
         (box(bbox=(1, 2, 3)), {"not understood": 1}),
         (box(bbox=(1, 2, 3, 4, 5)), {"not understood": 1}),
         (box(bbox=None), {"not understood": 1}),
         (box(bbox=()), {"not understood": 1}),
         (box(bbox=(5, 5, -2, 3)), {"ends before it begins": 1}),
-        (box(bbox=(5, 5, 0, 3)), {"no size": 1}),
-        (box(bbox=(50, 5, 10, 3)), {"outside": 1}),
-        (box(bbox=(30, 5, 20, 3)), {"over the edge": 1}),
         (box(iscrowd="yes"), {"not understood": 1, "crowd": 1}),
         (box(iscrowd=2), {"not understood": 1, "crowd": 1}),
         (box(area="big"), {}),
@@ -331,20 +324,6 @@ def test_a_byte_order_mark_is_no_error(tmp_path):
     assert len(opened(tmp_path).boxes) == 1
 
 
-def test_names_with_folders_other_separators_and_other_machines(tmp_path):
-    names = ["images/train/a.jpg", "train\\b.jpg", "/somewhere/else/train/c.jpg", "D:\\data\\d.jpg", "E.JPG"]
-    names += ["f ü 漢 🐈.jpg"]
-    for name in ("c", "d", "e", "f ü 漢 🐈"):
-        sample(tmp_path / "images" / "train" / f"{name}.jpg")
-    put(tmp_path, images=[{"id": n, "file_name": name} for n, name in enumerate(names)])
-    found = opened(tmp_path)
-    assert found.findings.counts == {}
-    assert [Path(path).name for path in found.paths()] == [
-        f"{n}.jpg" for n in ("a", "b", "c", "d", "e", "f ü 漢 🐈")
-    ]
-    assert any("2 images are not at their listed paths" in note for note in found.notes)
-
-
 def test_what_it_depends_on(tmp_path):
     put(tmp_path, box(), file="annotations/instances_val.json")
     file = put(tmp_path, box())
@@ -352,14 +331,6 @@ def test_what_it_depends_on(tmp_path):
     known = [tmp_path, tmp_path / "annotations", tmp_path / "images" / "train", file]
     assert {str(each) for each in [*known, file.with_name("instances_val.json")]} <= set(depends)
     assert len(depends) == len(set(depends)) < 30
-
-
-def test_other_folders_are_not_taken_for_coco(tmp_path):
-    sample(tmp_path / "train" / "cat" / "a.jpg")
-    (tmp_path / "package.json").write_text('{"name": "x", "images": 3}')
-    (tmp_path / "a.json").write_text('{"shapes": [], "imagePath": "a.jpg"}')
-    assert coco.recognize(tmp_path) == ""
-    assert coco.recognize(tmp_path / "train" / "cat" / "a.jpg") == ""
 
 
 # The box of a segmentation.
@@ -405,21 +376,9 @@ def test_any_segmentation_has_a_box_or_none(value):
 
 # Any file: errors are reported, nothing else is raised.
 
+_KEYS = "id image_id category_id file_name bbox name supercategory area iscrowd width"
 _ENTRY = st.dictionaries(
-    st.sampled_from(
-        [
-            "id",
-            "image_id",
-            "category_id",
-            "file_name",
-            "bbox",
-            "name",
-            "supercategory",
-            "area",
-            "iscrowd",
-            "width",
-        ]
-    ),
+    st.sampled_from(_KEYS.split()),
     _JSON
     | st.integers(1, 3)
     | st.sampled_from(["a.jpg", "b.jpg"])
@@ -483,7 +442,7 @@ NUMBERS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_scores_through_a_file_with_crowds_and_areas_are_pycocotools(tmp_path, seed):
     rng = np.random.default_rng(seed)
     side, boxes, results, kept = 640, [], [], []

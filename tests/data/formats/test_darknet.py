@@ -1,7 +1,6 @@
 """Darknet data: layouts found, boxes read exactly, and every error reported with its line."""
 
 import os
-import pickle
 import shutil
 import unicodedata
 from pathlib import Path
@@ -81,28 +80,6 @@ def test_boxes_are_of_the_upright_image(tmp_path: Path) -> None:
     data = BoxedImages(open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train"))
     assert data.read(0).image.shape == (3, 40, 20)
     assert data.read(0).boxes.tolist() == data.ground_truth(0).boxes.tolist() == [[0, 0, 20, 20]]
-
-
-@settings(settings.get_profile("files"))
-@given(
-    box=st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)).flatmap(
-        lambda side: st.tuples(
-            st.floats(side[0] / 2, 1 - side[0] / 2),
-            st.floats(side[1] / 2, 1 - side[1] / 2),
-            *map(st.just, side),
-        )
-    )
-)
-def test_any_box_survives_six_decimals(
-    tmp_path_factory: pytest.TempPathFactory, box: tuple[float, ...]
-) -> None:
-    folder = tmp_path_factory.getbasetemp() / "decimals"
-    put(folder, "train/a", "0 " + " ".join(f"{value:.6f}" for value in box))
-    data = open_annotations(described(folder, "train: images/train\nnames: [x]\n"), "train")
-    x, y, w, h = box
-    expected = np.array([x - w / 2, y - h / 2, x + w / 2, y + h / 2]) * [40, 20, 40, 20]
-    assert np.abs(data.boxes[0] - expected).max() < 1e-4
-    assert counts(data).keys() <= {"a pixel thin"}
 
 
 @pytest.mark.parametrize("line", ["0 nan .5 .1 .1", "0 .5 .5 inf .1", "0 .1 .1 .2 nan .3 .3 .4 .4"])
@@ -265,8 +242,6 @@ def test_what_stops_is_reported_with_its_place(tmp_path: Path, line: str, kind: 
 @pytest.mark.parametrize(
     ("line", "kind"),
     [
-        ("0 nan .5 .1 .1", "not finite"),
-        ("0 .5 .5 inf .1", "not finite"),
         ("0 .5 .5 1e308 1e999", "not finite"),
         ("0 .5 .5 0 .1", "no size"),
         ("0 .5 .5 .1 1e-12", "no size"),  # in float64 it has one, in float32 no more
@@ -529,10 +504,3 @@ def test_no_label_file_gives_a_traceback(tmp_path_factory: pytest.TempPathFactor
     boxes = data.boxes
     assert np.isfinite(boxes).all() and (boxes[:, 2:] > boxes[:, :2]).all() and (boxes >= 0).all()
     assert (boxes <= [40, 20, 40, 20]).all() and set(data.labels.tolist()) <= {0, 1}
-
-
-def test_it_pickles(tmp_path: Path) -> None:
-    put(tmp_path, "train/a")
-    data = BoxedImages(open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train"))
-    copy = pickle.loads(pickle.dumps(data))
-    assert torch.equal(copy.read(0).boxes, data.read(0).boxes)

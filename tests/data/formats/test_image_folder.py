@@ -7,7 +7,6 @@ import unicodedata
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,9 +15,7 @@ from PIL import Image
 from rankless.data.datasets.annotated import ClassifiedImages
 from rankless.data.datasets.classification import open_images
 from rankless.data.formats import image_folder
-from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.raw import Raw
-from rankless.data.index.validation import validate
 from rankless.errors import UserError
 
 
@@ -219,14 +216,3 @@ def test_an_unreadable_image_is_found_and_stays(tmp_path):
     assert data.findings.counts == {"unreadable image": 1}
     with pytest.raises(UserError, match="1 of the 3 images of the split 'train' cannot be read"):
         open_images(str(tmp_path), "train", format="image-folder", max_bad=0.3)
-
-
-def test_written_folders_are_read_back(tmp_path):
-    root = make(tmp_path / "from", "train/a/1.png", "train/a/in/1.png", "train/ü b/3.png", "val/a/4.png")
-    made = {split: validate(image_folder.read(root, split), "image-folder") for split in ("train", "val")}
-    assert image_folder.write(tmp_path / "to", made, ImageFiles("copy")) == []
-    for split, before in made.items():
-        after = validate(image_folder.read(tmp_path / "to", split), "image-folder")
-        assert after.class_names == before.class_names and np.array_equal(after.labels, before.labels)
-        pairs = zip(before.paths(), after.paths(), strict=True)
-        assert all(Path(a).read_bytes() == Path(b).read_bytes() for a, b in pairs)

@@ -52,20 +52,14 @@ def exported(layout: str, root: Path, truth: Truth = TRUTH) -> Path:
 
 
 def found(annotations: Annotations) -> dict[str, list[tuple[str, tuple[float, ...]]]]:
-    """Class names and boxes by the image's stem, without what the tools make of a name."""
-    return {
-        re.sub(
-            "[-_]",
-            " ",
-            re.sub(
-                r"^([0-9a-f]{8}|\w+-\d{5}-of-\d{5})-|_jpg\.rf\..*", "", Path(annotations.path(index)).stem
-            ),
-        ): [
+    made = {}
+    for index, path in enumerate(annotations.paths()):
+        stem = re.sub(r"^([0-9a-f]{8}|\w+-\d{5}-of-\d{5})-|_jpg\.rf\..*", "", Path(path).stem)
+        made[re.sub("[-_]", " ", stem)] = [  # without what the tools make of a name
             (annotations.class_names[label], tuple(round(side, 3) for side in box))
             for box, label, *_ in annotations.objects(index)
         ]
-        for index in range(len(annotations))
-    }
+    return made
 
 
 @pytest.mark.slow
@@ -142,7 +136,6 @@ def test_images_in_parquet_are_the_stored_bytes(layout: str, file: str, tmp_path
 
 
 def rows(root: Path, *lines: dict[str, object], name: str = "metadata.jsonl") -> Path:
-    """Images and a file that describes them."""
     for line in lines:
         label_tools.put(root / str(line["file_name"]), str(line["file_name"]))
     if name.endswith(".csv"):
@@ -182,10 +175,7 @@ def test_the_values_decide_what_a_box_means(boxes, expected, note, tmp_path: Pat
         ({"bbox": [[1, 1, 5, 5]], "category": [0]}, "numbers without names; add a file 'classes.txt'"),
         ({"bbox": [[1, 1, 5, 5]]}, "the boxes have no class; expected 'category' in addition to 'bbox'"),
         ({"names": ["cat"]}, "no boxes and no classes; expected 'objects' with 'bbox'"),
-        (
-            {"bbox": [[1, 1, 5, 5]], "category": ["cat", "dog"]},
-            ":1: not understood: found 1 box, but 2",
-        ),
+        ({"bbox": [[1, 1, 5, 5]], "category": ["cat", "dog"]}, ":1: not understood: found 1 box, but 2"),
         (
             {"bbox": [[1, 1, 5, 5]] * 2, "category": ["cat", 0]},
             r"a name \('cat'\) and sometimes a number \(0\)",

@@ -15,18 +15,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rankless.data.datasets.annotated import BoxedImages
-from rankless.data.datasets.detection import DetectionExamples, collate
+from rankless.data.datasets.detection import DetectionExamples
 from rankless.data.formats import image_folder
 from rankless.data.formats import webdataset as page
 from rankless.data.formats.packing import pack
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.index.byte_ranges import content
-from rankless.data.index.findings import Findings
-from rankless.data.index.raw import Raw
+from rankless.data.index.raw import RawBuilder
 from rankless.data.index.validation import validate
-from rankless.data.loader import MicroBatches
-from rankless.data.order import Line
 from rankless.errors import UserError
 from rankless.recipe.schema import Augment
 
@@ -44,22 +41,12 @@ def samples(root: Path, names: list[str], size: tuple[int, int] = (20, 16)) -> l
 
 def boxed(paths: list[str], rows: list[tuple[int, list[float], int, int, float]]) -> Annotations:
     """Rows of (image, box, label, flag, area)."""
-    count = len(paths)
-    raw = Raw(
-        paths=paths,
-        sizes=np.tile(np.array([[16, 20]], np.int32), (count, 1)),
-        stated=np.zeros((count, 2), np.int32),
-        annotated_in=paths,
-        image=np.array([row[0] for row in rows], np.int64),
-        boxes=np.array([row[1] for row in rows], np.float64).reshape(-1, 4),
-        labels=np.array([row[2] for row in rows], np.int64),
-        flags=np.array([row[3] for row in rows], np.uint8),
-        areas=np.array([row[4] for row in rows], np.float32),
-        lines=np.arange(len(rows)),
-        names=["cat", "dög", "big owl"],
-        findings=Findings(),
-    )
-    return validate(raw, "test")
+    made = RawBuilder()
+    for path in paths:
+        made.add_image(path, path, size=(16, 20))
+    for line, (image, box, label, flag, area) in enumerate(rows):
+        made.add_box(image, box, label, line, flag, area)
+    return validate(made.raw(names=["cat", "dög", "big owl"]), "test")
 
 
 def equal(before: Annotations, after: Annotations) -> bool:
@@ -196,16 +183,13 @@ def test_a_disk_without_room(tmp_path, four, monkeypatch):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("workers", [0, 2])
-def test_detection_sees_the_same_from_shards(tmp_path, four, workers):
+def test_detection_sees_the_same_from_shards(tmp_path, four):
     made = boxed(four, [(n, [1, 1, 9 + n, 9], n % 3, n == 3, 5.0) for n in range(4)])
     pack({"train": made}, tmp_path / "out", 4000)
-    plan = [Line(0, [(0, 0), (1, 3)]), Line(1, [(5, 1), (0, 2)])]
     seen = []
     for one in (made, unpacked(tmp_path / "out", "train")):
         examples = DetectionExamples(BoxedImages(one), (32, 32), 0, Augment(mosaic=0.5), 9)
-        with MicroBatches(examples, collate, plan, workers=workers) as batches:
-            seen.append(list(batches))
+        seen.append([*examples.items([(0, 0), (1, 3)], 0), *examples.items([(5, 1), (0, 2)], 1)])
     for files, shards in zip(*seen, strict=True):
-        assert torch.equal(files.images, shards.images) and torch.equal(files.boxes, shards.boxes)
-        assert torch.equal(files.labels, shards.labels) and torch.equal(files.valid, shards.valid)
+        assert torch.equal(files.image, shards.image) and torch.equal(files.boxes, shards.boxes)
+        assert torch.equal(files.labels, shards.labels)

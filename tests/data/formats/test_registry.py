@@ -17,28 +17,12 @@ def touched(root: Path, *names: str) -> Path:
     return root
 
 
+BY_KIND = ("images/train/0.png", "images/val/1.png", "labels/train/0.txt", "labels/val/1.txt")
+BY_SPLIT = ("train/images/0.png", "train/labels/0.txt", "val/images/1.png", "val/labels/1.txt")
 LAYOUTS = {
-    "described": (
-        "data.yaml",
-        "images/train/0.png",
-        "images/val/1.png",
-        "labels/train/0.txt",
-        "labels/val/1.txt",
-    ),
-    "by kind": (
-        "classes.txt",
-        "images/train/0.png",
-        "images/val/1.png",
-        "labels/train/0.txt",
-        "labels/val/1.txt",
-    ),
-    "by split": (
-        "data.yaml",
-        "train/images/0.png",
-        "train/labels/0.txt",
-        "val/images/1.png",
-        "val/labels/1.txt",
-    ),
+    "described": ("data.yaml", *BY_KIND),
+    "by kind": ("classes.txt", *BY_KIND),
+    "by split": ("data.yaml", *BY_SPLIT),
     "voc": ("JPEGImages/0.jpg", "Annotations/0.xml", "ImageSets/Main/train.txt"),
 }
 
@@ -61,7 +45,6 @@ def test_the_whole_is_named_where_a_part_is_given(tmp_path, layout, given):
 
 
 def test_what_stands_alone_is_taken(tmp_path):
-    """A split with its own description, class folders called like a part, and what the user insists on."""
     split = touched(tmp_path / "whole", *LAYOUTS["by split"], "train/data.yaml") / "train"
     assert recognize(str(split))[0] == "darknet"
     folders = touched(tmp_path / "images", "cat/0.png", "dog/1.png")

@@ -42,10 +42,9 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     ranges = True
 
     def log_message(self, *_: object) -> None:
-        """Nothing is printed."""
+        pass
 
     def do_GET(self) -> None:
-        """Answer, with a part where one is asked for."""
         self.requests[self.path] += 1
         if self.failures and "Range" in self.headers:
             self.send_error(self.failures.pop())
@@ -72,7 +71,6 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         self.wfile.write(data)
 
     def do_HEAD(self) -> None:
-        """As GET, without the content."""
         path = Path(self.translate_path(self.path))
         if not path.is_file():
             super().do_HEAD()
@@ -85,7 +83,6 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of two splits, several to each, with boxes."""
     source = tmp_path_factory.mktemp("labels")
     rng = np.random.default_rng(0)
     for split, count in (("train", 12), ("val", 4)):
@@ -107,13 +104,11 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(packed: Path, tmp_path: Path) -> Path:
-    """A copy that a test may change."""
     return Path(shutil.copytree(packed, tmp_path / "served"))
 
 
 @pytest.fixture
 def server(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The folder's address; the cache is the test's own."""
     monkeypatch.setenv("RANKLESS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(remote, "_PAUSE", 0.0)
     monkeypatch.setattr(range_cache, "_SPARE", 0.0)
@@ -131,7 +126,6 @@ def server(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def fetched() -> int:
-    """How many objects, or parts of them, the server was asked for."""
     return sum(count for path, count in Handler.requests.items() if path.endswith(".tar"))
 
 

@@ -1,7 +1,7 @@
 """Writing Darknet and Pascal VOC: what is read back is equal to the last bit, and what is lost is said."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,9 @@ from PIL import Image
 from rankless.data.datasets.open_split import open_annotations
 from rankless.data.formats import darknet, voc
 from rankless.data.formats.writing import ImageFiles
-from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations, flat_paths
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
+from rankless.data.index.raw import NO_AREA, RawBuilder
+from rankless.data.index.validation import validate
 from rankless.errors import UserError
 
 SIDES = np.array([(1, 1), (20, 40), (77, 31)])  # height, width of the images that tests annotate
@@ -29,27 +31,20 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def made(
-    paths: list[str], boxes: list[list[tuple[float, ...]]], labels: list[list[int]], **more
+    paths: list[str],
+    boxes: list[list[tuple[float, ...]]],
+    labels: list[list[int]],
+    sizes: np.ndarray = SIDES,
+    flags: Iterable[int] = (),
+    areas: Iterable[float] = (),
+    class_names: tuple[str, ...] = ("ape", "cat", "über dog"),
 ) -> Annotations:
-    """Annotations of images of :data:`SIDES`."""
-    path_bytes, path_ends = flat_paths(paths)
-    rows = sum(map(len, boxes))
-    flat = {
-        "boxes": np.array([box for each in boxes for box in each], np.float32).reshape(-1, 4),
-        "labels": np.array([label for each in labels for label in each], np.int32),
-        "offsets": np.cumsum([0, *map(len, boxes)]),
-        "sizes": SIDES[: len(paths)].astype(np.int32),
-        "flags": np.zeros(rows, np.uint8),
-        "areas": np.full(rows, np.nan, np.float32),
-        "class_names": ("ape", "cat", "über dog"),
-    }
-    return Annotations(
-        format="made",
-        path_bytes=path_bytes,
-        path_ends=path_ends,
-        byte_ranges=np.zeros((0, 2), np.int64),
-        **(flat | more),
-    )
+    builder, flags, areas = RawBuilder(), iter(flags), iter(areas)
+    for path, size, rows, kinds in zip(paths, sizes.tolist(), boxes, labels, strict=False):
+        image = builder.add_image(path, size=tuple(size))
+        for box, label in zip(rows, kinds, strict=True):
+            builder.add_box(image, box, label, 1, next(flags, 0), next(areas, NO_AREA))
+    return validate(builder.raw(names=class_names), "made")
 
 
 def written(page, out: Path, splits: Mapping[str, Annotations]) -> list[str]:
@@ -79,7 +74,6 @@ def extents(draw: st.DrawFn, side: int) -> tuple[float, float]:
 
 @st.composite
 def annotated(draw: st.DrawFn) -> tuple[list[list[tuple[float, ...]]], list[list[int]]]:
-    """Boxes and classes for each image of :data:`SIDES`; no box twice, and all three classes occur."""
     boxes: list[list[tuple[float, ...]]] = []
     labels: list[list[int]] = []
     for height, width in SIDES.tolist():
@@ -126,9 +120,9 @@ def test_darknet_keeps_the_order_and_says_what_it_loses(tmp_path: Path, images: 
         [images[2], images[1]],
         [boxes, []],
         [[0, 1, 2, 1], []],
-        sizes=SIDES[[2, 1]].astype(np.int32),
-        flags=np.array([0, DIFFICULT, CROWD, 0], np.uint8),
-        areas=np.array([5, np.nan, 7, np.nan], np.float32),
+        SIDES[[2, 1]],
+        flags=[0, DIFFICULT, CROWD, 0],
+        areas=[5, NO_AREA, 7, NO_AREA],
     )
     lost = "\n".join(written(darknet, tmp_path / "out", {"a/b": data}))
     for said in ("1 box marked difficult", "1 box marked a crowd", "1 box starts within", "of 1 obj"):
@@ -143,8 +137,8 @@ def test_voc_says_what_it_loses(tmp_path: Path, images: list[str]) -> None:
         images[:2],
         [[], [(0, 0, 8, 8), (1, 1, 9, 9), (1e-30, 0, 8, 8)]],
         [[], [2, 1, 1]],
-        flags=np.array([CROWD, DIFFICULT, 0], np.uint8),
-        areas=np.array([5, np.nan, np.nan], np.float32),
+        flags=[CROWD, DIFFICULT, 0],
+        areas=[5],
         class_names=("x", "b", "a"),
     )
     lost = "\n".join(written(voc, tmp_path / "out", {"train": data}))
@@ -182,8 +176,8 @@ def test_names_of_images_differ_without_their_endings(tmp_path: Path) -> None:
         Image.new("RGB", (40, 20)).save(tmp_path / name)
     paths = [str(tmp_path / name) for name in names]
     boxes = [[(number, 0, 40, 20)] for number in range(len(names))]
-    sizes = np.array([[20, 40]] * len(names), np.int32)
-    data = made(paths, boxes, [[0]] * len(names), sizes=sizes, class_names=("ape",))
+    sizes = np.array([[20, 40]] * len(names))
+    data = made(paths, boxes, [[0]] * len(names), sizes, class_names=("ape",))
     for page, name in ((darknet, "darknet"), (voc, "voc")):
         written(page, tmp_path / name, {"train": data})
         back = open_annotations(str(tmp_path / name), "train")

@@ -102,7 +102,6 @@ SPARSE = {
 
 @pytest.mark.processes
 def test_sparse_members_are_left_out(tmp_path):
-    """By GNU tar itself, and by hand: a few bytes that stand for a petabyte of zeros."""
     with (tmp_path / "a.jpg").open("wb") as file:
         file.truncate(1 << 30)
     (tmp_path / "b.jpg").write_bytes(b"x")
@@ -123,7 +122,6 @@ def test_sparse_members_are_left_out(tmp_path):
 
 
 def test_names_that_lead_out_of_the_archive_are_names_alone(tmp_path, monkeypatch, capsys):
-    """Whatever is made of such shards, nothing is written or read where they point to."""
     monkeypatch.chdir(tmp_path)
     content = io.BytesIO()
     Image.new("RGB", (8, 8), (200, 9, 9)).save(content, "PNG")
@@ -160,7 +158,6 @@ def test_names_that_lead_out_of_the_archive_are_names_alone(tmp_path, monkeypatc
 
 
 def test_every_cut_is_reported(tmp_path):
-    """Wherever an archive ends, but inside the zeros behind its end, it is reported; the rest is read."""
     whole = tar(tmp_path / "a.tar", [("a.jpg", b"x" * 700), ("a.cls", b"1"), ("b.jpg", b"y")]).read_bytes()
     end = 512 + 1024 + 2 * 1024
     for cut in range(0, end + 512, 128):

@@ -15,7 +15,9 @@ from rankless.data.datasets.open_split import examine
 from rankless.data.formats import coco, csv_table, lines
 from rankless.data.formats.registry import format_named
 from rankless.data.formats.writing import ImageFiles
-from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations, flat_paths
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
+from rankless.data.index.raw import NO_AREA, RawBuilder
+from rankless.data.index.validation import validate
 from rankless.errors import UserError, counted
 
 FORMATS = ("coco", "lines", "csv")
@@ -32,7 +34,6 @@ def folder(tmp_path_factory) -> Path:
 
 
 def inside(side: int) -> st.SearchStrategy[tuple[float, float]]:
-    """Two different float32 positions on a side, many of them at its ends or hard to write."""
     place = st.floats(0, side, width=32) | st.sampled_from([0.0, float(side), float(np.float32(0.1)) * side])
     return st.tuples(place, place).map(sorted).filter(lambda pair: np.float32(pair[0]) < np.float32(pair[1]))
 
@@ -46,38 +47,16 @@ def splits(draw: st.DrawFn, root: str, flags: tuple[int, ...] = (0,), areas: boo
         | st.just(["cat", "big dog", 'a "quoted", one', "7"])
     )
     order = draw(st.permutations(range(len(NAMES))))[: draw(st.integers(1, 4))]
-    boxes: list[tuple[float, ...]] = []
-    labels: list[int] = []
-    counts = [0]
+    made = RawBuilder()
     for number in order:
         height, width = SIZES[number]
-        seen = set()
+        image = made.add_image(f"{root}/{NAMES[number]}", size=SIZES[number])
         for _ in range(draw(st.integers(0, 3))):
             (x1, x2), (y1, y2) = draw(inside(width)), draw(inside(height))
-            label = draw(st.integers(0, len(classes) - 1))
-            box = tuple(np.array((x1, y1, x2, y2), np.float32).tolist())
-            if (label, box) not in seen:  # one that repeats another is not read back
-                seen.add((label, box))
-                boxes.append(box)
-                labels.append(label)
-        counts.append(len(boxes))
-    made = st.sampled_from(flags)
-    path_bytes, path_ends = flat_paths([f"{root}/{NAMES[number]}" for number in order])
-    corners = np.array(boxes, np.float32).reshape(-1, 4)
-    own = (corners[:, 2:] - corners[:, :2]).prod(1) * np.float32(0.5)
-    return Annotations(
-        class_names=tuple(classes),
-        format="",
-        path_bytes=path_bytes,
-        path_ends=path_ends,
-        byte_ranges=np.zeros((0, 2), np.int64),
-        sizes=np.array([SIZES[number] for number in order], np.int32),
-        offsets=np.array(counts, np.int64),
-        boxes=corners,
-        labels=np.array(labels, np.int32),
-        flags=np.array([draw(made) for _ in boxes], np.uint8),
-        areas=own if areas else np.full(len(boxes), np.nan, np.float32),
-    )
+            label, flag = draw(st.integers(0, len(classes) - 1)), draw(st.sampled_from(flags))
+            area = (x2 - x1) * (y2 - y1) / 2 if areas else NO_AREA
+            made.add_box(image, (x1, y1, x2, y2), label, 1, flag, area)
+    return validate(made.raw(names=classes), "")  # without a box that repeats another
 
 
 def through(format: str, held: Annotations, out: Path) -> tuple[Annotations, list[str]]:

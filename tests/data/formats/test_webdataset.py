@@ -93,8 +93,6 @@ def test_shards_by_name_and_members_in_order(tmp_path):
 
 
 def test_class_names_that_are_not_given(tmp_path):
-    """Of boxes every split numbers them alike; a class has a name in every split."""
-
     def box(name: str) -> str:
         return json.dumps([{"bbox": [0, 0, 2, 2], "category_id": name}])
 

@@ -66,7 +66,6 @@ def test_a_label_away_from_its_box_has_a_line_to_it():
 
 @pytest.mark.parametrize("box", [(20, 20, 180, 130), (0, 0, 199, 149), (50, 40, 58, 50), (90, 10, 97, 140)])
 def test_the_image_is_seen_between_the_dashes_of_a_box(box):
-    """Every side begins and ends with a dash; one too short for a gap is whole."""
     solid, dashed = (
         np.asarray(annotate(Image.new("RGB", (200, 150), "white"), [Mark(box, "", 3, dashed=dashed)])).min(2)
         < 255
@@ -82,7 +81,6 @@ def test_the_image_is_seen_between_the_dashes_of_a_box(box):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(200, 150), (8000, 6000)])
 def test_labels_are_legible_on_any_size(size):
-    """A label is at least 12 pixels high, and about 1% of the image's side on the largest."""
     middle = (size[0] / 2, size[1] / 2)
     whole = annotate(Image.new("RGB", size, "white"), [Mark(middle * 2, "name: 90%", 0)])
     around = [round(side) for side in (middle[0] - 90, middle[1] - 70, middle[0] + 90, middle[1] + 70)]
@@ -104,7 +102,6 @@ def test_a_font_is_asked_letter_by_letter(monkeypatch):
 
 @pytest.fixture
 def bare(monkeypatch, tmp_path):
-    """A machine with no font but Matplotlib's and the one that is named."""
     for name in ("XDG_DATA_DIRS", "XDG_DATA_HOME", "HOME"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     monkeypatch.delenv(fonts.VARIABLE, raising=False)

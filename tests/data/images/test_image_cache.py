@@ -19,12 +19,14 @@ from PIL import Image
 
 from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.builtin import DigitScenes
-from rankless.data.datasets.detection import DetectionExamples, collate
+from rankless.data.datasets.detection import DetectionExamples
 from rankless.data.images import image_cache
 from rankless.data.images.image_cache import CachedImages, needed, open_images
 from rankless.data.images.image_file import Decoded, Shown, UnreadableImage, read_for
 from rankless.data.images.sources import FileImages
 from rankless.data.index.annotations import Annotations, flat_paths
+from rankless.data.index.raw import RawBuilder
+from rankless.data.index.validation import validate
 from rankless.errors import UserError
 from rankless.recipe.schema import Augment
 
@@ -46,26 +48,15 @@ def drawn(path: Path, seed: int, size: tuple[int, int]) -> None:
 
 @pytest.fixture
 def known(tmp_path: Path) -> Annotations:
-    """Four images of several formats and sizes; one is reduced, one cannot be read."""
     sizes = [(64, 96), (300, 500), (50, 40), (0, 0)]
     paths = [str(tmp_path / name) for name in ("a.png", "b.jpg", "c.png", "d.jpg")]
     for number, (path, size) in enumerate(zip(paths[:3], sizes[:3], strict=True)):
         drawn(Path(path), number, size)
     Path(paths[3]).write_text("no image")
-    names, ends = flat_paths(paths)
-    return Annotations(
-        class_names=("thing",),
-        format="test",
-        path_bytes=names,
-        path_ends=ends,
-        byte_ranges=np.zeros((0, 2), np.int64),
-        sizes=np.array(sizes, np.int32),
-        offsets=np.arange(5),
-        boxes=np.array([[3, 4, 30, 40]] * 4, np.float32),
-        labels=np.zeros(4, np.int32),
-        flags=np.zeros(4, np.uint8),
-        areas=np.full(4, np.nan, np.float32),
-    )
+    made = RawBuilder()
+    for path, size in zip(paths, sizes, strict=True):
+        made.add_box(made.add_image(path, size=size), (3, 4, 30, 40), 0, 1)
+    return validate(made.raw(names=["thing"]), "test")
 
 
 def opened(kind: str, known: Annotations) -> CachedImages:
@@ -80,7 +71,6 @@ class Undecodable(FileImages):
 
 
 def only_cached(images: CachedImages, index: int) -> Decoded:
-    """Read an image that must be in the cache."""
     undecodable = Undecodable(images.images.annotations, images.images.shown)
     return replace(images, images=undecodable).read(index)
 
@@ -101,23 +91,6 @@ def test_items_are_the_same_bits_kept_or_not(kind: str, known: Annotations) -> N
             other = kept.item(index, epoch)
             assert torch.equal(one.image, other.image) and torch.equal(one.boxes, other.boxes)
             assert one.letterbox == other.letterbox
-
-
-def test_weights_are_the_same_bits_whatever_is_kept(known: Annotations) -> None:
-    def trained(kind: str) -> list[float]:
-        torch.manual_seed(0)
-        model = torch.nn.Conv2d(3, 2, 3, stride=4)
-        examples = DetectionExamples(BoxedImages(known), SIZE, 1, Augment(), cache=kind)  # type: ignore[arg-type]
-        for epoch in range(3):
-            batch = collate([examples.item(index, epoch) for index in range(3)])
-            model.zero_grad()
-            model(batch.images / 255).square().mean().backward()
-            with torch.no_grad():
-                for weight in model.parameters():
-                    weight -= weight.grad
-        return torch.cat([weight.flatten() for weight in model.parameters()]).tolist()
-
-    assert trained("none") == trained("ram") == trained("disk")
 
 
 def test_the_examples_open_the_cache_and_say_so(known: Annotations) -> None:
@@ -287,7 +260,6 @@ def test_what_a_killed_run_left_in_memory_is_removed(known: Annotations, tmp_pat
 
 
 def test_a_cache_in_memory_that_others_can_enter_is_not_used(known: Annotations, tmp_path: Path) -> None:
-    """Its name can be guessed, and so can the names in it: whoever makes it first decides what is learned."""
     home = tmp_path / "memory" / f"rankless-{os.getuid()}"
     home.mkdir(mode=0o700)
     assert isinstance(opened("ram", known), CachedImages)

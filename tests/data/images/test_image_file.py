@@ -79,7 +79,7 @@ def test_whether_the_ending_is_of_another_format(
     assert (found.format, found.contradicts(name)) == (format.upper(), contradicts)
 
 
-def test_gray_bilevel_palette_and_cmyk(tmp_path: Path) -> None:
+def test_gray_bilevel_and_palette(tmp_path: Path) -> None:
     gray = PIXELS[..., 0]
     Image.fromarray(gray).save(tmp_path / "l.png")
     assert np.array_equal(rows(read(tmp_path / "l.png")), gray[..., None].repeat(3, 2))
@@ -90,17 +90,6 @@ def test_gray_bilevel_palette_and_cmyk(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Pillow warns of a palette with alpha
         assert np.array_equal(rows(read(tmp_path / "p.png")), np.asarray(palette.convert("RGB")))
-    Image.new("CMYK", (8, 4), (0, 255, 255, 0)).save(
-        tmp_path / "c.jpg"
-    )  # no cyan, all magenta and yellow: red
-    assert np.abs(rows(read(tmp_path / "c.jpg")).astype(int) - [255, 0, 0]).max() < 4
-
-
-def test_alpha_is_dropped(tmp_path: Path) -> None:
-    image = RGB.copy()
-    image.putalpha(Image.fromarray(PIXELS[..., 1]))
-    image.save(tmp_path / "a.png")
-    assert np.array_equal(rows(read(tmp_path / "a.png")), PIXELS)
 
 
 def test_sixteen_bits_become_the_upper_eight(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ def flat(mode: str, color: object) -> Image.Image:
 
 
 def color_of(path: Path) -> list[int]:
-    """The color of an image that has but one, to within 3 levels."""
     found = read(path)
     assert found.shape == (3, 16, 24) and header(path).size == (16, 24)
     low, high = found.amin((1, 2)), found.amax((1, 2))
@@ -51,7 +50,6 @@ def deflated(size: int) -> bytes:
 
 
 def with_chunk(png: bytes, kind: bytes, body: bytes) -> bytes:
-    """A PNG with one more chunk behind its header."""
     made = struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
     return png[:33] + made + png[33:]
 
@@ -75,7 +73,6 @@ def test_texts_that_unpack_to_gigabytes_take_no_memory(tmp_path: Path, kind: byt
 
 
 def test_many_texts_are_no_more_than_one(tmp_path: Path) -> None:
-    """Each is small enough; together they are a gigabyte."""
     buffer, file = io.BytesIO(), tmp_path / "a.png"
     RGB.save(buffer, "PNG")
     content, body = buffer.getvalue(), b"Comment\0\0" + deflated(1 << 20)
@@ -154,12 +151,6 @@ def test_profiles_are_not_applied(tmp_path: Path) -> None:
     assert np.array_equal(read(tmp_path / "with.jpg"), read(tmp_path / "without.jpg"))
 
 
-def test_progressive_jpeg_is_read_alike(tmp_path: Path) -> None:
-    RGB.save(tmp_path / "a.jpg", quality=90)
-    RGB.save(tmp_path / "b.jpg", quality=90, progressive=True)
-    assert np.array_equal(read(tmp_path / "a.jpg"), read(tmp_path / "b.jpg"))
-
-
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"subsampling": "4:2:2"}])
 def test_both_decoders_give_the_same_bits(
     tmp_path: Path, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
@@ -192,11 +183,6 @@ def test_names_and_links(tmp_path: Path) -> None:
     (tmp_path / "dead.png").symlink_to(tmp_path / "gone.png")
     with pytest.raises(UnreadableImage, match="No such file"):
         read(tmp_path / "dead.png")
-
-
-def test_the_content_decides_not_the_ending(tmp_path: Path) -> None:
-    RGB.save(tmp_path / "a.jpg", format="png")
-    assert np.array_equal(read(tmp_path / "a.jpg").permute(1, 2, 0), PIXELS)
 
 
 def test_what_is_no_file_is_reported_at_once(tmp_path: Path) -> None:
@@ -234,7 +220,7 @@ def test_files_that_are_no_images(tmp_path: Path, content: bytes, reason: str) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["jpg", "png", "webp", "gif", "bmp"])
-@pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
+@pytest.mark.parametrize("share", [0.3, 0.95])
 def test_cut_short(tmp_path: Path, ending: str, share: float) -> None:
     RGB.resize((300, 200)).save(tmp_path / f"a.{ending}")
     content = (tmp_path / f"a.{ending}").read_bytes()
@@ -271,7 +257,6 @@ QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def survives(content: bytes) -> None:
-    """Read or refused, whole, reduced and by its header; a warning would be an error here."""
     for reader in (read, header, lambda file, name: read_for(file, image_file.Shown((4, 4)), name=name)):
         try:
             reader(io.BytesIO(content), name="a.jpg")  # type: ignore[operator]

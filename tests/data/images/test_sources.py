@@ -14,8 +14,6 @@ from rankless.structures import Unreadable
 
 
 class Images:
-    """Of which some cannot be read; counts what is asked for."""
-
     def __init__(self, damaged: set[int]) -> None:
         self.damaged = damaged
         self.asked: list[int] = []

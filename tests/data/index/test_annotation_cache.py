@@ -89,7 +89,6 @@ def test_it_is_read_once(data: Data) -> None:
 
 
 def mapped_from(array: np.ndarray) -> str:
-    """The line of the kernel's table that says which file an array's bytes are mapped from."""
     address = array.ctypes.data
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, end = (int(bound, 16) for bound in line.split()[0].split("-"))
@@ -244,7 +243,6 @@ def test_no_room(data: Data, cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def re_opened(found: Annotations) -> list[float]:
-    """The widths as another process gets them."""
     widths: list[float] = pickle.loads(pickle.dumps(found)).boxes[:, 2].tolist()
     return widths
 

@@ -26,7 +26,6 @@ COUNT = 60
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """Sixty files with 0, 1 or 2 numbers each; what is read of them is noted in ``$LOG``."""
     monkeypatch.setenv("LOG", str(tmp_path / "log"))
     (tmp_path / "files").mkdir()
     for number in range(COUNT):
@@ -46,7 +45,6 @@ def read_since(log: str, before: int = 0) -> list[str]:
 
 
 def check(raw: Raw, files: list[tuple[str, ...]]) -> None:
-    """``raw`` is what the files say, in their order."""
     assert raw.paths == [path for (path,) in files] == raw.annotated_in == raw.depends
     counts = [number % 3 for number in range(COUNT)]
     assert raw.image.tolist() == np.repeat(np.arange(COUNT), counts).tolist()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankless.data.index import validation as page
-from rankless.data.index.raw import Raw
+from rankless.data.index.raw import Raw, RawBuilder
 from rankless.data.index.validation import validate
 
 VALUES = st.sampled_from([0.0, -0.0, 1.0, 2.5, 1e-300, 7.0])
@@ -33,17 +33,9 @@ def test_repeated_boxes_are_dropped() -> None:
 
 
 def whole(boxes: np.ndarray, image: list[int], labels: list[int]) -> Raw:
-    count = len(boxes)
-    return Raw(
-        paths=["a", "b", "c"],
-        sizes=np.full((3, 2), 10, np.int32),
-        stated=np.zeros((3, 2), np.int32),
-        annotated_in=["a.txt", "b.txt", "c.txt"],
-        image=np.array(image, np.int64),
-        boxes=boxes,
-        labels=np.array(labels, np.int64),
-        flags=np.zeros(count, np.uint8),
-        areas=np.full(count, np.nan, np.float32),
-        lines=np.arange(count),
-        names=["x", "y"],
-    )
+    made = RawBuilder()
+    for name in "abc":
+        made.add_image(name, f"{name}.txt", size=(10, 10))
+    for number, box, label in zip(image, boxes.tolist(), labels, strict=True):
+        made.add_box(number, box, label, 1)
+    return made.raw(names=["x", "y"])

@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from rankless.engine.sinks.background import BackgroundSink
-from rankless.engine.sinks.built_in import BUILT_IN
 from rankless.engine.sinks.numbers import flat, of_scores, of_step
-from rankless.engine.sinks.sink import RunStart, Sink, Sinks, sink_class
+from rankless.engine.sinks.sink import BUILT_IN, RunStart, Sink, Sinks, sink_class
 from rankless.errors import UserError
 
 RECIPE = {"epochs": 2, "batch": {"images": 8, "micro": 4}, "data": {"root": "digits"}}

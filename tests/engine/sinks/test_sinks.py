@@ -23,8 +23,6 @@ START = RunStart(Path("run"), {"epochs": 1}, 4, 10, 2)
 
 
 class Calls(Sink):
-    """Records its calls in a list that all of them share."""
-
     def __init__(self, name: str, calls: list[tuple[Any, ...]], fails: str = "") -> None:
         self.name, self.calls, self.fails = name, calls, fails
 

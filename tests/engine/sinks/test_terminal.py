@@ -76,7 +76,6 @@ def test_rows_are_narrower_than_the_terminal(width: int, loss: float) -> None:
 
 
 def shown(width: int, *, is_terminal: bool) -> str:
-    """What is printed of a run of one epoch."""
     out = io.StringIO()
     terminal = Terminal(images=16, device="cpu")
     terminal.console = Console(

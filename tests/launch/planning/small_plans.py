@@ -4,7 +4,6 @@ from rankless.launch.planning.model import Bucket, Workload
 
 
 def work(micro_batches: int = 8, *, buckets: int = 4, size: int = 8 << 20, **changes) -> Workload:
-    """A step of so many micro-batches, whose gradients come evenly in buckets of ``size`` bytes."""
     given = {
         "load": 0.002,
         "forward": 0.02,

@@ -28,8 +28,6 @@ SMALL = [
 
 
 class Imagined(_Search):
-    """A device on which an image takes ``each`` bytes and everything else ``base``."""
-
     def __init__(self, base: int, each: int, free: int, on_cpu: bool) -> None:
         super().__init__(Recipe(), free, on_cpu, lambda line: None)
         self.base, self.each = base, each
@@ -63,9 +61,7 @@ def test_the_search_finds_the_largest_in_few_tries(
 
 
 def test_sizes_leave_a_micro_batch_to_every_device() -> None:
-    assert _sizes(12, 1) == [1, 2, 3, 4, 6, 12]
-    assert _sizes(12, 3) == [1, 2, 3, 4]
-    assert _sizes(12, 5) == [1, 2]
+    assert [_sizes(12, ranks) for ranks in (1, 3, 5)] == [[1, 2, 3, 4, 6, 12], [1, 2, 3, 4], [1, 2]]
     with pytest.raises(UserError, match=r"--devices is 13, but batch\.images is 12"):
         _sizes(12, 13)
 

@@ -99,10 +99,7 @@ def test_uneven_ranks_send_more():
 
 def test_the_devices_of_a_machine_share_its_network():
     link = Link(1e9, 0.0)
-    apart, shared = (
-        all_to_all(Layout(8, 1, 1, 1, 8), link, 8000),
-        all_to_all(Layout(8, 4, 1, 1, 8), link, 8000),
-    )
+    apart, shared = (all_to_all(Layout(8, here, 1, 1, 8), link, 8000) for here in (1, 4))
     assert apart == pytest.approx(7 * 1000 / 1e9)
     assert shared == pytest.approx(4 * 4 * 1000 / 1e9)  # each of four to each of four elsewhere
 
@@ -111,15 +108,10 @@ def test_a_backward_pass_hides_all_but_the_last_buckets():
     # Adding is computing; and a bucket is gathered when the next one is ready.
     step, one = work(totals=0, add=0.0), work(buckets=2, totals=0, add=0.0)
     ranks, link = layout(8, 1, 8), Link(1e12, 1e-7)
-    assert tree_exposed(step, ranks, link, 1.0) == pytest.approx(
-        tree_exposed(one, ranks, link, 1.0), rel=0.01
-    )
-    assert ring_exposed(step, ranks, link, 1.0) == pytest.approx(
-        ring_exposed(one, ranks, link, 1.0), rel=0.01
-    )
-    assert tree_exposed(step, ranks, Link(1e12, 1e-7, overlaps=False), 1.0) > 2 * tree_exposed(
-        step, ranks, link, 1.0
-    )
+    for exposed in (tree_exposed, ring_exposed):
+        assert exposed(step, ranks, link, 1.0) == pytest.approx(exposed(one, ranks, link, 1.0), rel=0.01)
+    alone = tree_exposed(step, ranks, replace(link, overlaps=False), 1.0)
+    assert alone > 2 * tree_exposed(step, ranks, link, 1.0)
 
 
 # Two ranks, two buckets of 4 MiB that are ready after 4 and 8 ms of a backward pass of 8 ms. A MiB takes 1 ms
@@ -144,13 +136,10 @@ def test_the_order_over_gloo_agrees_with_a_case_by_hand():
 
 def test_the_network_carries_other_parts_while_it_waits_for_a_first_byte():
     # Eight parts of 1 ms: all-to-alls until 8 ms. All but the last of the eight gathers fill the latency.
-    ranks, late = Layout(2, 1, 1, 1, 2), Link(MIB * 1e3, 2e-3)
-    assert parts_exposed([Bucket(16 * MIB, 0.0)], ranks, late, 0.0, 0.0) == pytest.approx(
-        (16 + 2) * 1e-3, abs=OVERHEAD * 10
-    )
-    assert buckets_exposed([Bucket(16 * MIB, 0.0)], ranks, late, 0.0, 0.0) == pytest.approx(
-        (16 + 4) * 1e-3, abs=OVERHEAD * 10
-    )
+    late = Link(MIB * 1e3, 2e-3)
+    for exposed, milliseconds in ((parts_exposed, 16 + 2), (buckets_exposed, 16 + 4)):
+        found = exposed([Bucket(16 * MIB, 0.0)], TWO, late, 0.0, 0.0)
+        assert found == pytest.approx(milliseconds * 1e-3, abs=OVERHEAD * 10)
 
 
 def test_memory_is_copied_as_often_as_by_the_exchange_itself():
@@ -158,19 +147,15 @@ def test_memory_is_copied_as_often_as_by_the_exchange_itself():
     # for three others are copied, seven shards are added, and the total is copied.
     ranks, link = layout(4, 4, 12), Link(1e9, 0.0, copy=1e-3)
     assert (ranks.most, ranks.nodes) == (2, 8)
-    assert memory_exposed(ranks, link, 4) - memory_exposed(ranks, link, 0) == pytest.approx(
-        (2 * 3 + 7 + 4) * 1e-3
-    )
+    copied = memory_exposed(ranks, link, 4) - memory_exposed(ranks, link, 0)
+    assert copied == pytest.approx((2 * 3 + 7 + 4) * 1e-3)
 
 
 def test_ranks_of_one_machine_use_its_memory_and_share_its_cores():
     step, network, inside = work(16, totals=0), Link(1e6, 1e-3), Link(1e9, 1e-6, copy=1e-10)
-    found = [
-        row(step, Machine(8, slots=2, inside=inside), network, devices).network
-        for devices in (1, 2, 4, 8, 16)
-    ]
-    assert found[0] == 0
-    assert found == sorted(found)
+    machine = Machine(8, slots=2, inside=inside)
+    found = [row(step, machine, network, devices).network for devices in (1, 2, 4, 8, 16)]
+    assert found[0] == 0 and found == sorted(found)
     assert found[3] > 4 * found[1]  # four ranks on a core
     assert found[4] > 10 * found[3]  # two machines
 
@@ -178,7 +163,7 @@ def test_ranks_of_one_machine_use_its_memory_and_share_its_cores():
 @given(works, machines, links, st.integers(0, 8))
 def test_more_ranks_never_exchange_less(step, machine, link, power):
     # One rank a machine, and a micro-batch each, so that nothing but the number of ranks changes.
-    step, alone = step.with_micro_batches(1), replace(machine, devices=1)
+    step, alone = replace(step, micro_batches=1), replace(machine, devices=1)
     few, many = (row(step, alone, link, devices).network for devices in (1 << power, 2 << power))
     assert few <= many * (1 + 1e-9)
 
@@ -240,8 +225,3 @@ def test_a_link_is_found_again_from_the_times_of_its_exchanges():
 def test_contention_is_never_below_one():
     assert contended(work(), work(forward=0.04, backward=0.08, last=0.09)) > 1.9
     assert contended(work(), work(forward=0.01)) == 1.0
-
-
-def test_a_bucket_knows_its_size():
-    assert work(buckets=3, size=10).gradients == 30
-    assert work(buckets=1).buckets == (Bucket(8 << 20, 1.0),)

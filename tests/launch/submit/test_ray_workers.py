@@ -6,7 +6,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ precision: fp32
 """
 
 
-def test_what_is_submitted_can_be_read() -> None:
+def test_what_is_submitted_can_be_read():
     request = Request("my boxes.yaml", ("optim.lr=0.1",), 1, 4, "/data/runs/x", (), "my-boxes", 2)
     text = ray.described(request, ray.Settings("auto", "/home/me", "my-boxes-1"))
     assert text == (
@@ -40,7 +39,7 @@ def test_what_is_submitted_can_be_read() -> None:
     )
 
 
-def test_workers_compute_on_what_was_asked_for_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_compute_on_what_was_asked_for_here(monkeypatch):
     settings = ray.Settings("auto", "/home/me", "job-1")
     monkeypatch.setenv("RANKLESS_CPU", "1")
     job = {"RANKLESS_JOB_ID": "job-1"}
@@ -52,19 +51,19 @@ def test_workers_compute_on_what_was_asked_for_here(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("cluster", "expected"), [({"CPU": 8.0}, {"CPU": 2}), ({"CPU": 8.0, "GPU": 4.0}, {"CPU": 2, "GPU": 1})]
 )
-def test_a_rank_takes_a_gpu_where_there_is_one(cluster: dict[str, float], expected: dict[str, float]) -> None:
+def test_a_rank_takes_a_gpu_where_there_is_one(cluster, expected):
     assert ray._resources(Request("digits", devices=4, cpus=2), cluster) == expected
     with pytest.raises(ray.UserError, match=r"--devices: 5 ranks need .* has"):
         ray._resources(Request("digits", devices=5, cpus=2), cluster)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
-def test_ray_that_is_not_installed_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ray_that_is_not_installed_is_one_sentence(capsys):
     assert cli.main(["submit", "ray", "digits", "--address", "auto"]) == 2
     assert "error: ray: not installed here" in capsys.readouterr().err
 
 
-def test_all_mistakes_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_mistakes_are_sentences(capsys):
     assert cli.main(["submit", "ray", "digits", "epochz=1", "--address", "auto", "--devices", "x"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -72,7 +71,7 @@ def test_all_mistakes_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def address():
     """A cluster of two raylets with one core each."""
     pytest.importorskip("ray", reason="ray is not installed")
     from ray.cluster_utils import Cluster
@@ -101,7 +100,7 @@ def trained(folder: Path, *words: str, **more: str) -> subprocess.CompletedProce
 @pytest.mark.processes
 @pytest.mark.timeout(900)  # Ray's workers take long to start where there are few cores
 @pytest.mark.filterwarnings("default")  # Ray's own
-def test_a_real_cluster_trains_the_same_weights(address: str, tmp_path: Path) -> None:
+def test_a_real_cluster_trains_the_same_weights(address, tmp_path):
     """The ranks' path goes along with a worker's own environment, which a raylet had when it started."""
     path = {"PYTHONPATH": os.pathsep.join((str(FAULTS), os.environ.get("PYTHONPATH", "")))}
     alone = trained(tmp_path, "train", "small.yaml", "--out", "alone", "--devices", "1")

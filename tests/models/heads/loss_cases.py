@@ -1,7 +1,8 @@
-"""Truths for the tests of losses: drawn and hard ones, in batches with and without padding."""
+"""Truths for the tests of losses, drawn and hard ones, and what their literal references share."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,17 @@ from rankless.structures import DetectionBatch
 Truth = tuple[list[float], int]
 """A box, xyxy in pixels, and its class."""
 CASES = ("random", "hard", "crowded", "one-empty", "empty")
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def overlap(a: list[float], b: list[float]) -> float:
+    w = max(0.0, min(a[2], b[2]) - max(a[0], b[0]))
+    h = max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - w * h
+    return w * h / union if union > 0 else 0.0
 
 
 @dataclass

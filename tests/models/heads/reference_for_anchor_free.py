@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from loss_cases import Truth, Truths
+from loss_cases import Truth, Truths, overlap, sigmoid
 from torch import Tensor
 
 from rankless.models.heads.anchor_free.codec import AnchorFreeHead
@@ -20,23 +20,11 @@ from rankless.structures import DetectionBatch
 FAR = 1e5
 
 
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
-
-
-def overlap(a: list[float], b: list[float]) -> float:
-    w = max(0.0, min(a[2], b[2]) - max(a[0], b[0]))
-    h = max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
-    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - w * h
-    return w * h / union if union > 0 else 0.0
-
-
 def generalized(a: list[float], b: list[float]) -> float:
-    w = max(0.0, min(a[2], b[2]) - max(a[0], b[0]))
-    h = max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+    w, h = max(0.0, min(a[2], b[2]) - max(a[0], b[0])), max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
     union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - w * h
     hull = (max(a[2], b[2]) - min(a[0], b[0])) * (max(a[3], b[3]) - min(a[1], b[1]))
-    return w * h / union - (hull - union) / hull
+    return overlap(a, b) - (hull - union) / hull
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from loss_cases import Truths
+from loss_cases import Truths, overlap, sigmoid
 from torch import Tensor
 
 from rankless.models.heads.truths import SMALLEST_SIDE
@@ -44,19 +44,8 @@ LOSS_IDS = [
 ]
 
 
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
-
-
 def bce(logit: float, wanted: float) -> float:
     return -wanted * math.log(sigmoid(logit)) - (1 - wanted) * math.log(1 - sigmoid(logit))
-
-
-def overlap(a: list[float], b: list[float]) -> float:
-    w = max(0.0, min(a[2], b[2]) - max(a[0], b[0]))
-    h = max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
-    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - w * h
-    return w * h / union if union > 0 else 0.0
 
 
 def complete_overlap(a: list[float], b: list[float], alphas: dict, name: tuple) -> float:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_for_anchor_free import CLASSES, RULES, STRIDES, case, make_batch, make_raw
 
 from rankless.models.heads.anchor_free import assign as free_assign
 from rankless.models.heads.anchor_free.assign import Predicted, assign, highest
 from rankless.models.heads.anchor_free.codec import AnchorFreeHead, decode, points
 from rankless.models.heads.truths import Truths
-
-sys.path.insert(0, str(Path(__file__).parent))
-from reference_for_anchor_free import CLASSES, RULES, STRIDES, case, make_batch, make_raw
 
 
 def predicted_of(raw, bins=0):

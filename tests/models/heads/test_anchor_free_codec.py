@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_for_anchor_free import CLASSES, STRIDES, heads_of, make_raw, points_of
 
 from rankless.models.heads.anchor_free.codec import (
     LARGEST_LOG_SIZE,
@@ -20,48 +21,25 @@ from rankless.models.heads.anchor_free.codec import (
     split,
 )
 
-CLASSES = 3
-
 
 def raw_of(head, shape=(3, 5), dtype=torch.float64):
     rng = torch.Generator().manual_seed(1)
     return torch.randn(2, head.outputs(CLASSES), *shape, generator=rng, dtype=torch.float64).to(dtype)
 
 
-def test_decode_without_bins_is_yolox_formula_from_the_middle_of_the_cell():
-    head = AnchorFreeHead(16)
-    raw = raw_of(head)
-    boxes, objectness, classes = decode(raw, head)
-    assert boxes.shape == (2, 3, 5, 4)
-    assert objectness is None
-    for b in range(2):
-        for j in range(3):
-            for i in range(5):
-                tx, ty, tw, th, *tc = raw[b, :, j, i].tolist()
-                cx, cy = (i + 0.5 + tx) * 16, (j + 0.5 + ty) * 16
-                w, h = math.exp(tw) * 16, math.exp(th) * 16
-                expected = [cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2]
-                assert boxes[b, j, i].tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
-                assert classes[b, j, i].tolist() == tc
-
-
-def test_decode_with_bins_is_the_mean_of_each_sides_distribution():
-    head = AnchorFreeHead(8, bins=5)
-    raw = raw_of(head)
-    boxes, objectness, classes = decode(raw, head)
-    assert objectness is None
-    for b in range(2):
-        for j in range(3):
-            for i in range(5):
-                numbers = raw[b, :, j, i].tolist()
-                reach = []
-                for side in range(4):
-                    odds = [math.exp(t) for t in numbers[side * 5 : side * 5 + 5]]
-                    reach.append(8 * sum(k * odd for k, odd in enumerate(odds)) / sum(odds))
-                x, y = (i + 0.5) * 8, (j + 0.5) * 8
-                expected = [x - reach[0], y - reach[1], x + reach[2], y + reach[3]]
-                assert boxes[b, j, i].tolist() == pytest.approx(expected, rel=1e-12)
-                assert classes[b, j, i].tolist() == numbers[20:]
+@pytest.mark.parametrize("bins", [0, 6])
+def test_decode_is_the_papers_formula(bins):
+    """YOLOX's from the middle of the cell, or the mean of each side's distribution."""
+    raw = make_raw(bins, 2, 1)
+    for number in range(2):
+        expected = iter(points_of([one[number].tolist() for one in raw], STRIDES, bins))
+        for one, head in zip(raw, heads_of(bins), strict=True):
+            boxes, objectness, classes = decode(one, head)
+            assert boxes.shape == (2, *one.shape[2:], 4) and objectness is None
+            for box, logits in zip(boxes[number].view(-1, 4), classes[number].view(-1, CLASSES), strict=True):
+                point = next(expected)
+                assert box.tolist() == pytest.approx(point.box, rel=1e-12, abs=1e-12)
+                assert logits.tolist() == point.logits
 
 
 sides = st.floats(0.01, 500)

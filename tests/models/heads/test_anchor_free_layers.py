@@ -15,6 +15,7 @@ from rankless.models.heads.anchor_free.loss import AnchorFreeLoss
 from rankless.models.layers import ConvBlock
 from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch
+from thorough import THOROUGH
 
 
 @pytest.mark.parametrize(("bins", "outputs"), [(0, 9), (12, 53)])
@@ -91,7 +92,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("assign", "bins"), [("task-aligned", 12), ("simota", 0)])
+@pytest.mark.parametrize(("assign", "bins"), [("task-aligned", 12), ("simota", 0)][: 1 + THOROUGH])
 def test_learns_four_images_by_heart(assign, bins):
     images, batch = rectangles()
     torch.manual_seed(1)

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-from rankless.geometry.boxes import SIMILARITIES
-from thorough import THOROUGH
-
-sys.path.insert(0, str(Path(__file__).parent))
 from loss_cases import CASES
 from reference_for_anchor_free import (
     HARD,
@@ -27,6 +20,9 @@ from reference_for_anchor_free import (
     make_raw,
     reference,
 )
+
+from rankless.geometry.boxes import SIMILARITIES
+from thorough import THOROUGH
 
 
 @pytest.mark.slow

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parent))
 import reference_for_anchor_free as anchor_free
 import reference_for_yolo as yolo
+import torch
 from loss_cases import Truths
+from torch import Tensor
 
 from rankless.structures import DetectionBatch, LossSum
 

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from dataclasses import asdict, fields, replace
-from pathlib import Path
 
 import pytest
 import torch
-
-from rankless.errors import UserError
-from rankless.models.heads.yolo import assign as assign_page
-from rankless.models.heads.yolo.codec import HeadLoss, YoloHead
-from rankless.models.heads.yolo.loss import YoloLoss, from_recipe
-from rankless.recipe import loss_kinds
-from thorough import THOROUGH
-
-sys.path.insert(0, str(Path(__file__).parent))
 from loss_cases import CASES
 from reference_for_yolo import (
     ANCHORS,
@@ -35,6 +24,13 @@ from reference_for_yolo import (
     reference,
     yolo,
 )
+
+from rankless.errors import UserError
+from rankless.models.heads.yolo import assign as assign_page
+from rankless.models.heads.yolo.codec import HeadLoss, YoloHead
+from rankless.models.heads.yolo.loss import YoloLoss, from_recipe
+from rankless.recipe import loss_kinds
+from thorough import THOROUGH
 
 
 @pytest.mark.slow

@@ -39,22 +39,14 @@ ASPECT = 4 / 3
 
 @dataclass
 class Augmenter:
-    """Augments the images of one epoch.
-
-    Attributes:
-        among: sorted indices from which partner images are sampled, including the index of the image itself.
-        size: (H, W) of the input in pixels.
-        key: (seed, epoch) for the random generators.
-        last_epochs: whether to turn off mosaic, mixup and copy-paste.
-        placing: method of resizing, and gray value of the margin.
-    """
+    """An augmenter for the images of one epoch."""
 
     images: Readable[Sample]
-    among: Sequence[int]
-    size: tuple[int, int]
+    among: Sequence[int]  # sorted indices of possible partners, including the image itself
+    size: tuple[int, int]  # (H, W) of the input in pixels
     options: Augment
-    key: tuple[int, int]
-    last_epochs: bool
+    key: tuple[int, int]  # (seed, epoch) for the random generators
+    last_epochs: bool  # whether to turn off mosaic, mixup and copy-paste
     placing: Placing = USUAL
 
     @property
@@ -67,22 +59,21 @@ class Augmenter:
     def augmented(self, index: int) -> Augmented:
         """Return the augmented input for an image, possibly blended with another input.
 
-        Boxes are clipped to the input. The returned placement is that of the cropped image before it is
-        warped and mirrored, or the identity for a mosaic.
+        The placement is that of the cropped image before it is warped and mirrored. It is the identity for a
+        mosaic.
         """
-        image, boxes, labels, where = self._placed(index)
+        image, boxes, labels, where = self._place(index)
         if not (self.options.mixup and self._partners):
             return image, boxes, labels, where
         rng = self._rng("mix", index)
         if rng.random() >= self.options.mixup_probability:
             return image, boxes, labels, where
         weight = float(rng.beta(self.options.mixup, self.options.mixup))
-        other = self._placed(self._another(index, rng))
+        other = self._place(self._another(index, rng))
         boxes, labels = torch.cat((boxes, other[1])), torch.cat((labels, other[2]))
         return blended(image, other[0], weight), boxes, labels, where
 
-    def _placed(self, index: int) -> Augmented:
-        """Return the input with an image or a mosaic, before mixup."""
+    def _place(self, index: int) -> Augmented:
         options = self.options
         mosaics = options.mosaic and not self.last_epochs
         if mosaics and (rng := self._rng("mosaic", index)).random() < options.mosaic:
@@ -110,7 +101,6 @@ class Augmenter:
         return cropped(sample, self.options.crop, self._rng("crop", index))
 
     def _another(self, index: int, rng: np.random.Generator) -> int:
-        """Return a random index from ``among`` other than ``index``."""
         further = 1 + int(rng.integers(len(self.among) - 1))
         return self.among[(self.among.index(index) + further) % len(self.among)]
 
@@ -118,9 +108,8 @@ class Augmenter:
 def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample:
     """Return a random crop of an image that does not cut any box, possibly without boxes.
 
-    The fraction of the area is uniformly distributed from ``smallest`` to 1, the aspect ratio is
-    log-uniformly distributed around that of the image, and the position is uniformly distributed. The crop is
-    then grown until it contains every box that it touches.
+    The fraction of the area is uniform from ``smallest`` to 1, the aspect ratio is log-uniform around that of
+    the image, and the position is uniform. The crop is then grown to contain every box that it touches.
     """
     height, width = sample.image.shape[-2:]
     drawn, aspect, across, down = rng.uniform(0, 1, 4).tolist()
@@ -131,14 +120,14 @@ def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample
     columns, rows = min(columns, width), min(rows, height)
     left, top = round(across * (width - columns)), round(down * (height - rows))
     boxes = sample.boxes.double().numpy()
-    part, inside = _grown(np.array([left, top, left + columns, top + rows]), boxes, (width, height))
+    part, inside = _grow(np.array([left, top, left + columns, top + rows]), boxes, (width, height))
     left, top, right, bottom = part.tolist()
     whole = torch.from_numpy(inside)
     corner = torch.tensor([left, top, left, top], dtype=torch.float32)
     return Sample(sample.image[:, top:bottom, left:right], sample.boxes[whole] - corner, sample.labels[whole])
 
 
-def _grown(
+def _grow(
     part: NDArray[np.int64], boxes: NDArray[np.float64], sides: tuple[int, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Grow a crop (xyxy, (4,)) until it cuts no box; return the crop and the mask of its boxes, (N,)."""

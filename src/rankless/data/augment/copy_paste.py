@@ -13,21 +13,17 @@ from torch import Tensor
 from rankless.geometry.letterbox import fit
 from rankless.structures import Sample
 
-TAKEN = 0.5
-"""Probability of pasting an object from the other image."""
-MOST = 8
-"""Maximum number of objects to paste."""
-TRIES = 5
-"""Number of positions to try for an object."""
-COVERED = 0.3
-"""Maximum fraction of an earlier box that a pasted object may cover."""
+TAKEN = 0.5  # probability of pasting an object from the other image
+MOST = 8  # maximum number of objects to paste
+TRIES = 5  # number of positions to try for an object
+COVERED = 0.3  # maximum fraction of an earlier box that a pasted object may cover
 
 
 def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.random.Generator) -> Sample:
     """Return a copy of ``sample`` with objects from ``other``, whose boxes are appended.
 
-    Objects are scaled as if both images were letterboxed to ``size`` (H, W). They are entirely inside the
-    image; objects that are larger than the image are not pasted.
+    Objects are scaled as if both images were letterboxed to ``size`` (H, W). Objects that do not fit inside
+    the image are not pasted.
     """
     order = rng.permutation(len(other.labels))
     taken = order[rng.random(len(order)) < TAKEN][:MOST].tolist()
@@ -69,13 +65,8 @@ def _free_position(
 ) -> tuple[int, int] | None:
     """Return a random free position (left, top) for an object, or None if none was found.
 
-    All candidates are sampled at once, so that one object does not affect the random numbers for others.
-
-    Args:
-        boxes: boxes in the image, (N, 4).
-        sides: (width, height) of the object.
-        room: (width, height) of the image.
-        rng: random generator.
+    ``sides`` and ``room`` are the (width, height) of the object and of the image. All candidates are sampled
+    at once, so that one object does not affect the random numbers for others.
     """
     draws = rng.random((TRIES, 2))
     lefts = np.rint(draws[:, 0] * (room[0] - sides[0])).astype(int)

@@ -15,12 +15,9 @@ from rankless.hardware.threads import one_thread
 from rankless.randomness import GENERATORS, generator, torch_seed
 from rankless.recipe.schema import Augment
 
-SIGMA = (0.5, 2.0)
-"""Range of the blur's sigma in pixels of the input."""
-NOISE = (0.01, 0.06)
-"""Range of the noise's standard deviation as a fraction of 255."""
-QUALITY = (10, 60)
-"""Range of the JPEG quality, inclusive."""
+SIGMA = (0.5, 2.0)  # range of the blur's sigma in pixels of the input
+NOISE = (0.01, 0.06)  # range of the noise's standard deviation as a fraction of 255
+QUALITY = (10, 60)  # range of the JPEG quality, inclusive
 Key = tuple[int, str, int, int]
 """Key of an image's random generators in one epoch: (seed, "augment", epoch, index)."""
 
@@ -39,13 +36,7 @@ def drawing(key: Key, part: str) -> Iterator[None]:
 
 @one_thread()
 def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
-    """Randomly blur an image, add noise and compress it.
-
-    Args:
-        image: uint8, (3, H, W), which is returned unchanged if no step is applied.
-        options: augmentation options with the probability of each step.
-        key: key of the random generators.
-    """
+    """Randomly blur an image, uint8 (3, H, W), add noise and compress it."""
     if not (options.blur or options.noise or options.jpeg):
         return image
     from torchvision.transforms.v2 import functional as TF  # as slow to import as torch
@@ -65,7 +56,7 @@ def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
 
 
 def _compressed(image: Tensor, quality: int) -> Tensor:
-    """Encode and decode an image as JPEG with Pillow; torchvision's encoder is deprecated since 0.29."""
+    """Encode and decode an image as JPEG with Pillow, because torchvision's encoder is deprecated."""
     file = io.BytesIO()
     Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file, "JPEG", quality=quality)
     return torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1).contiguous()

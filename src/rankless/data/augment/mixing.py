@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Example = tuple[Tensor, Tensor]
-"""An image, uint8 (3, H, W), and its target, float32 (C,)."""
+Example = tuple[Tensor, Tensor]  # an image, uint8 (3, H, W), and its target, float32 (C,)
 
 
 def target_of(label: int, classes: int) -> Tensor:
@@ -34,9 +33,9 @@ def blended(one: Tensor, other: Tensor, weight: float) -> Tensor:
 def cutmix(one: Example, other: Example, alpha: float, rng: np.random.Generator) -> Example:
     """Paste a rectangle of another image at the same position (Yun et al., "CutMix", 2019).
 
-    The rectangle has the aspect ratio of the image and covers a fraction 1 - λ of its area, where λ ~ Beta(α,
-    α). Its center is uniformly distributed over the image. The area of the visible part determines the
-    target.
+    The rectangle has the aspect ratio of the image and covers a fraction 1 - λ of its area, where
+    λ ~ Beta(α, α). Its center is uniformly distributed over the image. The area of the visible part
+    determines the target.
     """
     weight = float(rng.beta(alpha, alpha))
     height, width = one[0].shape[-2:]

@@ -1,7 +1,6 @@
 """Combine four training images in a mosaic (Bochkovskiy et al., "YOLOv4", 2020).
 
-The images meet at one point of the input. Each image is scaled by its letterbox scale times the zoom and
-clipped at the border of the input. Only the visible part of an image is resized, and only once.
+The images meet at one point of the input. Only the visible part of an image is resized, and only once.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from rankless.geometry.letterbox import USUAL, Placing, fit, lay, scaled, to_inp
 from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
 
-SPREAD = 0.3
-"""Maximum distance of the meeting point from the center, as a fraction of a side, as in Darknet."""
+SPREAD = 0.3  # maximum distance of the meeting point from the center, as a fraction of a side, as in Darknet
 
 
 def mosaic(
@@ -43,8 +41,6 @@ def mosaic(
         among: indices from which the other images are sampled, including ``index``.
         size: (H, W) of the input in pixels.
         options: strength of each step; 0 turns a step off without changing the random numbers of other steps.
-        rng: random generator.
-        placing: method of resizing, and gray value of the margin.
 
     Returns:
         The input, uint8 (3, H, W); its boxes, float32 xyxy in pixels, (N, 4); and their labels, (N,).
@@ -83,7 +79,7 @@ def _others(index: int, among: Sequence[int], rng: np.random.Generator) -> list[
 
 
 class _Tiles:
-    """The four tiles of a mosaic on an input.
+    """The four tiles of a mosaic.
 
     Without a warp, a tile is one of the four parts of the input around the meeting point. With a warp, tiles
     have no outer border, and the warp determines which part is visible.
@@ -99,20 +95,16 @@ class _Tiles:
         self._regions = [np.zeros((0, 4), np.float32)]
 
     def seen(self, tile: int) -> bool:
-        """Return whether any part of a tile is visible on the input."""
+        """Return whether any part of a tile is visible."""
         if self._points is not None:
             return bool(self._mask(tile, self._points).any())
         x0, y0, x1, y1 = self._quarter(tile)
         return x0 < x1 and y0 < y1
 
     def lay(self, tile: int, sample: Sample, factor: float, matrix: NDArray[np.float32] | None) -> None:
-        """Place an image in a tile, with its inner corner at the meeting point.
+        """Place an image in tile 0 to 3, in row order, with its inner corner at the meeting point.
 
-        Args:
-            tile: number of the tile, 0 to 3, in row order.
-            sample: the image with its boxes.
-            factor: multiplier of the letterbox scale.
-            matrix: color matrix, (3, 3), or None.
+        ``factor`` multiplies the letterbox scale, and ``matrix`` is a (3, 3) color matrix or None.
         """
         height, width = sample.image.shape[-2:]
         scale = fit(height, width, self.size) * factor
@@ -155,7 +147,6 @@ class _Tiles:
         return mask
 
     def _quarter(self, tile: int) -> tuple[int, int, int, int]:
-        """Return the xyxy corners of a tile without warp, in pixels of the input."""
         x0, x1 = _half(self.meeting[0], self.size[1], tile % 2)
         y0, y1 = _half(self.meeting[1], self.size[0], tile // 2)
         return x0, y0, x1, y1

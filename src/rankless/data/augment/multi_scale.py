@@ -16,25 +16,17 @@ from numpy.typing import NDArray
 from rankless.geometry.letterbox import fit, scaled
 from rankless.randomness import generator
 
-STRIDE = 32
-"""Each side of a detector's input is a multiple of this number of pixels."""
+STRIDE = 32  # each side of a detector's input is a multiple of this number of pixels
 _HAIR = 1e-9  # tolerance for rounding errors such as 320 * 1.1 = 352.00000000000006
 
 
 @dataclass(frozen=True)
 class StepSizes:
-    """The size of the input at every training step.
+    """The size of the input at every training step."""
 
-    Attributes:
-        size: the recipe's (H, W) in pixels, both multiples of 32.
-        spread: sizes are between ``1 / (1 + spread)`` and ``1 + spread`` times ``size``.
-        every: number of consecutive steps with the same size.
-        seed: the recipe's seed.
-    """
-
-    size: tuple[int, int]
-    spread: float
-    every: int
+    size: tuple[int, int]  # the recipe's (H, W) in pixels, both multiples of 32
+    spread: float  # sizes are between 1 / (1 + spread) and 1 + spread times size
+    every: int  # number of consecutive steps with the same size
     seed: int
 
     def of(self, step: int) -> tuple[int, int]:
@@ -69,18 +61,16 @@ class StepSizes:
 def by_aspect(sizes: NDArray[np.integer]) -> NDArray[np.int64]:
     """Return the indices of images, (N,), sorted by height divided by width, then by index.
 
-    ``sizes`` are the heights and widths, (N, 2); 0, 0 counts as square.
+    ``sizes`` are the heights and widths, (N, 2). An unknown size, 0, 0, counts as square.
     """
     known = np.where(sizes > 0, sizes, 1).astype(np.float64)
     return np.argsort(known[:, 0] / known[:, 1], kind="stable").astype(np.int64)
 
 
 def tight(sizes: NDArray[np.integer], size: tuple[int, int]) -> tuple[int, int]:
-    """Return the smallest input (H, W) for images at the scale of the full input, in multiples of 32.
+    """Return the smallest input (H, W), in multiples of 32, for images at the scale of the full input.
 
-    Args:
-        sizes: height and width of each image, (B, 2); 0, 0 needs no space.
-        size: (H, W) of the full input.
+    ``sizes`` are the heights and widths, (B, 2), and ``size`` is the (H, W) of the full input.
     """
     needed = [0, 0]
     for height, width in sizes.tolist():

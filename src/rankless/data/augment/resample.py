@@ -2,10 +2,8 @@
 
 Zoom and shift change the placement of the letterbox, so an image is resized only once. If all augmentations
 are off, the result is bitwise equal to the letterboxed image. With a warp (rotate, shear, perspective), the
-image is sampled once at the source positions of the warp.
-
-A 3 × 3 matrix changes the colors: hue rotates them about the gray axis, saturation scales the distance from
-this axis, and value scales all channels. Converting to HSV and back would take about ten times as long.
+image is sampled once at the source positions of the warp. A 3 × 3 matrix changes the colors, because
+converting to HSV and back would take about ten times as long.
 """
 
 from __future__ import annotations
@@ -32,10 +30,8 @@ from rankless.geometry.letterbox import (
 from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
 
-LEAST_AREA = 0.25
-"""Minimum visible fraction of a box's area. Other boxes are dropped."""
-LEAST_SIDE = 2.0
-"""Minimum side of the visible part of a box in pixels. Other boxes are dropped."""
+LEAST_AREA = 0.25  # Minimum visible fraction of a box's area. Other boxes are dropped.
+LEAST_SIDE = 2.0  # Minimum side of the visible part of a box in pixels. Other boxes are dropped.
 _AT_ONCE = 16384  # number of pixels to recolor at once, which fit in the second-level cache
 
 
@@ -46,14 +42,9 @@ def augment(
     rng: np.random.Generator,
     placing: Placing = USUAL,
 ) -> tuple[Tensor, Tensor, Tensor, Letterbox]:
-    """Augment an image randomly.
+    """Augment an image randomly, and resize it to the input ``size`` (H, W).
 
-    Args:
-        sample: the image with its boxes.
-        size: (H, W) of the input.
-        options: strength of each step; 0 turns a step off without changing the random numbers of other steps.
-        rng: random generator.
-        placing: method of resizing, and gray value of the margin.
+    A strength of 0 in ``options`` turns a step off without changing the random numbers of other steps.
 
     Returns:
         The input, uint8 (3, H, W); its clipped boxes, float32 xyxy in pixels, (N, 4); their labels, (N,); and
@@ -111,13 +102,8 @@ def color_matrix(hue: float, saturation: float, value: float) -> NDArray[np.floa
     """Return the (3, 3) matrix that transforms the colors of RGB column vectors.
 
     The matrix is ``value * ((1 - saturation) * mean + saturation * rotation)``, where ``mean`` averages the
-    three channels and ``rotation`` is Rodrigues' rotation about the gray axis (Haeberli, "Matrix Operations
-    for Image Processing", 1993, with equal weights, so that the two commute).
-
-    Args:
-        hue: rotation as a fraction of a full turn; 1/3 turns red into green.
-        saturation: factor for the distance from gray; 0 gives gray.
-        value: factor for all channels.
+    three channels and ``rotation`` is Rodrigues' rotation about the gray axis by ``hue`` full turns
+    (Haeberli, "Matrix Operations for Image Processing", 1993, with equal weights, so that the two commute).
     """
     angle = 2 * math.pi * hue
     along, across = (1 - math.cos(angle)) / 3, math.sin(angle) / math.sqrt(3)
@@ -160,17 +146,10 @@ def recolored_patch(
     top: int,
     placing: Placing = USUAL,
 ) -> tuple[Tensor, tuple[int, int], Letterbox]:
-    """Return the visible part of an image, scaled and recolored.
+    """Return the visible part of an image, scaled and recolored, with its (left, top) and the placement.
 
     The image is recolored before or after scaling, whichever has fewer pixels. See :func:`visible_part` for
-    the other arguments.
-
-    Args:
-        image: uint8, (3, h, w).
-        matrix: color matrix, (3, 3), or None.
-
-    Returns:
-        The patch, uint8 (3, h', w'); its (left, top) on the input; and the placement of the whole image.
+    ``size``, ``scale``, ``left`` and ``top``.
     """
     part, corner, where = visible_part(image, size, scale, left, top)
     if matrix is None:
@@ -196,15 +175,10 @@ def warped_image(
 
 
 def clip(boxes: Tensor, region: NDArray[np.float32], least: float = LEAST_AREA) -> tuple[Tensor, Tensor]:
-    """Clip boxes to a region.
+    """Clip xyxy boxes, (N, 4), to a region, and return them with a mask of the boxes to keep, (N,).
 
-    Args:
-        boxes: xyxy, (N, 4).
-        region: xyxy of the region, (4,), or of one region per box, (N, 4).
-        least: minimum fraction of the area of a box that must remain.
-
-    Returns:
-        The clipped boxes, and a mask of the boxes to keep, (N,).
+    ``region`` is one region, (4,), or one per box, (N, 4). A box is kept if at least the fraction ``least``
+    of its area remains.
     """
     given = boxes.numpy()  # for ten boxes, NumPy is three times as fast as torch
     clipped = np.minimum(np.maximum(given, region[..., [0, 1, 0, 1]]), region[..., [2, 3, 2, 3]])

@@ -28,12 +28,8 @@ _NEAR = 1e-3  # minimum depth of points on the input; points with a smaller dept
 def drawn_warp(options: Augment, size: tuple[int, int], rng: np.random.Generator) -> Matrix | None:
     """Return a random warp within the limits ``rotate``, ``shear`` and ``perspective``, or None if all are 0.
 
-    The corners of the input are moved first. Then the input is sheared and rotated about its center.
-
-    Args:
-        options: augmentation options with the limits.
-        size: (H, W) of the input.
-        rng: random generator, which is not used if all limits are 0.
+    The corners of the input, whose (H, W) is ``size``, are moved first. Then the input is sheared and rotated
+    about its center.
     """
     if not (options.rotate or options.shear or options.perspective):
         return None
@@ -66,9 +62,8 @@ def drawn_warp(options: Augment, size: tuple[int, int], rng: np.random.Generator
 def from_unit_square(corners: Matrix) -> Matrix:
     """Return the homography that maps (0, 0), (1, 0), (1, 1), (0, 1) to the given corners, (4, 2).
 
-    The closed form (Heckbert, "Fundamentals of Texture Mapping", 1989, section 2.2.3) gives bits that do not
-    depend on a solver. The corners must form a convex quadrilateral, as they do if each moves by less than
-    1/4.
+    The closed form (Heckbert, "Fundamentals of Texture Mapping", 1989, section 2.2.3) does not depend on a
+    solver. The corners must form a convex quadrilateral, as they do if each moves by less than 1/4.
     """
     (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners.tolist()
     right, below = (x1 - x2, y1 - y2), (x3 - x2, y3 - y2)
@@ -127,15 +122,8 @@ def shrunk(
 ) -> tuple[Tensor, tuple[float, float]]:
     """Shrink an image by integer factors with antialiasing before it is sampled at scales below 1/2.
 
-    Otherwise, bilinear sampling, which uses only the four nearest pixels, would cause aliasing.
-
-    Args:
-        image: uint8, (3, h, w).
-        scales: scales for sampling along x and y.
-        placing: method of resizing.
-
-    Returns:
-        The smaller image, and the remaining scales along x and y.
+    Otherwise, bilinear sampling, which uses only the four nearest pixels, would cause aliasing. The result is
+    the smaller image and the remaining scales along x and y.
     """
     height, width = image.shape[-2:]
     across, down = (
@@ -149,11 +137,7 @@ def shrunk(
 
 
 def sampled(
-    image: Tensor,
-    points: Points,
-    scales: tuple[float, float],
-    corner: tuple[float, float],
-    gray: int = GRAY,
+    image: Tensor, points: Points, scales: tuple[float, float], corner: tuple[float, float], gray: int = GRAY
 ) -> Tensor:
     """Sample an image on a plane at the given points by bilinear interpolation; return uint8 (3, H, W).
 

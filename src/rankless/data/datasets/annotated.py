@@ -71,8 +71,6 @@ class DetectionImages(ImageSource[Sample]):
 
 
 class _Annotated:
-    """The base class of data sets stored in files. By default, images are read at full size."""
-
     def __init__(self, annotations: Annotations, images: Readable[Decoded] | None = None) -> None:
         self.annotations = annotations
         self.images: Readable[Decoded] = images or FileImages(annotations)
@@ -187,11 +185,7 @@ class ClassifiedImages(_Annotated, ClassificationImages):
     """
 
     def __init__(
-        self,
-        annotations: Annotations,
-        class_names: Sequence[str] | None,
-        where: str,
-        given: Pairs = (),
+        self, annotations: Annotations, class_names: Sequence[str] | None, where: str, given: Pairs = ()
     ) -> None:
         super().__init__(annotations)
         known = annotations.class_names

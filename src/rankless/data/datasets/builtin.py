@@ -35,8 +35,7 @@ from rankless.randomness import generator, key
 from rankless.recipe.schema import IN_RECIPE
 from rankless.structures import Sample
 
-DIGITS = "digits"
-"""Value of ``data.root`` for the built-in data."""
+DIGITS = "digits"  # value of data.root for the built-in data
 SPLITS = ("train", "val")
 _MOST_DIGITS = 12
 # Range of the heights of glyphs with their soft rims, in pixels of a scene whose shorter side is 256. Boxes
@@ -56,8 +55,6 @@ _LEVELS = np.arange(256, dtype=np.float64) / 255
 
 
 class _Digits:
-    """The base class of the built-in data sets."""
-
     class_names = tuple("0123456789")
 
     def __init__(self, split: str) -> None:
@@ -67,7 +64,6 @@ class _Digits:
         self.split = split
 
     def source(self, index: int) -> str:
-        """Return the name of an image for reports, such as ``digits/val/12``."""
         return f"digits/{self.split}/{index}"
 
 
@@ -76,14 +72,14 @@ class DigitScenes(_Digits, DetectionImages):
 
     Each digit image is in only one split. In a scene whose shorter side is 256 pixels, digits are about 14 to
     110 pixels high (log-uniform); their size scales with this side. Boxes are inside the scene and overlap
-    only slightly (IoU up to 0.05, up to a tenth of the smaller box). A digit is omitted if
-    there is no space for it.
+    only slightly (IoU up to 0.05, up to a tenth of the smaller box). A digit is omitted if there is no space
+    for it.
 
     Args:
         split: ``train`` or ``val``.
-        images: number of scenes, which does not affect the scenes.
+        images: number of scenes, which does not affect their content.
         seed: seed of the scenes. Evaluations always use 0.
-        size: height and width of the scenes in pixels, at least 32.
+        size: (H, W) of the scenes in pixels, at least 32.
     """
 
     def __init__(self, split: str, images: int, seed: int = 0, size: tuple[int, int] = (256, 256)) -> None:
@@ -97,7 +93,7 @@ class DigitScenes(_Digits, DetectionImages):
         return self._images
 
     def ground_truth(self, index: int) -> GroundTruth:
-        """Return the digits of a scene. The result is cached, so that scenes are rendered only once."""
+        """Return the digits of a scene, which is rendered only once."""
         if index not in self._truths:
             self._truths[index] = super().ground_truth(index)
         return self._truths[index]
@@ -179,19 +175,16 @@ class DigitScenes(_Digits, DetectionImages):
         return None
 
     def _glyph(self, label: int, number: int) -> Image.Image:
-        """Return an enlarged digit, which is computed on first use."""
         at = label, number
         if at not in self._glyphs:
             self._glyphs[at] = enlarged(self._digits[label][number])
         return self._glyphs[at]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without caches, which loader processes fill themselves."""
         return {**self.__dict__, "_glyphs": {}, "_truths": {}}
 
 
-SIDE = 64
-"""Side of the image of a single digit in pixels, eight times the original side."""
+SIDE = 64  # side of the image of a single digit in pixels, eight times the original side
 
 
 class DigitImages(_Digits, ClassificationImages):
@@ -217,7 +210,6 @@ class DigitImages(_Digits, ClassificationImages):
 
 
 def _too_close(box: Box, other: Box, largest_iou: float, most_covered: float) -> bool:
-    """Return whether two boxes overlap too much, by IoU or by the fraction of the smaller box."""
     width = min(box[2], other[2]) - max(box[0], other[0])
     height = min(box[3], other[3]) - max(box[1], other[1])
     if width <= 0 or height <= 0:
@@ -230,8 +222,7 @@ def _too_close(box: Box, other: Box, largest_iou: float, most_covered: float) ->
 def stored_digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Return the digits of scikit-learn: gray levels from 0 to 16, (1797, 8, 8), and classes, (1797,).
 
-    Reading the file takes 5 ms, but importing scikit-learn takes a second. It is therefore imported only if
-    the file is not at the expected path.
+    Importing scikit-learn takes a second, so it is imported only if its file is not at the expected path.
     """
     found = importlib.util.find_spec("sklearn")
     for folder in (found and found.submodule_search_locations) or ():
@@ -249,7 +240,7 @@ def digits_of(split: str) -> list[Bytes]:
     """Return the digits of each class in a split: uint8 from 0 to 16, (N, 8, 8) each.
 
     The digits of each class are sorted by a hash of their bytes, and the first fifth is for validation. The
-    split does not depend on a seed or on the order in scikit-learn. All 1,797 digits are different.
+    split does not depend on a seed or on the order in scikit-learn.
     """
     images, classes = stored_digits()
     parts = []

@@ -44,11 +44,10 @@ class Draws:
             yield from rng.random(256).tolist()
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
-        """Return a uniform random number in [low, high)."""
         return low + (high - low) * self._next()
 
     def below(self, count: int) -> int:
-        """Return a uniform random integer in 0..count-1."""
+        """Return a random integer in 0..count-1."""
         return int(self._next() * count)
 
     def log_uniform(self, low: float, high: float) -> float:
@@ -129,7 +128,6 @@ def sensor_noise(rng: Draws, planes: Bytes) -> None:
 
 
 def _crop(rng: Draws, bank: Bytes, height: int, width: int) -> Bytes:
-    """Return a random crop, (height, width), of a texture, randomly mirrored."""
     top, left = rng.below(_MARGIN), rng.below(_MARGIN)
     piece = bank[top : top + height, left : left + width]
     return piece[:: 1 - 2 * rng.below(2), :: 1 - 2 * rng.below(2)]
@@ -170,7 +168,6 @@ def _palette(rng: Draws, low: float, high: float) -> bytes:
 
 
 def _panels_and_lines(rng: Draws, canvas: Image.Image, low: float, high: float) -> None:
-    """Draw large boxes, blobs and lines in the luma range of the background; digits may overlap them."""
     draw = ImageDraw.Draw(canvas)
     width, height = canvas.size
     for _ in range(rng.below(4)):

@@ -21,7 +21,7 @@ Classes = str | Sequence[str]
 def class_list(classes: Classes, root: str) -> tuple[str, ...] | None:
     """Return the class names selected by ``data.classes``, or None for all classes.
 
-    A file is searched for in the working directory, and then in the folder of the data ``root``.
+    A file is looked up in the working directory, and then in the folder of the data.
     """
     if classes == "auto":
         return None
@@ -60,65 +60,39 @@ def refuse_classes(classes: object) -> None:
 def with_classes(
     whole: Annotations, names: Sequence[str], where: str, elsewhere: Iterable[str] = ()
 ) -> Annotations:
-    """Return the annotations with only the given classes, in the given order, and a note in ``about``.
+    """Return the annotations with only the classes ``names``, in this order, and a note in ``about``.
 
     For detection, boxes of other classes are dropped, but images are kept. For classification, images of
-    other classes are dropped.
-
-    Args:
-        whole: annotations of the split.
-        names: names of the classes to keep.
-        where: description of the data for error messages.
-        elsewhere: names of classes in other splits, which may also be given.
+    other classes are dropped. A name may also be in ``elsewhere``, the classes of other splits.
     """
     known = whole.class_names
-    _refuse_unknown(names, known, elsewhere, where)
+    anywhere = {*known, *elsewhere}
+    if unknown := [name for name in names if name not in anywhere]:
+        lacking = [f"data.classes: the data has no class '{name}'{nearest(name, known)}" for name in unknown]
+        has = f"the data has {counted(len(known), 'class', 'classes')}: {listed(known)}"
+        raise UserError([*lacking[:8], f"{where}: {has}; correct the names in data.classes"])
     label_of = {name: label for label, name in enumerate(names)}
     labels = np.array([label_of.get(name, -1) for name in known], np.int64)[np.asarray(whole.labels)]
     selected = labels >= 0
     counts = np.bincount(np.asarray(whole.labels), minlength=len(known)).tolist()
     left_out = {name: count for name, count in zip(known, counts, strict=True) if name not in label_of}
-    note = _note(whole, names, left_out)
-    if not whole.has_boxes:
-        if not selected.any():
-            raise UserError(
-                f"{where}: the split has no images of the classes {listed(names)}; correct data.classes"
-            )
-        made, labels = subset(whole, np.flatnonzero(selected)), labels[selected]
-        made = replace(made, findings=whole.findings)
+    if whole.has_boxes:
+        made = with_boxes(whole, selected)
+    elif selected.any():
+        made = replace(subset(whole, np.flatnonzero(selected)), findings=whole.findings)
     else:
-        made, labels = with_boxes(whole, selected), labels[selected]
-    return replace(
-        made,
-        class_names=tuple(names),
-        labels=labels.astype(np.int32),
-        about=(*whole.about, *note),
-    )
+        raise UserError(
+            f"{where}: the split has no images of the classes {listed(names)}; correct data.classes"
+        )
+    about = (*whole.about, *([_note(whole.has_boxes, len(names), left_out)] if left_out else ()))
+    return replace(made, class_names=tuple(names), labels=labels[selected].astype(np.int32), about=about)
 
 
-def _refuse_unknown(names: Sequence[str], known: Sequence[str], elsewhere: Iterable[str], where: str) -> None:
-    """Raise an error if a class in ``names`` is neither in ``known`` nor in ``elsewhere``."""
-    anywhere = {*known, *elsewhere}
-    unknown = [name for name in names if name not in anywhere]
-    if unknown:
-        sentences = [
-            f"data.classes: the data has no class '{name}'{nearest(name, known)}" for name in unknown[:8]
-        ]
-        has = f"the data has {counted(len(known), 'class', 'classes')}: {listed(known)}"
-        raise UserError([*sentences, f"{where}: {has}; correct the names in data.classes"])
-
-
-def _note(whole: Annotations, names: Sequence[str], left_out: dict[str, int]) -> list[str]:
-    """Return a list with a note on dropped boxes or images; empty if nothing was dropped."""
-    if not left_out:
-        return []
-    what = ("box", "boxes") if whole.has_boxes else ("image", "images")
+def _note(boxed: bool, names: int, left_out: dict[str, int]) -> str:
     most = sorted(left_out.items(), key=lambda one: -one[1])
     shown = ", ".join(f"'{name}' {count:,}" for name, count in most[:8])
     more = f" and {len(most) - 8} more" if len(most) > 8 else ""
-    used = counted(len(names), "class", "classes")
-    lost, others = (
-        counted(sum(left_out.values()), *what),
-        counted(len(left_out), "other class", "other classes"),
-    )
-    return [f"data.classes selects {used}; dropped {lost} of {others}: {shown}{more}"]
+    lost = counted(sum(left_out.values()), *(("box", "boxes") if boxed else ("image", "images")))
+    others = counted(len(left_out), "other class", "other classes")
+    used = counted(names, "class", "classes")
+    return f"data.classes selects {used}; dropped {lost} of {others}: {shown}{more}"

@@ -48,13 +48,7 @@ class UnmatchedClassesError(UserError):
 
 @contextmanager
 def between_splits(root: str, training: str, other: str) -> Iterator[None]:
-    """Inside the context, report unmatched classes as classes that are not in the training split.
-
-    Args:
-        root: folder or file of the data.
-        training: name of the training split.
-        other: name of the split with the unmatched classes.
-    """
+    """Inside the context, report unmatched classes as classes of ``other`` that are not in ``training``."""
     try:
         yield
     except UnmatchedClassesError as error:
@@ -80,15 +74,9 @@ def match_classes(
 ) -> ClassMatch:
     """Match the class names of the data with the class names of the model.
 
-    Classes are matched, in this order, by ``given``, by equal names, by equal letters and digits, and by
-    different names for the same class in Pascal VOC and COCO.
-
-    Args:
-        data: class names of the data.
-        model: class names of the model.
-        given: pairs from ``--classes-map``, which may map two classes to one.
-        where: description of the data for messages.
-        may_leave_out: whether ``given`` may drop classes of the data.
+    Classes are matched, in this order, by ``given`` (the pairs from ``--classes-map``, which may map two
+    classes to one), by equal names, by equal letters and digits, and by different names for the same class in
+    Pascal VOC and COCO. With ``may_leave_out``, ``given`` may drop classes of the data.
     """
     of_model = {name: label for label, name in enumerate(model)}
     found = dict(_given(data, of_model, given, where, may_leave_out))

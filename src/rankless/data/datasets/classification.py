@@ -35,8 +35,7 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         augmented: whether to augment the images, as in training.
         epochs: number of epochs of the run; None if it is unlimited.
         batch: number of images per step.
-        detail: limit on reducing images during decoding; see :class:`~rankless.data.images.image_file.Shown`.
-        cache: value of ``data.cache``.
+        detail, cache: values of ``data.detail`` and ``data.cache``.
     """
 
     def __init__(
@@ -73,7 +72,9 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         image, target = self._augmented(images, index, epoch)
         alphas = {mixup: self.augment.mixup, cutmix: self.augment.cutmix}
         mixes = [mix for mix, alpha in alphas.items() if alpha]
-        if mixes and self._is_mixed(index, epoch, step):
+        last = self.run is not None and self.run.is_last(self.augment.close_mosaic, epoch, step)
+        probability = self.augment.mixup_probability if mixes and not last else 0.0
+        if probability and generator(self.seed, "mixed", epoch, index).random() < probability:
             rng = generator(self.seed, "mix", epoch, index)
             partner = self._augmented(images, int(rng.integers(len(self))), epoch)
             mix = mixes[int(rng.integers(len(mixes)))]
@@ -84,14 +85,7 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         """Return the class ids, int64 (N,), of all images."""
         return torch.tensor([self.images.label(index) for index in range(len(self))], dtype=torch.int64)
 
-    def _is_mixed(self, index: int, epoch: int, step: int | None) -> bool:
-        """Decide randomly whether to mix an image. At the end of the run, images are not mixed."""
-        if self.run and self.run.is_last(self.augment.close_mosaic, epoch, step):
-            return False
-        return generator(self.seed, "mixed", epoch, index).random() < self.augment.mixup_probability
-
     def _augmented(self, images: ReadableImages[Tensor], index: int, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return an augmented image, or its replacement, and its target, before mixing."""
         image = images.read(index)
         image = augment(image, self.size, self.augment, (self.seed, "augment", epoch, index))
         return image, self._target(images.position)

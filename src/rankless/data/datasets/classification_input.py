@@ -1,9 +1,8 @@
 """Resize images to a classifier's input, and augment them for training.
 
 Without random crops, the whole image is stretched to the input. With random crops, evaluation and prediction
-use a center crop, as is usual for ImageNet, because subjects look larger in random crops.
-
-Each augmentation has its own random generator, so turning one of them off does not change the others.
+use a center crop, as is usual for ImageNet, because subjects look larger in random crops. Each augmentation
+has its own random generator, so turning one of them off does not change the others.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from rankless.randomness import generator
 from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox
 
-MARGIN = 256 / 224
-"""Size of a resized image relative to the center crop."""
+MARGIN = 256 / 224  # size of a resized image relative to the center crop
 _ASPECTS = (3 / 4, 4 / 3)  # range of the aspect ratio of random crops (Szegedy et al., 2015)
 _POLICIES = {
     # Two operations of magnitude 9 of 30 (Cubuk et al., 2020); one of any magnitude (Müller and Hutter,
@@ -36,16 +34,10 @@ _POLICIES = {
 
 
 def place(image: Tensor, size: tuple[int, int], *, cropped: bool) -> Tensor:
-    """Resize an image for evaluation and prediction.
+    """Resize an image, uint8 (3, h, w), to the input ``size`` (H, W) for evaluation and prediction.
 
-    Args:
-        image: uint8, (3, h, w).
-        size: (H, W) of the input.
-        cropped: whether to resize the image to cover 256/224 of the input, keeping its aspect ratio, and crop
-            the center. Otherwise, the image is stretched.
-
-    Returns:
-        The input, uint8 (3, H, W).
+    With ``cropped``, the image is resized to cover 256/224 of the input, keeping its aspect ratio, and the
+    center is cropped. Otherwise, the image is stretched.
     """
     if not cropped:
         return _resize(image, size)
@@ -81,16 +73,10 @@ def shown_as(size: tuple[int, int], cropped: bool, detail: float) -> Shown:
 
 @one_thread()
 def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) -> Tensor:
-    """Augment an image randomly and return the input, uint8 (3, H, W).
+    """Augment an image, uint8 (3, h, w), randomly and return the input, uint8 (3, H, W).
 
     The order is random crop, flips, zoom, shift and warp, color, policy, blur, noise, JPEG and erasing. If
     all of them are off, the result is bitwise equal to the result of :func:`place`.
-
-    Args:
-        image: uint8, (3, h, w).
-        size: (H, W) of the input.
-        options: augmentation options of the recipe.
-        key: key of the random generators.
     """
     rng = generator(*key)
     mirrored, upside_down = rng.random() < options.flip, rng.random() < options.flip_vertical
@@ -123,7 +109,6 @@ def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) ->
 
 
 def _warped(image: Tensor, size: tuple[int, int], zoom: float, shift: list[float], warp: Matrix) -> Tensor:
-    """Stretch an image to the input, zoom about its center, shift and warp it, with a single resampling."""
     height, width = image.shape[-2:]
     corner = (size[1] * (1 - zoom) / 2 + shift[0], size[0] * (1 - zoom) / 2 + shift[1])
     image, scales = shrunk(image, (zoom * size[1] / width, zoom * size[0] / height))
@@ -131,7 +116,6 @@ def _warped(image: Tensor, size: tuple[int, int], zoom: float, shift: list[float
 
 
 def _zoom_and_shift(image: Tensor, zoom: float, shift: list[float]) -> Tensor:
-    """Zoom an image about its center, shift it by (x, y) pixels, and fill the margin with gray."""
     moved: Tensor = TF.affine(
         image,
         angle=0.0,
@@ -145,7 +129,6 @@ def _zoom_and_shift(image: Tensor, zoom: float, shift: list[float]) -> Tensor:
 
 
 def _resize(image: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize a uint8 image bilinearly with antialiasing."""
     if tuple(image.shape[-2:]) == tuple(size):
         return image
     resized: Tensor = TF.resize(image, list(size), antialias=True)

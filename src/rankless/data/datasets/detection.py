@@ -35,7 +35,6 @@ class StretchedImages:
     placing: Placing
 
     def read(self, index: int) -> Sample:
-        """Return an image and its boxes, stretched to the input."""
         sample = self.images.read(index)
         image, where = stretched(sample.image, self.size, self.placing)
         return Sample(image, to_input(sample.boxes, where), sample.labels)
@@ -50,17 +49,11 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         seed: the recipe's seed.
         augment: augmentation options; None for evaluation.
         epochs: number of epochs of the run; None if it is unlimited.
-        fit: whether images are letterboxed or stretched.
-        placing: method of resizing, and gray value of the margin.
+        fit, placing: whether images are letterboxed or stretched, and how they are resized.
         sizes: size of the input at every step, instead of ``size``.
-        rectangular: whether images with similar aspect ratios share an input that is no larger than
-            necessary.
-        detail: limit on reducing images during decoding; see :class:`Shown`.
-        cache: value of ``data.cache``.
+        rectangular: whether images with similar aspect ratios share an input without a needless margin.
+        detail, cache: values of ``data.detail`` and ``data.cache``.
         batch: number of images per step.
-
-    Attributes:
-        loader_imports: modules that loader processes need, which are imported in advance.
     """
 
     def __init__(
@@ -99,11 +92,9 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         return item
 
     def items(self, line: Sequence[tuple[int, int]], step: int) -> list[DetectionItem]:
-        """Return the items of a micro-batch, which all have the same input size.
+        """Return the items of a micro-batch, given the (epoch, index) of each item and the training step.
 
-        Args:
-            line: (epoch, index) of each item.
-            step: training step.
+        All items have the same input size.
         """
         size = self.size
         if self.step_sizes:
@@ -154,7 +145,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         return self.images.ground_truth(index)
 
     def facts(self, step: int) -> dict[str, Any]:
-        """Return the fields of a step for the journal: the ``size`` of the input if it varies."""
+        """Return fields of a step for the journal: the ``size`` of the input if it varies."""
         return {"size": list(self.step_sizes.of(step))} if self.step_sizes else {}
 
     def evaluation_order(self) -> NDArray[np.int64] | None:
@@ -190,12 +181,10 @@ def open_images(
     classes: Classes = "auto",
     max_bad: float = 1.0,
 ) -> DetectionImages:
-    """Open the images of a split for detection; see :func:`open_annotations` for the other arguments.
+    """Open the images of a split for detection.
 
-    Args:
-        root: folder or file of the data, or ``digits``.
-        split: name of the split.
-        images, seed, size: number, seed and (H, W) of the scenes if ``root`` is ``digits``.
+    The number ``images``, ``seed`` and ``size`` (H, W) of the scenes are used only if ``root`` is ``digits``.
+    See :func:`open_annotations` for the other arguments.
     """
     if root == DIGITS:
         refuse_classes(classes)

@@ -39,7 +39,7 @@ def open_annotations(
         root: a folder, or a file such as ``data.yaml``.
         split: name of the split, or path of its annotation file relative to ``root``.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
-        classes: classes to use; see :mod:`rankless.data.datasets.class_choice`.
+        classes: value of ``data.classes``.
         max_bad: maximum fraction of unreadable images.
         rescan: whether to read the data again even if it seems unchanged.
     """
@@ -116,7 +116,6 @@ def _of_a_file(root: str, split: str) -> tuple[str, str]:
 
 
 def _tests_instead(split: str, existing: Sequence[str]) -> str:
-    """Return the name of the test split that is used instead of ``split``, or "" if there is none."""
     for name in (known_as(split, existing), shards.known_as(split, list(existing))):
         if is_for_tests(re.split("[-_.]", name)[-1]):
             return name
@@ -134,11 +133,8 @@ def without_boxes(root: str, split: str, annotations: Annotations) -> str:
 def of_another_task(pretrained: str, task: str, root: str, *, boxed: bool) -> str:
     """Return an error message if pretrained weights and data belong to different tasks, otherwise "".
 
-    Args:
-        pretrained: value of ``model.pretrained``. Names of published weights are not checked.
-        task: task of the weights, ``detect`` or ``classify``.
-        root: folder or file of the data.
-        boxed: whether the data has boxes.
+    ``task`` is the task of the weights, and ``boxed`` tells whether the data has boxes. Names of published
+    weights are not checked.
     """
     if boxed == (task == "detect") or is_by_name(pretrained):
         return ""

@@ -18,13 +18,7 @@ PREFIX = "torchvision/"
 
 
 class _Known(NamedTuple):
-    """A torchvision data set.
-
-    Attributes:
-        format: name of the format.
-        files: pattern for files that must be present, relative to ``data.folder``.
-        root: path of the data set, relative to ``data.folder``.
-    """
+    """A torchvision data set; ``files`` is a pattern for files that must exist in ``data.folder``."""
 
     format: Format
     files: str

@@ -28,8 +28,7 @@ _PUT = {"BINPUT", "LONG_BINPUT", "PUT"}
 _GET = {"BINGET", "LONG_BINGET", "GET"}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _MARK = object()
-_LONG = 1024
-"""Maximum length of names. Longer texts become a :class:`Run`."""
+_LONG = 1024  # maximum length of names; longer texts become a Run
 
 
 class Run(NamedTuple):
@@ -56,7 +55,7 @@ def contents(file: Path) -> dict[str, Any]:
     """Return the dict in a file, whose values are numbers, strings, lists, tuples or :class:`Run`."""
     try:
         data = reading.read_bytes(file, MOST_BYTES)
-        found = _followed(data)
+        found = _interpret(data)
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {reading.reason(error)}; expected a CIFAR file") from None
     except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
@@ -69,7 +68,7 @@ def contents(file: Path) -> dict[str, Any]:
     return found
 
 
-def _followed(data: bytes) -> Any:
+def _interpret(data: bytes) -> Any:
     """Interpret a pickle and return its value. Objects that are not plain values become their states.
 
     The last item in the state of an array is its content.
@@ -92,15 +91,15 @@ def _followed(data: bytes) -> Any:
         elif name in _GET:
             stack.append(memory[argument])
         elif name in ("APPEND", "APPENDS"):
-            values = [stack.pop()] if name == "APPEND" else _taken(stack)
+            values = [stack.pop()] if name == "APPEND" else _pop_to_mark(stack)
             stack[-1].extend(values)
         elif name in ("SETITEM", "SETITEMS"):
-            values = [stack.pop(-2), stack.pop()] if name == "SETITEM" else _taken(stack)
+            values = [stack.pop(-2), stack.pop()] if name == "SETITEM" else _pop_to_mark(stack)
             stack[-1].update(zip(values[::2], values[1::2], strict=True))
         elif name in _TUPLES:
             stack[-_TUPLES[name] :] = [tuple(stack[-_TUPLES[name] :])]
         elif name == "TUPLE":
-            stack.append(tuple(_taken(stack)))
+            stack.append(tuple(_pop_to_mark(stack)))
         elif name == "REDUCE":
             stack[-2:] = [None]
         elif name == "BUILD":
@@ -112,7 +111,7 @@ def _followed(data: bytes) -> Any:
     raise ValueError("no end")
 
 
-def _taken(stack: list[Any]) -> list[Any]:
+def _pop_to_mark(stack: list[Any]) -> list[Any]:
     """Pop the last mark and all objects above it from the stack, and return the objects."""
     at = len(stack) - 1 - stack[::-1].index(_MARK)
     values = stack[at + 1 :]
@@ -150,19 +149,17 @@ _KINDS = (
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` looks like CIFAR-10 or CIFAR-100, or "" if it does not."""
-    kind, folder = _found(root)
+    kind, folder = _find(root)
     return f"it has '{folder.name}/{kind.meta[0]}'" if kind and folder else ""
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the splits."""
     return ["train", "test"]
 
 
 def read(root: Path, split: str) -> Raw:
     """Read one split; ``val`` is a synonym for ``test``."""
-    kind, folder = _found(root)
+    kind, folder = _find(root)
     if kind is None or folder is None:
         raise UserError(f"{root}: no CIFAR files found; expected {LAYOUT}")
     wanted = "test" if split == "val" else split
@@ -185,15 +182,10 @@ def read(root: Path, split: str) -> Raw:
             where = start + number * CIFAR_BYTES, CIFAR_BYTES
             made.add_label(made.add_image(path, str(file), size=side, byte_range=where), label)
     about = ["'val' is CIFAR's test split, because it has no validation split"] if split == "val" else []
-    return made.raw(
-        boxed=False,
-        names=names,
-        depends=[str(folder), *map(str, (meta, *files))],
-        about=about,
-    )
+    return made.raw(boxed=False, names=names, depends=[str(folder), *map(str, (meta, *files))], about=about)
 
 
-def _found(root: Path) -> tuple[_Kind | None, Path | None]:
+def _find(root: Path) -> tuple[_Kind | None, Path | None]:
     there = [
         (kind, folder)
         for kind in _KINDS
@@ -209,7 +201,6 @@ def _found(root: Path) -> tuple[_Kind | None, Path | None]:
 
 
 def _images(file: Path, key: str, classes: int) -> tuple[list[int], int]:
-    """Return the labels in a CIFAR file and the offset of its pixels."""
     found = contents(file)
     labels, data = found.get(key), found.get("data")
     pixels = data[-1] if isinstance(data, tuple) and data else data

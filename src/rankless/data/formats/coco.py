@@ -47,19 +47,16 @@ _BESIDE = ("_annotations.coco.json", "annotations.json", "labels.json", "result.
 _LISTS = re.compile(rb'"(images|annotations|categories)"\s*:')
 _ENTRIES = re.compile(rb'"(file_name|image_id|category_id|bbox|supercategory|licenses)"\s*:')
 _SNIFFED = 65536
-_MOST = 200
-"""Maximum number of JSON files to examine. A folder with more files has one file per image."""
+_MOST = 200  # Maximum number of JSON files to examine. A folder with more files has one file per image.
 _AFFIXES = re.compile(
     r"^(instances|bbox|detection)[_-]|[_-](annotations|instances|coco|bbox)$", re.IGNORECASE
 )
 _OTHERS = re.compile(r"^(captions|panoptic|stuff|image_info)[_-]", re.IGNORECASE)
-_SAME = 1e-6
-"""Maximum relative difference at which an object's area and the area of its box count as equal."""
+_SAME = 1e-6  # maximum relative difference at which an object's area and the area of its box count as equal
 _MISSING = -1  # the index of a missing image
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` looks like COCO JSON, or "" if it does not."""
     if root.is_file():
         return "it is a .json file" if root.suffix.lower() == ".json" else ""
     files = _annotation_files(root)
@@ -68,12 +65,10 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the splits with an annotation file."""
     return usual_order(_annotation_files(root))
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split of COCO data; see :class:`rankless.data.formats.registry.Format`."""
     files = _annotation_files(root)
     full = (name for name, file in files.items() if _stem(file) == split)  # such as train2017 for train
     name = next(full, None) or chosen(root, split, files, LAYOUT)
@@ -103,13 +98,10 @@ def read(root: Path, split: str) -> Raw:
 
 @dataclass
 class _Reader(ListedImages):
-    """A reader of one annotation file."""
-
     classes: Classes = field(kw_only=True)
     ids: dict[Any, int] = field(default_factory=dict)  # the index of each image by its id
 
     def read_images(self, parts: Parts) -> None:
-        """Add the images in the order of the file, ignoring duplicates."""
         for number, entry in enumerate(entries(parts.images or [], Image)):
             if entry is None or not isinstance(entry.file_name, str) or entry.id is None:
                 given = "not an object"
@@ -132,13 +124,12 @@ class _Reader(ListedImages):
                 self.image(path, stated_size(*numbers))
 
     def read_boxes(self, parts: Parts) -> None:
-        """Add the boxes in the order of the file."""
         ids = array("q")
         for number, entry in enumerate(entries(parts.annotations or [], Annotation)):
             if entry is None:
                 self.report("not understood", _where(Annotation(), number), "not an object in UTF-8")
                 continue
-            image = _known(self.ids, entry.image_id)
+            image = _look_up(self.ids, entry.image_id)
             if image is None:
                 self.report("unknown image", _where(entry, number), f"image_id {_short(entry.image_id)}")
             elif image != _MISSING:
@@ -150,7 +141,7 @@ class _Reader(ListedImages):
             self.report("repeated id", f": annotation {each}")
 
     def _add(self, entry: Annotation, image: int, line: int, where: str) -> None:
-        label = _known(self.classes.labels, entry.category_id)
+        label = _look_up(self.classes.labels, entry.category_id)
         if label is None:
             first = ", ".join(printable(str(key)) for key in list(self.classes.labels)[:10])
             problem = f"category_id {_short(entry.category_id)}; expected one of {first}"
@@ -188,7 +179,7 @@ class _Reader(ListedImages):
         return flags
 
 
-def _known(numbers: Mapping[Any, int], key: Any) -> int | None:
+def _look_up(numbers: Mapping[Any, int], key: Any) -> int | None:
     """Look up an id. Integers, which are the usual case, do not need the canonical form."""
     number = numbers.get(key) if type(key) is int else None
     return numbers.get(identity(key)) if number is None else number
@@ -211,7 +202,6 @@ def _short(value: Any) -> str:
 
 
 def _annotation_files(root: Path) -> dict[str, Path]:
-    """Return the annotation file of each split; ``root`` is a folder or an annotation file."""
     if root.is_file():
         return {_stem(root): root}
     files: dict[str, Path] = {}
@@ -248,7 +238,6 @@ def _is_coco(file: Path) -> bool:
 
 
 def _stem(file: Path) -> str:
-    """Return a file name without COCO affixes, such as ``train2017`` for ``instances_train2017.json``."""
     if file.name == _BESIDE[0]:
         return file.parent.name
     return _AFFIXES.sub("", file.stem.removesuffix(".coco")) or file.stem

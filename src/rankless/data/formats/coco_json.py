@@ -227,14 +227,7 @@ def _is_used(key: int | str, files: Mapping[str, Path]) -> bool:
 
 
 def save(path: Path, annotations: Annotations, names: Sequence[str], image: int, box: int) -> None:
-    """Write the COCO file of one split.
-
-    Args:
-        path: path of the new file.
-        annotations: annotations of the split.
-        names: file name of each image.
-        image, box: ids of the first image and of the first box.
-    """
+    """Write the COCO file of one split with consecutive ids from ``image`` and ``box``."""
     categories = [
         {"id": number, "name": name, "supercategory": ""}
         for number, name in enumerate(annotations.class_names, 1)

@@ -44,38 +44,21 @@ _RIGHT, _BOTTOM = (
 _X, _Y = ("x", "bboxx", *_LEFT), ("y", "bboxy", *_TOP)
 _CX, _CY = ("xcenter", "xcenter", "centerx", "cx", "xc"), ("ycenter", "ycenter", "centery", "cy", "yc")
 _W, _H = ("w", "bw", "boxwidth", "bboxwidth", "bboxw"), ("h", "bh", "boxheight", "bboxheight", "bboxh")
-_UNITS = (
-    ("px", "pixels"),
-    ("pixels", "pixels"),
-    ("norm", "normalized"),
-    ("normalized", "normalized"),
-    ("rel", "normalized"),
-)
+_UNITS = {"px": "pixels", "pixels": "pixels"} | dict.fromkeys(("norm", "normalized", "rel"), "normalized")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The layout of a CSV file. Columns are given by their positions; None for a missing column.
-
-    Attributes:
-        delimiter: character between columns.
-        has_header: whether the first row contains the names of the columns.
-        path, label: columns of the image path and of the class.
-        box: columns of the four numbers of a box; None for classification.
-        kind: meaning of these numbers.
-        unit: ``pixels`` or ``normalized`` (by the image size); "" to infer the unit from the values.
-        stated: columns of the height and width of the image.
-        difficult, crowd, area: columns of flags and of the area of the object.
-    """
+    """The layout of a CSV file. Columns are given by their positions; None for a missing column."""
 
     delimiter: str
     has_header: bool
     path: int
     label: int
-    box: Corners | None = None
-    kind: Literal["corners", "corner and size", "center and size"] = "corners"
-    unit: str = ""
-    stated: tuple[int, int] | None = None
+    box: Corners | None = None  # columns of the four numbers of a box; None for classification
+    kind: Literal["corners", "corner and size", "center and size"] = "corners"  # meaning of these numbers
+    unit: str = ""  # pixels or normalized (by the image size); "" to infer the unit from the values
+    stated: tuple[int, int] | None = None  # columns of the height and width of the image
     difficult: int | None = None
     crowd: int | None = None
     area: int | None = None
@@ -122,7 +105,7 @@ def _by_name(first: Sequence[str], delimiter: str) -> Columns | None:
     units: dict[int, str] = {}
     for position, cell in enumerate(first):
         name = re.sub(r"[\W_]", "", cell.casefold())
-        for ending, unit in _UNITS:
+        for ending, unit in _UNITS.items():
             if name.endswith(ending) and name != ending:
                 name = name.removesuffix(ending)
                 units[position] = unit
@@ -183,14 +166,12 @@ def is_text(name: str) -> bool:
 
 TITLE = "CSV"
 LAYOUT = "'train.csv', 'train_labels.csv' or 'train/_annotations.csv', or a single .csv file"
-_WHOLE = 1.001
-"""Maximum value of normalized coordinates."""
+_WHOLE = 1.001  # maximum value of normalized coordinates
 _YES, _NO = {"1", "true", "yes"}, {"", "0", "-1", "false", "no"}  # -1 means "unknown" in Open Images
 _BESIDE = ("_annotations.csv", "annotations.csv", "labels.csv")
 _CLASSES = re.compile(r"(.*[_-])?class(es|[_-]list|[_-]descriptions.*)$", re.IGNORECASE)
 _AFFIXES = re.compile(r"^oidv\d+-|(?<=.)[_-](labels?|annotations?([_-]bbox)?|bbox|boxes)$", re.IGNORECASE)
-_MOST = 200
-"""Maximum number of CSV files to examine. A folder with more files has one file per image."""
+_MOST = 200  # Maximum number of CSV files to examine. A folder with more files has one file per image.
 _USUAL = re.compile(r"(train|val|test|dev)", re.IGNORECASE)
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -198,7 +179,6 @@ Tables = dict[str, tuple[Path, Columns]]
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` looks like CSV annotations, or "" if it does not."""
     files = _files(root)
     for file, columns in (files[name] for name in usual_order(files)):
         if columns.box is not None or file == root or _USUAL.match(_name(file)):
@@ -207,12 +187,10 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the splits with a CSV file."""
     return usual_order(_files(root))
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split of CSV annotations; see :class:`rankless.data.formats.registry.Format`."""
     files = _files(root)
     if not files:
         raise UserError(f"{root}: no CSV file with images and classes; expected {EXPECTED}")
@@ -228,8 +206,10 @@ def read(root: Path, split: str) -> Raw:
     depends = [top, *(each for each, _ in files.values())]
     boxed = columns.box is not None
     raw = reader.raw(names, names_file, depends, "no row has an image", boxed=boxed)
-    if columns.box is not None:
-        raw.normalized = _is_normalized(columns, raw)
+    if raw.boxes is not None:
+        finite = np.abs(raw.boxes[np.isfinite(raw.boxes).all(1)])
+        small = len(finite) > 0 and bool((finite <= _WHOLE).all())
+        raw.normalized = columns.unit == "normalized" or (not columns.unit and small)
         unit = "normalized to 0–1" if raw.normalized else "in pixels"
         raw.about.append(f"boxes are given as {columns.kind}, {unit}")
     return raw
@@ -238,9 +218,9 @@ def read(root: Path, split: str) -> Raw:
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write ``SPLIT.csv``, ``classes.csv`` and the images in ``images/SPLIT``.
 
-    Each box has a row, and an image without boxes has a row with an empty box. For classification, each row
-    is ``filename,class``. ``classes.csv`` lists all classes in order, because some may have no boxes. If all
-    coordinates of a split are at most 2, column names such as ``xmin_px`` show that they are not normalized.
+    An image without boxes has a row with an empty box. ``classes.csv`` lists all classes in order, because
+    some may have no boxes. If all coordinates of a split are at most 2, column names such as ``xmin_px`` show
+    that they are not normalized.
     """
     # The splits of class folders may have different classes.
     known = list(dict.fromkeys(name for data in splits.values() for name in data.class_names))
@@ -261,7 +241,6 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 
 def _files(root: Path) -> Tables:
-    """Return the file of each split and its layout."""
     if root.is_file():
         columns = columns_of(root) if root.suffix.lower() in {".csv", ".tsv"} else None
         return {_name(root): (root, columns)} if columns else {}
@@ -318,7 +297,6 @@ def _is_whole(cell: str) -> bool:
 
 
 def _names_in(files: Tables) -> tuple[str, ...]:
-    """Return the sorted class names of all splits. If all names are numbers, they are sorted by value."""
     names: set[str] = set()
     for file, columns in files.values():
         for number, (_, cells) in enumerate(rows(file, columns.delimiter)):
@@ -334,23 +312,13 @@ def _names_in(files: Tables) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _is_normalized(columns: Columns, raw: Raw) -> bool:
-    if columns.unit or raw.boxes is None:
-        return columns.unit == "normalized"
-    finite = raw.boxes[np.isfinite(raw.boxes).all(1)]
-    return len(finite) > 0 and bool((np.abs(finite) <= _WHOLE).all())
-
-
 @dataclass
 class _Reader(ListedImages):
-    """A reader of one annotation file."""
-
     columns: Columns = field(kw_only=True)
     labels: dict[str, int] = field(kw_only=True)
     by_name: dict[str, int | None] = field(default_factory=dict)  # index of each image by its name
 
     def read(self) -> None:
-        """Read all rows. Images are added in the order of their first rows."""
         columns = self.columns
         width = 1 + max(columns.path, columns.label, *(columns.box or ()))
         for number, (line, cells) in enumerate(rows(self.file, columns.delimiter)):
@@ -434,7 +402,6 @@ class _Reader(ListedImages):
 
 
 def _box_rows(annotations: Annotations, names: Sequence[str]) -> Iterator[Any]:
-    """Yield the column names, followed by the rows of each image."""
     flags: Any = annotations.flags
     tiny = len(annotations.boxes) > 0 and bool((annotations.boxes <= 2).all())
     crowds, areas = bool((flags & CROWD).any()), bool((~np.isnan(annotations.areas)).any())

@@ -53,20 +53,16 @@ LAYOUT = (
 )
 # Text files that are not labels: class names, lists of images, notes.
 _OTHERS = {"classes", "labels", "license", "list", "readme", "test", "train", "trainval", "val", "valid"}
-_TRIED = 20
-"""Number of images in a list that are checked for label files."""
+_TRIED = 20  # number of images in a list that are checked for label files
 _UNDIVIDED = "no splits found, so all images are 'train'; use `rankless data split` to create 'val'"
 
 
 @dataclass
 class Split(SplitFiles):
-    """The class names and images of one split, in an order that does not depend on the file system."""
-
     class_names: tuple[str, ...] = ()
     paths: list[str] = field(default_factory=list)
 
     def add_folder(self, folder: str) -> None:
-        """Add all images in ``folder`` and its subfolders, sorted by path."""
         images = []
         for entry in walk(folder, self.depends, self._unreadable):
             image = is_image(entry.name)
@@ -96,7 +92,6 @@ def label_folders(folder: str) -> list[str]:
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` looks like Darknet data, or "" if it does not."""
     if root.is_file():
         return f"'{root.name}' is a description file" if description_in(root) else ""
     for name in YAML_NAMES:
@@ -118,7 +113,6 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the splits from the description file, the lists or the folders."""
     file = description_in(root)
     described = read_description(file) if file else None
     if described and described.splits:
@@ -137,7 +131,7 @@ def find_split(root: Path, split: str, class_names: Sequence[str] | None = None)
     file = description_in(root)
     described = read_description(file) if file else None
     if described and described.splits:
-        result = _described(described, split)
+        result = _from_description(described, split)
     elif described and described.problems:
         raise UserError(described.problems)
     else:
@@ -167,7 +161,7 @@ def find_split(root: Path, split: str, class_names: Sequence[str] | None = None)
     return result
 
 
-def _described(described: Description, wanted: str) -> Split:
+def _from_description(described: Description, wanted: str) -> Split:
     name = chosen(described.file, wanted, described.splits, f"'{wanted}: FOLDER' in {described.file}")
     result, problems = Split(class_names=described.class_names), list(described.problems)
     result.notes += [
@@ -250,7 +244,6 @@ def _from_folders(
 
 
 def _folders(root: Path) -> Mapping[str, Path]:
-    """Return the image folder or the list of images of each split."""
     return _lists(root) or folder_splits(root) or ({"train": root} if _beside(root) else {})
 
 
@@ -268,7 +261,6 @@ def _lists(root: Path) -> dict[str, Path]:
 
 
 def _has_labels(file: Path) -> bool:
-    """Return whether one of the first images in a list has a label file."""
     search = ImageSearch([file.parent, *_bases(file.parent)])
     for _, line in itertools.islice(lines_of(file), _TRIED):
         image = search.find(line)
@@ -284,7 +276,7 @@ def _bases(root: Path) -> list[Path]:
 
 
 def folder_splits(root: Path) -> dict[str, Path]:
-    """Return the folders ``images/SPLIT`` and ``SPLIT/images`` by split, or else ``images`` as ``train``."""
+    """Map each split to ``images/SPLIT`` or ``SPLIT/images``; without splits, map ``train`` to ``images``."""
     images = root / "images"
     beside = {each.name: each / "images" for each in subfolders(root) if (each / "images").is_dir()}
     inside = {each.name: each for each in subfolders(images)}
@@ -292,13 +284,11 @@ def folder_splits(root: Path) -> dict[str, Path]:
 
 
 def _beside(folder: Path) -> bool:
-    """Return whether an image in ``folder`` has a label file in the same folder."""
     images, labels = (FolderNames(os.fspath(folder), endings) for endings in (EXTENSIONS, {".txt"}))
     return not images.files.keys().isdisjoint(labels.files)
 
 
 def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
-    """Read one split of Darknet data; see :class:`rankless.data.formats.registry.Format`."""
     files = find_split(root, split, class_names)
     items = list(_with_labels(files))
     if not any(label for _, label in items):
@@ -358,7 +348,6 @@ def read_labels(items: list[tuple[str, ...]]) -> Raw:
 
 
 def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
-    """Parse the content of a label file and add its boxes and findings to ``made``."""
     text = content.removeprefix(b"\xef\xbb\xbf")
     if not _is_text(text):
         made.findings.add("unreadable file", file, "not UTF-8 text; expected lines of numbers")
@@ -405,10 +394,7 @@ def _is_text(content: bytes) -> bool:
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Write ``data.yaml``, ``images/SPLIT`` and ``labels/SPLIT``.
-
-    Difficult objects and crowds are dropped, because the format cannot mark them.
-    """
+    """Write ``data.yaml``, ``images/SPLIT`` and ``labels/SPLIT``, without difficult objects and crowds."""
     lost: list[str] = []
     content: dict[str, str | list[str]] = {}
     for split, data in splits.items():
@@ -419,9 +405,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
         for index, name in enumerate(names):
             files.put(data, index, out / "images" / folder / name)
         content[folder] = f"images/{folder}"
-        if names != sorted(
-            names
-        ):  # images in folders are sorted by name, but the order determines the batches
+        if names != sorted(names):  # the reader sorts a folder by name, but the order determines the batches
             content[folder] = f"{folder}.txt"
             listed = "".join(f"./images/{folder}/{name}\n" for name in names)
             (out / f"{folder}.txt").write_text(listed, encoding="utf-8", errors="surrogateescape")

@@ -1,7 +1,4 @@
-"""Read the files that describe a Darknet/YOLO data set: ``data.yaml`` and Darknet's ``.data``.
-
-Both contain the classes and the folders or lists of images of each split.
-"""
+"""Read the files that describe a Darknet/YOLO data set: ``data.yaml`` and Darknet's ``.data``."""
 
 from __future__ import annotations
 
@@ -26,27 +23,16 @@ _DATA_SPLITS = ("train", "valid", "val", "test")
 
 @dataclass
 class Description:
-    """The content of a description file.
-
-    Attributes:
-        file: path of the description file.
-        class_names: names of the classes.
-        splits: folders and lists of images of each split, as written in the file.
-        bases: folders that these paths may be relative to, the most likely first.
-        depends: other files that were read.
-        problems: problems with the class names, which matter only if the names are needed.
-        lost: a note on the folder in ``path`` if it does not exist, otherwise "".
-        unnamed: whether the file has ``nc`` but no ``names``, so that the classes are called 0, 1, 2 …
-    """
+    """The content of a description file."""
 
     file: Path
     class_names: tuple[str, ...]
-    splits: dict[str, list[str]]
-    bases: tuple[Path, ...]
-    depends: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
-    lost: str = ""
-    unnamed: bool = False
+    splits: dict[str, list[str]]  # folders and lists of images of each split, as written in the file
+    bases: tuple[Path, ...]  # folders that these paths may be relative to, the most likely first
+    depends: tuple[str, ...] = ()  # other files that were read
+    problems: tuple[str, ...] = ()  # problems with the class names, which matter only if the names are needed
+    lost: str = ""  # a note on the folder in path if it does not exist, otherwise ""
+    unnamed: bool = False  # whether the file has nc but no names, so that the classes are called 0, 1, 2 …
 
     def resolve(self, name: str) -> str:
         """Return the path of the file or folder that an entry refers to, or "" if there is none.
@@ -82,7 +68,6 @@ def description_in(root: Path) -> Path | None:
 
 
 def read_description(file: Path) -> Description:
-    """Read a description file."""
     return _from_data(file) if file.suffix.lower() == ".data" else _from_yaml(file)
 
 
@@ -124,7 +109,6 @@ def _from_yaml(file: Path) -> Description:
 
 
 def _with_path(file: Path, content: dict[Any, Any], splits: dict[str, list[str]]) -> Description:
-    """Return the description without class names, and resolve the key ``path``."""
     beside = file.absolute().parent
     stated = content.get("path")
     name = stated.strip() if isinstance(stated, str) else ""
@@ -201,7 +185,6 @@ def _from_data(file: Path) -> Description:
 
 
 def _listed_names(described: Description, options: dict[str, str]) -> tuple[tuple[str, ...], Path]:
-    """Return the class names of a ``.data`` file, and the file that lists them."""
     file = described.file
     names = described.resolve(options["names"]) if options.get("names") else ""
     if options.get("names") and not names:

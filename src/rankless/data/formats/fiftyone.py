@@ -29,7 +29,6 @@ Sample = Mapping[str, Any]
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` looks like a FiftyOne data set, or "" if it does not."""
     there = all((root / name).is_file() for name in (_FILE, "metadata.json"))
     return f"it has '{_FILE}' and 'metadata.json'" if there else ""
 
@@ -40,7 +39,6 @@ def splits(root: Path) -> list[str]:
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split of a FiftyOne data set; see :class:`rankless.data.formats.registry.Format`."""
     samples = _samples(root)
     by_split = _by_split(samples)
     name = chosen(root, split, by_split, LAYOUT)
@@ -55,8 +53,6 @@ def read(root: Path, split: str) -> Raw:
 
 
 class _Samples(Table):
-    """The samples of one split as a table."""
-
     def __init__(self, file: Path, samples: list[Sample], label_field: str, *, boxed: bool) -> None:
         super().__init__(file)
         self._samples, self._label_field, self._boxed = samples, label_field, boxed

@@ -31,17 +31,11 @@ NAMES_PATTERNS = ("classes.txt", "*_classes.txt", "*.names")
 
 @dataclass
 class SplitFiles:
-    """The base class for the files of a split.
+    """The base class for the files of a split."""
 
-    Attributes:
-        depends: folders that were listed and files that were read.
-        findings: missing and ignored files.
-        notes: notes on how the split was read.
-    """
-
-    depends: list[str] = field(default_factory=list)
-    findings: Findings = field(default_factory=Findings)
-    notes: list[str] = field(default_factory=list)
+    depends: list[str] = field(default_factory=list)  # folders that were listed and files that were read
+    findings: Findings = field(default_factory=Findings)  # missing and ignored files
+    notes: list[str] = field(default_factory=list)  # notes on how the split was read
 
     def with_raw(self, raw: Raw) -> Raw:
         """Add the dependencies, findings and notes to ``raw`` and return it."""
@@ -71,12 +65,8 @@ def walk(top: str, listed: list[str], fail: Callable[[str, OSError], None]) -> I
     """Yield all files in ``top`` and its subfolders, and hidden folders, which are not entered.
 
     Links to folders are followed. A folder that can be reached by several paths is entered only once,
-    preferably by its real path.
-
-    Args:
-        top: folder to search.
-        listed: folders that were listed are added to this list.
-        fail: called with the path and the error of a folder that cannot be listed.
+    preferably by its real path. Each listed folder is added to ``listed``. If a folder cannot be listed,
+    ``fail`` is called with its path and the error.
     """
     real, links = [top], list[str]()
     entered: set[tuple[int, int]] = set()
@@ -101,7 +91,6 @@ def walk(top: str, listed: list[str], fail: Callable[[str, OSError], None]) -> I
 
 
 def _raise_unless_absent(folder: str, error: OSError) -> None:
-    """Raise an error if a folder exists but cannot be read."""
     if error.errno not in _ABSENT:
         raise UserError(
             f"{folder}: cannot be listed ({error.strerror}); change its permissions, or check the disk"
@@ -111,9 +100,7 @@ def _raise_unless_absent(folder: str, error: OSError) -> None:
 class FolderNames:
     """The names in a folder, which may be missing.
 
-    Args:
-        folder: path of the folder.
-        endings: lowercase extensions of the files to list. Default: all names, including folders.
+    ``endings`` are the lowercase extensions of the files to list. Default: all names, including folders.
     """
 
     def __init__(self, folder: str, endings: Collection[str] | None = None) -> None:
@@ -212,7 +199,6 @@ class ImageSearch:
         return [f"{counted(self.shortened, one, many)} but could be found by name"]
 
     def _folders(self, folder: str) -> list[FolderNames]:
-        """Return the names in the subfolder ``folder`` of each base folder in which it exists."""
         if folder not in self._resolved:
             paths = dict.fromkeys(os.path.normpath(os.path.join(base, folder)) for base in self.bases)  # noqa: PTH118
             for path in paths:
@@ -224,21 +210,13 @@ class ImageSearch:
 
 @dataclass
 class ListedImages:
-    """The base class of readers for an annotation file that lists images.
-
-    Attributes:
-        file: path of the annotation file.
-        search: search for the images.
-        made: images and boxes read so far.
-        numbers: index of each image by its path.
-        missing: name of the first missing image, or "".
-    """
+    """The base class of readers for an annotation file that lists images."""
 
     file: Path
     search: ImageSearch
     made: RawBuilder = field(default_factory=RawBuilder)
-    numbers: dict[str, int] = field(default_factory=dict)
-    missing: str = ""
+    numbers: dict[str, int] = field(default_factory=dict)  # index of each image by its path
+    missing: str = ""  # name of the first missing image, or ""
 
     def report(self, kind: str, where: str, problem: str = "") -> None:
         """Add a finding; ``where`` follows the file name, such as ``:3`` or ``: annotation 7``."""
@@ -269,13 +247,8 @@ class ListedImages:
     ) -> Raw:
         """Return the annotations with image sizes from the image headers.
 
-        Args:
-            names: class names.
-            names_file: file that lists the class names, if any.
-            depends: files and folders that were read, except for the searched folders.
-            nothing: error message if the annotation file lists no images.
-            about: notes on how the split was read.
-            rest: see :meth:`RawBuilder.raw`.
+        ``depends`` are the files and folders that were read, except for the searched folders, and ``nothing``
+        is the error message if the annotation file lists no images.
         """
         if not self.made.paths:
             looked = ", ".join(self.search.bases[:4])
@@ -323,10 +296,8 @@ def numbered_names(
 ) -> tuple[tuple[str, ...], Path | None]:
     """Return the names of classes that are numbers in the data, and the file that lists them, if any.
 
-    Args:
-        folders: folders to search for a file with class names.
-        given: class names from ``data.classes``, used if there is no such file or if there are several.
-        missing: error message if there are no class names.
+    The names from ``data.classes`` are used if ``folders`` contain no such file or several. ``missing`` is
+    the error message if there are no class names.
     """
     folders = list(folders)
     if given and len(names_files(folders)) != 1:
@@ -338,13 +309,7 @@ def numbered_names(
 
 
 def read_text(file: Path, expected: str, most: int | None = None) -> str:
-    """Return the text of a file.
-
-    Args:
-        file: path of the file.
-        expected: description of the expected content, for error messages.
-        most: maximum size in bytes.
-    """
+    """Return the text of a file of at most ``most`` bytes; error messages name the ``expected`` content."""
     try:
         return reading.read_text(file, most)
     except (OSError, UnicodeDecodeError) as error:

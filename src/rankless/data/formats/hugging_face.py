@@ -1,8 +1,7 @@
 """Read data sets in the layouts of Hugging Face ``datasets``: ``metadata.jsonl`` or Parquet.
 
 In ``metadata.jsonl``, ``metadata.csv`` and ``metadata.parquet``, the column ``file_name`` contains the path
-of each row's image, relative to the file. In other Parquet files, the rows contain the images. See
-:mod:`.rows`.
+of each row's image, relative to the file. In other Parquet files, the rows contain the images.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ _ENOUGH = 1000  # maximum number of folders to search for an image
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` looks like a Hugging Face data set, or "" if it does not."""
     if root.is_file():
         return "it is a Parquet file" if root.suffix == ".parquet" else ""
     try:
@@ -51,12 +49,10 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the splits."""
     return usual_order(_files(root))
 
 
 def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
-    """Read one split of a Hugging Face data set; see :class:`rankless.data.formats.registry.Format`."""
     files = _files(root)
     name = chosen(root, split, files, LAYOUT)
     tables = {
@@ -70,7 +66,6 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
 
 
 def _files(root: Path) -> dict[str, list[Path]]:
-    """Return the metadata or Parquet files of each split."""
     if root.is_file():
         return {_NUMBER.sub("", root.stem) or "train": [root]}
     folders = subfolders(root)
@@ -123,8 +118,6 @@ def _has_images(file: Path) -> bool:
 
 
 class _Lines(Table):
-    """The table in a ``metadata.jsonl`` or ``metadata.csv`` file."""
-
     def rows(self, findings: Findings) -> Iterator[Row]:
         try:
             with reading.opened_text(self.file) as lines:

@@ -2,10 +2,8 @@
 
 Either each split has class folders (``ROOT/train/CAT/1.jpg``, ``ROOT/val/CAT/2.jpg``), or the root contains
 the class folders (``ROOT/CAT/1.jpg``). In the second case, a fifth of each class is set aside for validation,
-based only on the file names, and the split ``all`` contains every image.
-
-Names are compared and sorted in Unicode's composed form (NFC), so that copies on other file systems are the
-same data. Symbolic links are followed. A folder is entered only once, even if several links point to it.
+based only on the file names, and the split ``all`` contains every image. Names are compared and sorted in
+Unicode's composed form (NFC), so that copies on other file systems are the same data.
 """
 
 from __future__ import annotations
@@ -74,11 +72,6 @@ def read(root: Path, split: str) -> Raw:
     """Read one split class by class, in the order of file names.
 
     The class names are the sorted names of the folders that contain images. They may differ between splits.
-
-    Args:
-        root: folder that contains the splits or the class folders.
-        split: name of a folder in ``root`` or a synonym; ``train``, ``val`` or ``all`` if ``root`` contains
-            the class folders.
     """
     if not root.is_dir():
         raise UserError(f"{root}: this is a file; expected {LAYOUT}")
@@ -121,7 +114,6 @@ def read(root: Path, split: str) -> Raw:
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Write each split as a folder of class folders."""
     names = {name for each in splits.values() for name in each.class_names}
     odd = {name for name in names if not name or name.startswith(".") or set(name) & {"/", "\0"}}
     problems = [f"class '{name}': not a valid folder name; rename the class" for name in sorted(odd)]
@@ -137,7 +129,6 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 
 def _is_divided(root: Path, split: str) -> bool:
-    """Return whether ``root`` contains the class folders, so that the reader divides the images."""
     return not any(subfolders(root / name) for name in (*WORDS, split))
 
 
@@ -147,24 +138,14 @@ def _split_folders(root: Path) -> list[str]:
 
 @dataclass
 class _Contents:
-    """The contents of a folder of class folders.
-
-    Attributes:
-        classes: images of each class, as a sorted mapping from names inside the class folder to paths.
-        odd: ignored paths by reason, such as "empty file".
-        listed: folders and files that these contents depend on.
-    """
-
-    classes: dict[str, dict[str, str]] = field(default_factory=dict)
-    odd: dict[str, list[str]] = field(default_factory=dict)
-    listed: list[str] = field(default_factory=list)
+    classes: dict[str, dict[str, str]] = field(default_factory=dict)  # sorted paths by name in each class
+    odd: dict[str, list[str]] = field(default_factory=dict)  # ignored paths by reason, such as "empty file"
+    listed: list[str] = field(default_factory=list)  # folders and files that these contents depend on
 
     def leave_out(self, reason: str, path: str) -> None:
         self.odd.setdefault(reason, []).append(path)
 
     def add(self, folder: str, files: dict[str, str]) -> None:
-        """Add all images in a class folder and its subfolders to ``files``."""
-
         def fail(path: str, _: OSError) -> None:
             self.listed.append(path)
             self.leave_out("folder that cannot be opened", path)
@@ -182,7 +163,6 @@ class _Contents:
 
 
 def _class_folders(top: Path) -> _Contents:
-    """Find all class folders in ``top`` and their images."""
     contents = _Contents(listed=[os.fspath(top)])
     for entry in sorted(top.iterdir()):
         if reading.is_folder(entry) and not entry.name.startswith("."):
@@ -209,7 +189,6 @@ def _unusable(entry: os.DirEntry[str]) -> str:
 
 
 def _class_names(contents: _Contents, top: Path) -> list[str]:
-    """Return the names of the classes with images."""
     names = [name for name, files in contents.classes.items() if files]
     if not names:
         endings = ", ".join(sorted(image_file.EXTENSIONS))
@@ -226,7 +205,6 @@ def _class_names(contents: _Contents, top: Path) -> list[str]:
 
 
 def _left_out(contents: _Contents) -> list[str]:
-    """Return notes on ignored folders and files."""
     sentences = []
     if empty := [name for name, files in contents.classes.items() if not files]:
         sentences.append(f"ignored: {counted(len(empty), 'folder')} without images: {listed(empty)}")

@@ -14,13 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from rankless.data.formats.folders import NAMES_PATTERNS, ImageSearch, ListedImages, numbered_names
-from rankless.data.formats.splits import (
-    as_file_name,
-    chosen,
-    is_for_training,
-    set_aside,
-    usual_order,
-)
+from rankless.data.formats.splits import as_file_name, chosen, is_for_training, set_aside, usual_order
 from rankless.data.formats.writing import (
     ImageFiles,
     file_names,
@@ -38,12 +32,9 @@ from rankless.files import reading
 
 TITLE = "annotation lines"
 LAYOUT = "'train.txt' with lines 'path x1,y1,x2,y2,class …' and a 'classes.txt', or one such .txt file"
-_DIVIDED = ("train", "val")
-"""Splits into which a single list is divided."""
-_SNIFFED = 1000
-"""Number of lines to read to determine the kind of a file."""
-_MOST = 200
-"""Maximum number of .txt files to examine. A folder with more files has one file per image."""
+_DIVIDED = ("train", "val")  # splits into which a single list is divided
+_SNIFFED = 1000  # number of lines to read to determine the kind of a file
+_MOST = 200  # Maximum number of .txt files to examine. A folder with more files has one file per image.
 _ENDINGS = "|".join(re.escape(ending) for ending in sorted(EXTENSIONS))
 # The path ends at the last image extension before a space or the end of the line.
 _LINE = re.compile(rf"(?P<path>.*(?:{_ENDINGS}))(?:\s+(?P<boxes>.*))?", re.IGNORECASE)
@@ -53,7 +44,6 @@ _SUFFIX = re.compile(r"(?<=.)[_-](annotations?|boxes|labels?|lines)$", re.IGNORE
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` looks like annotation lines, or "" if it does not."""
     first = next((file for file in _splits(root).values() if list_kind(file) == "boxes"), None)
     return f"'{first.name}' has lines 'path x1,y1,x2,y2,class'" if first else ""
 
@@ -70,7 +60,6 @@ def undivided(root: Path, split: str) -> str:
 
 
 def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
-    """Read one split of annotation lines; see :class:`rankless.data.formats.registry.Format`."""
     files = _splits(root)
     divided = _lone(files) if split in _DIVIDED else ""
     name = divided or chosen(root, split, files, LAYOUT)
@@ -120,14 +109,11 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 @dataclass
 class _Reader(ListedImages):
-    """A reader of one annotation file."""
-
     classes: int = field(kw_only=True)
 
     def read(self) -> None:
-        """Read all lines. An image on several lines gets the boxes of all these lines."""
         for line, text in lines_of(self.file):
-            name, boxes = _parsed(text)
+            name, boxes = _parse(text)
             if path := self.locate(name, f":{line}"):
                 image = self.image(path)
                 for box in boxes:
@@ -149,8 +135,7 @@ class _Reader(ListedImages):
         self.made.add_box(image, (x1, y1, x2, y2), int(label), line)
 
 
-def _parsed(line: str) -> tuple[str, list[str]]:
-    """Return the path and the boxes (``x1,y1,x2,y2,class``) in a line."""
+def _parse(line: str) -> tuple[str, list[str]]:
     if match := _LINE.fullmatch(line):
         return match["path"], _COMMA.sub(",", match["boxes"] or "").split()
     parts = line.split()  # without an image extension, the path ends with the last word without a comma
@@ -176,7 +161,7 @@ def list_kind(file: Path) -> str:
     kind = ""
     try:
         for (_, line), _ in zip(lines_of(file), range(_SNIFFED), strict=False):
-            boxes = _parsed(line)[1]
+            boxes = _parse(line)[1]
             if any(_BOX.fullmatch(box) for box in boxes):
                 return "boxes"
             if boxes or _LINE.fullmatch(line) is None:
@@ -206,7 +191,6 @@ def _divide(raw: Raw, split: str, file: Path, top: Path) -> None:
 
 
 def _splits(root: Path) -> dict[str, Path]:
-    """Return the list file of each split; ``root`` is a folder or a list file."""
     files = [root] if root.is_file() else sorted(file for file in root.glob("*.txt") if file.is_file())
     lists = [file for file in files if file == root or (len(files) <= _MOST and list_kind(file))]
     return {_SUFFIX.sub("", file.stem): file for file in lists}

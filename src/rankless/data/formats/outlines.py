@@ -29,12 +29,9 @@ def rotated_bounds(box: Box, degrees: float) -> Box:
 def of_segmentation(segmentation: Any) -> Box | None:
     """Return the xyxy bounds of a COCO segmentation in pixels, or None if it is invalid or empty.
 
-    This does not use cocoapi, because some versions crash on masks of size 0 or on truncated text.
-
-    Args:
-        segmentation: a list of polygons ``[x, y, x, y, …]``, or ``{"size": [h, w], "counts": …}`` with run
-            lengths as numbers or as compressed text. Pixel n of a mask covers n to n + 1, as in cocoapi's
-            ``toBbox``.
+    A segmentation is a list of polygons ``[x, y, x, y, …]``, or ``{"size": [h, w], "counts": …}`` with run
+    lengths as numbers or as compressed text. Pixel n of a mask covers n to n + 1, as in cocoapi's ``toBbox``.
+    cocoapi itself is not used, because some versions crash on masks of size 0 or on truncated text.
     """
     try:
         if isinstance(segmentation, list):

@@ -26,18 +26,15 @@ _MEANT = {"train": "trainval", "val": "test"}
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` looks like Oxford-IIIT Pet, or "" if it does not."""
     top = _top(root)
     return f"it has '{top.name}/annotations/trainval.txt'" if top else ""
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the splits, which are the two lists."""
     return ["trainval", "test"]
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split in the order of its list."""
     top = _top(root)
     if top is None:
         raise UserError(f"{root}: no Oxford-IIIT Pet data set found; expected {LAYOUT}")
@@ -72,7 +69,6 @@ def _top(root: Path) -> Path | None:
 
 
 def _breeds(lists: Mapping[str, Path]) -> list[str]:
-    """Return the names of the breeds in both lists, ordered by number."""
     numbers: dict[str, int] = {}
     for file in lists.values():
         for line, image, breed, number in _rows(file) if file.is_file() else ():

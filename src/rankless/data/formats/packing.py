@@ -19,24 +19,15 @@ from rankless.errors import UserError
 from rankless.files.work_folder import new_folder
 from rankless.printing import ProgressBar
 
-SHARD_BYTES = 512 * 1024**2
-"""Maximum size of a shard, unless a single image is larger."""
+SHARD_BYTES = 512 * 1024**2  # maximum size of a shard, unless a single image is larger
 _JPEG = {"jpeg": "jpg", "jfif": "jpg"}  # webdataset's decoders know only jpg
 
 
 def pack(splits: Mapping[str, Annotations], out: Path, shard_bytes: int = SHARD_BYTES) -> list[str]:
-    """Write shards such as ``SPLIT-000000.tar`` and a file with the class names to the folder ``out``.
+    """Write shards such as ``SPLIT-000000.tar`` and a file with the class names; return the shards' names.
 
-    The same data always gives the same bytes. The files are first written to a temporary folder, so an
-    incomplete result cannot be mistaken for a complete one.
-
-    Args:
-        splits: annotations of each split, either all with boxes or all without.
-        out: folder that does not exist or is empty.
-        shard_bytes: maximum size of a shard.
-
-    Returns:
-        The names of the shards.
+    The same data always gives the same bytes. Either all splits must have boxes or none. ``shard_bytes`` is
+    the maximum size of a shard.
     """
     if len({annotations.has_boxes for annotations in splits.values()}) > 1:
         raise UserError("some splits have boxes, but others have one class per image; pack them separately")
@@ -94,14 +85,12 @@ def _finish(file: io.BufferedWriter) -> None:
 
 
 def _blocks(name: str, body: bytes) -> bytes:
-    """Return the tar header and the padded content of a member, without owner and time."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = len(body), 0o644
     return info.tobuf(tarfile.PAX_FORMAT) + body + bytes(-len(body) % tarfile.BLOCKSIZE)
 
 
 def _keys(annotations: Annotations) -> Iterator[str]:
-    """Yield a unique name without dots for each image."""
     taken: set[str] = set()
     for name in file_names(annotations):
         stem = PurePosixPath(name).stem.replace(".", "_").strip("_") or "image"
@@ -114,7 +103,6 @@ def _keys(annotations: Annotations) -> Iterator[str]:
 
 
 def _sample(annotations: Annotations, index: int, numbers: Sequence[int]) -> list[tuple[str, bytes]]:
-    """Return the members of one image as (extension, content) pairs."""
     ending = PurePosixPath(annotations.path(index)).suffix.lower().removeprefix(".")
     image = (_JPEG.get(ending, ending), content(annotations, index))
     if not annotations.has_boxes:

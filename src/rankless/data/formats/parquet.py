@@ -32,8 +32,6 @@ _ENDINGS = {b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp"
 
 
 class ParquetTable(Table):
-    """A Parquet file; see :class:`rankless.data.formats.rows.Table`."""
-
     def __init__(self, file: Path) -> None:
         super().__init__(file)
         self._open = needed("pyarrow.parquet", "parquet", str(file)).ParquetFile

@@ -43,10 +43,8 @@ _AS_OTHERS = ("fiftyone", "hugging-face")
 WRITABLE = tuple(name for name in NAMES if name not in _READ_ONLY)
 NUMBERED = ("darknet", "hugging-face", "lines", "webdataset")
 """Formats whose classes may be numbers without names. Their ``read`` accepts ``class_names``."""
-_OUTER = ("coco", "voc", "darknet")
-"""Formats with boxes whose files are in several folders."""
-REMOTE = "webdataset"
-"""The only format that can be read from a URL."""
+_OUTER = ("coco", "voc", "darknet")  # formats with boxes whose files are in several folders
+REMOTE = "webdataset"  # the only format that can be read from a URL
 _WITH_BOXES = (*_OUTER, "csv", "lines")
 _PARTS = (
     *("images", "labels", "jpegimages", "annotations", "imagesets"),
@@ -54,8 +52,7 @@ _PARTS = (
 )
 """Usual names of folders inside a data set."""
 _ARCHIVES = (".zip", ".gz", ".tgz", ".7z", ".rar")
-_LOOKED_AT = 10_000
-"""Maximum number of files to count in a folder of unknown format."""
+_LOOKED_AT = 10_000  # maximum number of files to count in a folder of unknown format
 
 
 class Format(Protocol):
@@ -75,13 +72,10 @@ class Format(Protocol):
         ...
 
     def read(self, root: Location, split: str, class_names: Sequence[str] | None = None) -> Raw:
-        """Read one split.
+        """Read one split; the root of shards may be a URL.
 
-        Args:
-            root: folder or file of the data, or, for shards, a URL.
-            split: name of the split.
-            class_names: names of the classes 0, 1, … for data without class names. Only the formats in
-                :data:`NUMBERED` accept this argument.
+        ``class_names`` are the names of the classes 0, 1, … for data without class names. Only the formats in
+        :data:`NUMBERED` accept this argument.
         """
         ...
 
@@ -93,10 +87,9 @@ class Format(Protocol):
         ...
 
     def write(self, out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-        """Write a data set to the empty folder ``out``. Read-only formats lack this method.
+        """Write a data set to the empty folder ``out``, and return notes on information that is lost.
 
-        Returns:
-            Notes on information that the format cannot store.
+        Read-only formats lack this method.
         """
         ...
 
@@ -125,10 +118,10 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
     if problems := missing_data(root):
         raise UserError(problems)
     if is_remote(root):
-        return REMOTE, _recognized_remote(root, format)
+        return REMOTE, _recognize_remote(root, format)
     if format != "auto":
         return format, "data.format is set"
-    name, why = _recognized(path, NAMES)
+    name, why = _first_match(path, NAMES)
     if outer := _data_set_around(path, name):
         raise UserError(
             f"{root}: seems to be only part of the data set {outer}; give {outer}, or move the folder if it "
@@ -151,7 +144,7 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
     )
 
 
-def _recognized_remote(root: str, format: str) -> str:
+def _recognize_remote(root: str, format: str) -> str:
     """Return why the data at a URL looks like shards; raise an error if it does not."""
     refuse_secrets(root)
     if format not in ("auto", REMOTE):
@@ -184,7 +177,7 @@ def also(root: str, taken: str) -> Iterator[str]:
                 yield f"it can also be read as {page.TITLE} with data.format={name} ({why})"
 
 
-def _recognized(path: Path, names: Sequence[str]) -> tuple[str, str]:
+def _first_match(path: Path, names: Sequence[str]) -> tuple[str, str]:
     """Return the first of the given formats that matches, and the reason, or two empty strings."""
     return next(((name, why) for name in names if (why := format_named(name).recognize(path))), ("", ""))
 
@@ -192,8 +185,7 @@ def _recognized(path: Path, names: Sequence[str]) -> tuple[str, str]:
 def _data_set_around(path: Path, name: str) -> Path | None:
     """Return the data set that contains ``path`` if ``path`` is only a folder of images, labels or a split.
 
-    ``name`` is the recognized format, if any. A folder of images looks like class folders, and a Darknet
-    split looks like a data set without class names.
+    A folder of images looks like class folders, and a Darknet split like a data set without class names.
     """
     full = path.resolve()
     stands = name not in ("", "image-folder", "darknet") or (
@@ -205,12 +197,11 @@ def _data_set_around(path: Path, name: str) -> Path | None:
     for inner in (full, full.parent):
         if inner.name.lower() not in _PARTS:
             break
-        outer = inner.parent if _recognized(inner.parent, _OUTER)[0] else outer
+        outer = inner.parent if _first_match(inner.parent, _OUTER)[0] else outer
     return outer
 
 
 def _what_is_there(path: Path) -> str:
-    """Describe a file or folder of unknown format for an error message."""
     if path.is_file():
         kind = "an image" if path.suffix.lower() in EXTENSIONS else f"a '{path.suffix}' file"
         kind = "an archive; unpack it" if path.suffix.lower() in _ARCHIVES else kind

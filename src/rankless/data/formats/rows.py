@@ -24,8 +24,7 @@ from rankless.data.index.raw import NO_AREA, Raw
 from rankless.data.index.scan import size
 from rankless.errors import UserError, counted, printable
 
-Row = tuple[int, dict[str, Any]]
-"""The number of a row in its file, and the row."""
+Row = tuple[int, dict[str, Any]]  # the number of a row in its file, and the row
 
 _FILE = re.compile(r"(.*_)?file_name")
 _BOXES, _CROWD = ("bbox", "bboxes", "boxes", "box", "bounding_box"), ("iscrowd", "is_crowd")
@@ -38,13 +37,7 @@ _SLACK = 1.0  # number of pixels by which a box may extend beyond its image
 
 
 class Stored(NamedTuple):
-    """An encoded image and its position in a file.
-
-    Attributes:
-        path: path of the image; see :func:`rankless.data.index.byte_ranges.path_in`.
-        offset: position of the first byte in the file that ``path`` refers to.
-        content: encoded bytes of the image.
-    """
+    """An encoded image and the position of its first byte in the file that ``path`` refers to."""
 
     path: str
     offset: int
@@ -84,24 +77,17 @@ def is_read(column: str, inner: Collection[str]) -> bool:
 
 
 def names_image(column: str) -> bool:
-    """Return whether a column has the name of a column of image files."""
+    """Return whether a column with this name contains the names of image files."""
     return _FILE.fullmatch(column) is not None
 
 
 class _Columns(NamedTuple):
-    """The names of the columns and fields that contain annotations.
+    """The names of the columns and fields that contain annotations."""
 
-    Attributes:
-        image: column of the file names; empty if the table contains the images.
-        outer: column of the objects; empty if ``box`` and ``label`` are columns.
-        box: field of an object's box; empty for classification.
-        label: field of an object's class.
-    """
-
-    image: str
-    outer: str
-    box: str
-    label: str
+    image: str  # column of the file names; empty if the table contains the images
+    outer: str  # column of the objects; empty if box and label are columns
+    box: str  # field of an object's box; empty for classification
+    label: str  # field of an object's class
 
 
 def read_tables(
@@ -109,11 +95,8 @@ def read_tables(
 ) -> Raw:
     """Read a split from its tables.
 
-    Args:
-        root: folder or file of the data.
-        tables: tables of the split.
-        others: tables of other splits, whose classes are included.
-        given: class names for data in which classes are only numbers.
+    The classes of ``others``, the tables of other splits, are included. ``given`` are class names for data
+    in which classes are only numbers.
     """
     columns = _columns(tables)
     names, names_file = _names(root, [*tables, *others], columns, given)
@@ -131,7 +114,6 @@ def read_tables(
 
 
 def _columns(tables: Sequence[Table]) -> _Columns:
-    """Determine from the first rows which columns contain annotations."""
     where, image, label = tables[0].file, "", ""
     for _, row in islice(chain.from_iterable(table.rows(Findings()) for table in tables), _LOOKED_AT):
         if not tables[0].images:
@@ -180,7 +162,6 @@ def _objects(row: Mapping[str, Any], columns: _Columns) -> list[Mapping[str, Any
 def _names(
     root: Path, tables: Sequence[Table], columns: _Columns, given: Sequence[str] | None
 ) -> tuple[tuple[str, ...], Path | None]:
-    """Return the class names and the file that lists them, if any."""
     if not columns.label:
         where = tables[0].file
         raise UserError(
@@ -222,8 +203,6 @@ def _class(value: Any) -> int | str | None:
 
 @dataclass
 class _Reader(ListedImages):
-    """A reader of the tables of one split."""
-
     columns: _Columns = field(kw_only=True)
     names: Sequence[str] = field(kw_only=True)
 
@@ -232,7 +211,6 @@ class _Reader(ListedImages):
         self.labels |= {label: label for label in range(len(self.names))}
 
     def add(self, table: Table) -> None:
-        """Add the rows of a table."""
         self.file = table.file
         if not table.images:
             for number, row in table.rows(self.made.findings):

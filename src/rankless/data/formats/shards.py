@@ -29,8 +29,7 @@ from rankless.files.remote import Location, RemotePath, content_of, is_remote, s
 
 NAMES_FILES = ("classes.txt", "classnames.txt", "info.json", "_info.json")
 """Files with class names, next to the shards or at the start of the first shard."""
-KINDS = ("cls", "json", "txt")
-"""Extensions of labels, in order of precedence."""
+KINDS = ("cls", "json", "txt")  # extensions of labels, in order of precedence
 _BLOCK = 512
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstandard"}
 _ONE = "train"
@@ -50,12 +49,7 @@ class Member(NamedTuple):
 
 @dataclass
 class Sample:
-    """The members of a shard with the same base name.
-
-    Attributes:
-        key: base name.
-        members: members by lowercase extension, in the order of the shard.
-    """
+    """The members of a shard with the same base name, keyed by their lowercase extensions."""
 
     key: str
     members: dict[str, Member] = field(default_factory=dict)
@@ -84,7 +78,8 @@ def samples(shard: str, findings: Findings) -> Iterator[Sample]:
     except Exception as error:  # tarfile raises many types of errors for damaged headers, even MemoryError
         is_there = not (isinstance(error, OSError) and is_remote(shard))
         not_tar = "not a tar archive: " if is_there else ""
-        findings.add("unreadable file", shard, f"{not_tar}{printable(_reason(error))}")
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        findings.add("unreadable file", shard, f"{not_tar}{printable(reason)}")
 
 
 def first_member(shard: str) -> tuple[str, bytes]:
@@ -106,12 +101,6 @@ def first_member(shard: str) -> tuple[str, bytes]:
         return "", b""
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__
-
-
 def _plain(name: str) -> str:
     return name.removeprefix("./")
 
@@ -119,7 +108,6 @@ def _plain(name: str) -> str:
 def _members(
     archive: tarfile.TarFile, file: BinaryIO, ranges: Ranged, shard: str, findings: Findings
 ) -> Iterator[tuple[str, str, Member]]:
-    """Yield the (key, extension, member) of every file that belongs to a sample."""
     size, last = ranges.size, ""
     while (info := archive.next()) is not None:
         archive.members.clear()  # type: ignore[attr-defined]  # saves a kilobyte per member
@@ -182,8 +170,7 @@ def shards_of(root: Location) -> dict[str, list[Location]]:
         if entry.name.startswith("."):
             continue
         if entry.is_dir() if isinstance(entry, RemotePath) else reading.is_folder(entry):
-            inside = [each for each in _sorted(entry) if _is_shard(each)]
-            if inside:
+            if inside := [each for each in _sorted(entry) if _is_shard(each)]:
                 shards.setdefault(entry.name, []).extend(inside)
         elif _is_shard(entry):
             # The split of train-000012 is train. A name that is only a number also means train.

@@ -14,11 +14,9 @@ from rankless.recipe.schema import IN_RECIPE
 
 _ALIKE = (("train", "training"), ("val", "valid", "validation", "dev"), ("test", "testing"))
 _YEAR = re.compile(r"(?<=[a-z])[_-]?(19|20)\d\d$|^(19|20)\d\d[_-]?(?=[a-z])", re.IGNORECASE)
-VAL_FRACTION = 0.2
-"""Fraction of the images used for validation if a data set has no validation split."""
+VAL_FRACTION = 0.2  # fraction of the images used for validation if a data set has no validation split
 
-WORDS = tuple(word for group in _ALIKE for word in group)
-"""Usual names of splits."""
+WORDS = tuple(word for group in _ALIKE for word in group)  # usual names of splits
 
 
 def usual_order(names: Iterable[str]) -> list[str]:
@@ -79,9 +77,7 @@ def is_usual(name: str) -> bool:
 def set_aside(names: Collection[str], what: str) -> set[str]:
     """Select a fifth of the names by a hash, but at least one of two or more names.
 
-    Args:
-        names: names of images, in any order.
-        what: kind of data, which is part of the hash.
+    ``what`` is the kind of data, which is part of the hash.
     """
     by_hash = sorted(names, key=lambda name: (key(0, what, os.fsencode(name).hex()), name))
     return set(by_hash[: max(round(VAL_FRACTION * len(names)), 1) if len(names) > 1 else 0])
@@ -100,11 +96,7 @@ def how_to_divide(root: Path, wanted: str) -> str:
 def chosen(root: Path, wanted: str, existing: Collection[str], expected: str) -> str:
     """Return the existing split that ``wanted`` refers to; raise an error if there is none.
 
-    Args:
-        root: folder or file of the data. A single file also matches ``train`` and its own name.
-        wanted: name of the split, or a synonym, such as ``valid`` for ``val``.
-        existing: names of the existing splits.
-        expected: expected location of the split, for the error message.
+    A single file also matches ``train`` and its own name. ``expected`` is the expected location of the split.
     """
     meant = known_as(wanted, existing)
     if meant in existing:

@@ -4,9 +4,9 @@
 2012 Development Kit"), so the box ``(1, 1, width, height)`` covers the whole image. In continuous
 coordinates, where pixel 1 extends from 0 to 1, a box is ``xyxy = (xmin - 1, ymin - 1, xmax, ymax)``.
 
-Supported layouts: a folder with ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``, as in VOC2012; a
-folder of several such years, with or without ``VOCdevkit``; the same without lists; and annotations next to
-the images, in one folder or in one folder per split.
+Supported layouts are a folder with ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``, as in VOC2012, or
+several such years, with or without ``VOCdevkit``; the same without lists; and annotations next to the images,
+in one folder or in one folder per split.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from rankless.data.index.scan import scan, with_headers
 from rankless.errors import UserError, counted, printable
 from rankless.files import reading
 
+TITLE = "Pascal VOC"
 LAYOUT = (
     "'Annotations' (XML) and 'JPEGImages' with lists in 'ImageSets/Main', or XML files next to the images"
 )
@@ -50,10 +51,7 @@ _FLAGS = {"-1", "0", "1"}  # in the list of a class, whether an image shows the 
 class Part:
     """One year of VOC, or one folder with images and annotations.
 
-    Attributes:
-        name: name of the folder.
-        annotations, images: folders with annotations and with images.
-        lists: list of images of each split, or None if the split has all images.
+    ``lists`` maps each split to its list of images, or to None if the split has all images.
     """
 
     name: str
@@ -89,12 +87,12 @@ def recognize(root: Path) -> str:
 
 def splits(root: Path) -> list[str]:
     """Return the names of the splits, excluding per-class lists and a redundant ``trainval``."""
-    return usual_order(_plain_splits(_parts(root)))
+    return usual_order(_plain_splits(_years(root) or _beside(root)))
 
 
 def find_split(root: Path, split: str) -> VocSplit:
     """Find the files of a split in all years, or in a single year for a name such as ``VOC2012/train``."""
-    parts = _parts(root)
+    parts = _years(root) or _beside(root)
     by_split: dict[str, list[Part]] = {}
     for part in parts:
         for name in part.lists:
@@ -128,12 +126,7 @@ def _listed(root: Path, parts: list[Part]) -> list[str]:
     return [os.fspath(folder) for folder in dict.fromkeys(folders) if folder.is_dir()]
 
 
-def _parts(root: Path) -> list[Part]:
-    return _years(root) or _beside(root)
-
-
 def _years(root: Path) -> list[Part]:
-    """Return ``root`` if it has the layout of a VOC year, otherwise all subfolders with this layout."""
     for folders in ([root], subfolders(root / "VOCdevkit"), subfolders(root)):
         if years := [year for folder in folders if (year := _year(folder)) is not None]:
             return years
@@ -190,7 +183,6 @@ def _plain_splits(parts: list[Part]) -> list[str]:
 
 
 def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
-    """Add the images of the split ``wanted`` from one part, and the annotations of its other splits."""
     annotated = FolderNames(os.fspath(part.annotations), {".xml"})
     images = FolderNames(os.fspath(part.images), EXTENSIONS)
     result.depends += dict.fromkeys(
@@ -220,7 +212,6 @@ def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
 def _add(
     name: str, where: str, used: dict[str, None], files: tuple[FolderNames, FolderNames], result: VocSplit
 ) -> None:
-    """Add an image of a list, or report that it is missing or listed twice."""
     images, annotated = files
     if composed(name) in used:
         result.findings.add("listed twice", where, f"'{printable(name)}'")
@@ -246,11 +237,6 @@ def _names(file: Path, known: set[str]) -> Iterator[tuple[int, str]]:
             name = name[: name.rindex(".")]
         if name:
             yield number, name
-
-
-__all__ = ["LAYOUT", "TITLE", "read", "recognize", "splits", "write"]
-
-TITLE = "Pascal VOC"
 
 
 def read(root: Path, split: str) -> Raw:
@@ -314,7 +300,6 @@ def _raw(made: RawBuilder, labels: Mapping[str, int], items: Sequence[tuple[str,
 
 
 def _read(file: str, findings: Findings) -> Annotation:
-    """Parse an XML file; if it is not an annotation file, add a finding and return no objects."""
     try:
         parsed = parse(reading.read_bytes(file, reading.LABELS))
     except OSError as error:
@@ -343,12 +328,12 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
         for index, name in zip(fresh, file_names(data, taken, fresh), strict=True):
             file = out / "JPEGImages" / name
             files.put(data, index, file)
-            (out / "Annotations" / f"{file.stem}.xml").write_bytes(_written(data, index, name, names))
+            (out / "Annotations" / f"{file.stem}.xml").write_bytes(_xml_of(data, index, name, names))
             stems[keys[index]] = file.stem
         listed = "".join(f"{stems[key]}\n" for key in keys)
         file = out / "ImageSets" / "Main" / f"{as_file_name(split)}.txt"
         file.write_text(listed, encoding="utf-8", errors="surrogateescape")
-    return [*_lost(splits, names), *changed]
+    return [*_losses(splits, names), *changed]
 
 
 def _check(names: Sequence[str]) -> None:
@@ -363,13 +348,12 @@ def _check(names: Sequence[str]) -> None:
 
 
 def _keys(annotations: Annotations) -> Iterator[tuple[object, ...]]:
-    """Yield a key for each image: its file, byte range, boxes, classes and flags."""
     for index, path in enumerate(annotations.paths()):
         objects = tuple((*box, label, flags) for box, label, flags, _ in annotations.objects(index))
         yield path, annotations.byte_ranges[index : index + 1].tobytes(), objects
 
 
-def _written(annotations: Annotations, index: int, name: str, names: Sequence[str]) -> bytes:
+def _xml_of(annotations: Annotations, index: int, name: str, names: Sequence[str]) -> bytes:
     height, width = annotations.sizes[index].tolist()
     objects = (
         VocObject(names[label], (x1, y1, x2, y2), bool(flag & (DIFFICULT | CROWD)))
@@ -378,7 +362,7 @@ def _written(annotations: Annotations, index: int, name: str, names: Sequence[st
     return to_xml(name, (height, width), objects)
 
 
-def _lost(splits: Mapping[str, Annotations], names: Sequence[str]) -> list[str]:
+def _losses(splits: Mapping[str, Annotations], names: Sequence[str]) -> list[str]:
     lost = []
     for split, data in splits.items():
         crowds = int(((data.flags & CROWD) > 0).sum())

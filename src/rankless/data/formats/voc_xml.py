@@ -13,20 +13,12 @@ from rankless.data.index.raw import stated_size
 from rankless.errors import printable
 
 SIDES = ("xmin", "ymin", "xmax", "ymax")
-NOT_XML = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
-"""Characters that XML cannot contain."""
+NOT_XML = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")  # characters that XML cannot contain
 _TRUE, _FALSE = {"1", "true"}, {"", "0", "false", "unspecified"}
 
 
 class VocObject(NamedTuple):
-    """One object as written in an annotation file.
-
-    Attributes:
-        name: name of the class.
-        box: xmin, ymin, xmax and ymax, which may be NaN or infinite.
-        difficult: whether the object is marked difficult.
-        number: position of the object in the file, from 1.
-    """
+    """One object as written in an annotation file; sides of the box may be NaN or infinite."""
 
     name: str
     box: tuple[float, float, float, float]
@@ -38,8 +30,7 @@ class Annotation(NamedTuple):
     """The content of an annotation file.
 
     Attributes:
-        objects: valid objects, in the order of the file.
-        size: size of the image; see :func:`rankless.data.index.raw.stated_size`.
+        size: (height, width) of the image; see :func:`rankless.data.index.raw.stated_size`.
         problems: problems as pairs of a kind from :data:`rankless.data.index.findings.KINDS` and a sentence.
         readable: whether the file is an annotation file.
         first_pixel: number of the first pixel: 1 in Pascal VOC; 0 in files of CVAT and Label Studio, where
@@ -76,18 +67,14 @@ def parse(content: bytes) -> Annotation:
 
 
 def _first_pixel(root: ElementTree.Element) -> int:
-    """Return the number of the first pixel, which depends on the program that wrote the file."""
     of_cvat = all(_text(root, f"source/{name}") == "Unknown" for name in ("database", "annotation", "image"))
     return 0 if of_cvat or _text(root, "owner/name") == "Label Studio" else 1
 
 
 def to_xml(name: str, size: tuple[int, int], objects: Iterable[VocObject]) -> bytes:
-    """Return the content of an annotation file.
+    """Return the content of an annotation file, which counts pixels from 1; the given boxes count from 0.
 
-    Args:
-        name: file name of the image.
-        size: (height, width) in pixels; omitted from the file if it is (0, 0).
-        objects: objects with xyxy boxes that count pixels from 0. The file counts pixels from 1.
+    If ``size`` (height, width) is (0, 0), it is omitted.
     """
     root = ElementTree.Element("annotation")
     _add(root, "filename", name)
@@ -112,12 +99,10 @@ def _add(parent: ElementTree.Element, tag: str, text: str) -> None:
 
 
 def unreadable(kind: str, problem: str) -> Annotation:
-    """Return the annotation for an unreadable file, which contains only the problem."""
     return Annotation([], (0, 0), [(kind, problem)], readable=False)
 
 
 def _object(element: ElementTree.Element, number: int, problems: list[tuple[str, str]]) -> VocObject | None:
-    """Parse an object; if it is invalid, add the problems and return None."""
     name = _text(element, "name")
     which = f"object {number} ('{printable(name)}')" if name else f"object {number}"
     before = len(problems)
@@ -153,7 +138,6 @@ def _object(element: ElementTree.Element, number: int, problems: list[tuple[str,
 
 
 def _degrees(element: ElementTree.Element, report: Callable[[str, str], None]) -> float:
-    """Return the angle in CVAT's attribute ``rotation``, or 0 if there is none."""
     for attribute in element.iterfind("attributes/attribute"):
         if _text(attribute, "name") == "rotation":
             text = _text(attribute, "value")
@@ -164,7 +148,6 @@ def _degrees(element: ElementTree.Element, report: Callable[[str, str], None]) -
 
 
 def _sides(box: ElementTree.Element, report: Callable[[str, str], None]) -> list[float]:
-    """Return xmin, ymin, xmax and ymax, and report missing and invalid values."""
     sides = []
     for side in SIDES:
         text = _text(box, side)

@@ -34,13 +34,7 @@ class LabelError(ValueError):
 
 
 class Row(NamedTuple):
-    """One box of an image.
-
-    Attributes:
-        box: xyxy in pixels, or normalized by the image size for Darknet lines.
-        label: number or name of the class, as text.
-        flags, area: as in :class:`rankless.data.index.annotations.Annotations`.
-    """
+    """One box of an image. Boxes are xyxy in pixels, or normalized by the image size in Darknet lines."""
 
     box: list[float]
     label: str
@@ -48,8 +42,7 @@ class Row(NamedTuple):
     area: float = float("nan")
 
 
-Rows = tuple[list[Row], tuple[int, int]]
-"""The boxes of an image, and its height and width; 0, 0 if unknown."""
+Rows = tuple[list[Row], tuple[int, int]]  # the boxes of an image, and its height and width; 0, 0 if unknown
 
 
 def class_of(content: bytes) -> str:
@@ -178,18 +171,16 @@ _MUCH = 1024**3  # number of bytes that justify starting processes
 
 
 def recognize(root: Location) -> str:
-    """Return why ``root`` looks like tar shards, or "" if it does not."""
     first = shards.looks_like_shards(root)
     return f"it has tar shards such as '{str(first).removeprefix(f'{root}/')}'" if first else ""
 
 
 def splits(root: Location) -> list[str]:
-    """Return the names of the splits, which are the names of the shards or of their folders."""
     return list(shards.shards_of(root))
 
 
 def read(root: Location, split: str, class_names: Sequence[str] | None = None) -> Raw:
-    """Read one split in the order of shard names and members; see :class:`.registry.Format`."""
+    """Read one split in the order of shard names and members."""
     by_split = shards.shards_of(root)
     split = shards.known_as(split, list(by_split))
     if split not in by_split:
@@ -200,7 +191,7 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
     _refuse(root, split, chosen)
     names, names_file = shards.class_names(root, chosen)
     kind = _kind(chosen)
-    raw = _scanned(chosen, kind, names)
+    raw = _scan(chosen, kind, names)
     if not raw.paths:
         raise UserError([*map(str, _first(raw.findings)), f"{root}: the split '{split}' has no images"])
     others: list[list[Location]] = []
@@ -208,29 +199,24 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
         if kind != "cls":  # boxes need the same class numbers in every split
             others = [each for name, each in by_split.items() if name != split]
             others = [each for each in others if not any(map(shards.is_compressed, each))]
-        named = {name for each in others for name in _scanned(each, kind, None).names} | {*raw.names}
+        named = {name for each in others for name in _scan(each, kind, None).names} | {*raw.names}
         if all(map(is_number, named)):  # numbers without names, some of which may be unused
             raw.rename([str(number) for number in range(max(map(int, named), default=-1) + 1)])
         else:
             raw.rename(sorted(named))
         if class_names and all(map(is_number, raw.names)) and not all(map(is_number, class_names)):
-            raw.names = _given(root, class_names, len(raw.names))
+            if len(class_names) < len(raw.names):
+                raise UserError(
+                    f"{root}: the data has a class {len(raw.names) - 1}, but data.classes has only "
+                    f"{len(class_names)} names; expected at least {len(raw.names)}, starting with class 0"
+                )
+            raw.names = list(class_names)
     if isinstance(root, RemotePath):  # the fingerprint detects changes
         return raw
     scanned = [shard for each in (chosen, *others) for shard in each]
     folders = dict.fromkeys(str(folder) for shard in scanned for folder in (root, shard.parent))
     raw.depends = [*folders, *([names_file] if names_file else []), *map(str, scanned)]
     return raw
-
-
-def _given(root: Location, names: Sequence[str], count: int) -> list[str]:
-    """Return the class names from ``data.classes``; raise an error if there are fewer than ``count``."""
-    if len(names) < count:
-        raise UserError(
-            f"{root}: the data has a class {count - 1}, but data.classes has only {len(names)} names; "
-            f"expected at least {count} names, starting with class 0"
-        )
-    return list(names)
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
@@ -254,7 +240,6 @@ def _refuse(root: Location, split: str, chosen: list[Location]) -> None:
 
 
 def _kind(chosen: list[Location]) -> str:
-    """Return the kind of labels in the shards of a split, based on the first labeled sample."""
     findings = Findings()
     for shard in chosen:
         for sample in samples(name_of(shard), findings):
@@ -273,7 +258,7 @@ def _first(findings: Findings) -> list[object]:
     return [one for _, _, first in findings for one in first[:3]]
 
 
-def _scanned(chosen: list[Location], kind: str, names: list[str] | None) -> Raw:
+def _scan(chosen: list[Location], kind: str, names: list[str] | None) -> Raw:
     much = sum(map(size_of, chosen)) > _MUCH
     items = [(name_of(shard), kind, json.dumps(names)) for shard in chosen]
     # `chunk` is approximate, so small data also needs processes=1.
@@ -283,9 +268,8 @@ def _scanned(chosen: list[Location], kind: str, names: list[str] | None) -> Raw:
 def index(items: list[tuple[str, ...]]) -> Raw:
     """Read the byte range, the size and the labels of every image in some shards.
 
-    Args:
-        items: tuples of a shard, the kind of its labels, and the class names (or null) as JSON. Without class
-            names, the result has the class names, or numbers as text, that were found in the shards.
+    Items are tuples of a shard, the kind of its labels, and the class names (or null) as JSON. Without class
+    names, the result has the class names, or numbers as text, that were found in the shards.
     """
     names = json.loads(items[0][2])
     part = _Part(kind=items[0][1], names=names, labels={name: at for at, name in enumerate(names or ())})
@@ -296,15 +280,12 @@ def index(items: list[tuple[str, ...]]) -> Raw:
 
 @dataclass
 class _Part:
-    """A builder for the annotations of some shards."""
-
     kind: str
     names: Sequence[str] | None
     labels: dict[str, int]  # the index of each class; extended if no class names are given
     made: RawBuilder = field(default_factory=RawBuilder)
 
     def add_shard(self, shard: str) -> None:
-        """Add the samples of a shard."""
         with ExitStack() as stack:
             try:
                 ranges = stack.enter_context(opened(shard))
@@ -343,7 +324,6 @@ class _Part:
                 self.made.add_box(image, row.box, number, line, row.flags, row.area)
 
     def _label(self, label: str, path: str) -> int | None:
-        """Return the index of a class; if it is unknown, report this and return None."""
         findings = self.made.findings
         most = MOST_CLASSES if self.names is None else len(self.names)
         if is_number(label):
@@ -360,7 +340,6 @@ class _Part:
         return self.labels.get(label)
 
     def raw(self) -> Raw:
-        """Return the annotations. Classes that were found in the shards are sorted by name."""
         raw = self.made.raw(
             boxed=self.kind != "cls",
             counted="box",

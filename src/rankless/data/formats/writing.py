@@ -24,17 +24,15 @@ _BREAKS = re.compile("[\0\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Copy or link images into a new data set.
+    """Copies or links images into a new data set.
 
-    Attributes:
-        how: ``copy`` or ``link``. Hard links are used if possible, otherwise symbolic links. Changing a
-            linked image changes it in both data sets.
+    ``link`` creates hard links if possible, otherwise symbolic links. Changing a linked image changes it in
+    both data sets.
     """
 
     how: Literal["copy", "link"] = "copy"
 
     def put(self, annotations: Annotations, index: int, target: Path) -> None:
-        """Copy or link an image to the path ``target`` without changing its bytes."""
         target.parent.mkdir(parents=True, exist_ok=True)
         source = annotations.path(index)
         if len(annotations.byte_ranges):
@@ -51,16 +49,12 @@ class ImageFiles:
 def file_names(
     annotations: Annotations, taken: set[str] | None = None, only: Sequence[int] | None = None
 ) -> Iterator[str]:
-    """Yield a unique file name for every image, such as ``IMG_1.jpg``.
+    """Yield a unique file name for every image, or for the images with the indices ``only``.
 
     Names are unique even without extensions, because annotations refer to images without extensions. Images
     with the same name are prefixed with the names of their folders. Characters that are not printable and
-    leading dots, which would hide the file, are replaced with ``_``.
-
-    Args:
-        annotations: annotations of one split.
-        taken: keys of names that are already used; new names are added.
-        only: indices of the images to name. Default: all images.
+    leading dots, which would hide the file, are replaced with ``_``. Keys of new names are added to
+    ``taken``.
     """
     taken = set() if taken is None else taken
     for index in range(len(annotations)) if only is None else only:
@@ -118,13 +112,13 @@ def lost_flags(annotations: Annotations, split: str) -> list[str]:
 
 
 def lost_areas(split: str, count: int) -> list[str]:
-    """Return a list with a note on lost areas of objects; empty if ``count`` is 0."""
+    """Return a list with a note on the lost areas of ``count`` objects; empty if ``count`` is 0."""
     what = f"the areas of {counted(count, 'object')} are lost; the area of the box is used instead"
     return [f"{split}: {what}"] if count else []
 
 
 def rounded(split: str, count: int) -> list[str]:
-    """Return a list with a note on boxes that must be rounded; empty if ``count`` is 0."""
+    """Return a list with a note on ``count`` rounded boxes; empty if ``count`` is 0."""
     where = "within a millionth of a pixel of the edge: rounded"
     return lost_of(split, count, "box starts", "boxes start", where)
 

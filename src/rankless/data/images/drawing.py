@@ -31,30 +31,20 @@ _COLORS = bytes.fromhex("""
     a63c0c 2cdcaf b74771 8da523 f398eb 25aea7 7468b0 de9a60 d8aed3 9ce6ab 619655 90cdb7 b7698f 74b7c3
     f964f1 db2fb2 7d24d3 a053fd 45b164 bc70ee ad85cb afb15b 4d74b5 6bcbf7 8e710f 04896a
 """)
-COUNT = len(_COLORS) // 3
-"""Number of distinct colors. Further classes repeat them."""
+COUNT = len(_COLORS) // 3  # Number of distinct colors. Further classes repeat them.
 
 
 class Mark(NamedTuple):
-    """A box to draw.
+    """A box to draw."""
 
-    Attributes:
-        box: xyxy in pixels of the image.
-        text: text of the label; "" for no label.
-        label: class id, which determines the color.
-        short: a shorter text, for contact sheets with little space.
-        dashed: whether the outline is dashed, as for annotations in contrast to predictions.
-    """
-
-    box: Rectangle
-    text: str
-    label: int
-    short: str = ""
-    dashed: bool = False
+    box: Rectangle  # xyxy in pixels of the image
+    text: str  # text of the label; "" for no label
+    label: int  # class id, which determines the color
+    short: str = ""  # a shorter text, for contact sheets with little space
+    dashed: bool = False  # whether the outline is dashed, as for annotations in contrast to predictions
 
 
 def color(label: int) -> Color:
-    """Return the RGB color for boxes of a class."""
     red, green, blue = _COLORS[label % COUNT * 3 :][:3]
     return red, green, blue
 
@@ -62,9 +52,8 @@ def color(label: int) -> Color:
 def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
     """Return a copy of an RGB image with all marks drawn on it, the first mark on top.
 
-    The line width and the font size depend on the size of the image. Each label is next to its box or, to
-    avoid overlaps, as near as possible and connected to the box by a line. Text that no available font can
-    draw (see :mod:`rankless.data.images.fonts`) is replaced with the class id, such as ``#3: 90%``.
+    Each label is next to its box or, to avoid overlaps, as near as possible and connected to the box by a
+    line. Text that no available font can draw is replaced with the class id, such as ``#3: 90%``.
     """
     drawn = image.copy()
     draw = ImageDraw.Draw(drawn)
@@ -74,7 +63,7 @@ def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
     line, size = max(1, round(root / 9)), max(10, round(0.7 * root))
     frames = [_around(mark.box, line, image.size) for mark in marks]
     named = [(mark, frame) for mark, frame in zip(marks, frames, strict=True) if mark.text]
-    texts = [_written(mark, size, image.width, draw) for mark, _ in named]
+    texts = [_text_of(mark, size, image.width, draw) for mark, _ in named]
     labels = place([text.size for text in texts], [frame for _, frame in named], image.size)
     for mark, frame in reversed(list(zip(marks, frames, strict=True))):
         _outline(draw, frame, color(mark.label), line, dashed=mark.dashed)
@@ -130,7 +119,6 @@ def _rim(line: int) -> int:
 
 
 def _around(box: Rectangle, line: int, size: tuple[int, int]) -> Rectangle:
-    """Return the outer edge of a box's frame, clipped to the image."""
     grow = line + 2 * _rim(line)
     x1, y1 = max(0.0, box[0] - grow), max(0.0, box[1] - grow)
     return x1, y1, min(float(size[0]), box[2] + grow), min(float(size[1]), box[3] + grow)
@@ -154,7 +142,7 @@ class _Text(NamedTuple):
     size: tuple[int, int]
 
 
-def _written(mark: Mark, size: int, widest: int, draw: ImageDraw.ImageDraw) -> _Text:
+def _text_of(mark: Mark, size: int, widest: int, draw: ImageDraw.ImageDraw) -> _Text:
     text, font = mark.text, font_for(mark.text, size)
     if font is None:
         text = f"#{mark.label}{':' * (':' in text)} {text.rpartition(' ')[2] if ':' in text else ''}".strip()
@@ -168,16 +156,14 @@ def _written(mark: Mark, size: int, widest: int, draw: ImageDraw.ImageDraw) -> _
 def place(
     labels: Sequence[tuple[int, int]], frames: Sequence[Rectangle], size: tuple[int, int]
 ) -> list[Rectangle]:
-    """Find a position for each label. Earlier labels have precedence.
+    """Return a position, xyxy in whole pixels, for each label. Earlier labels have precedence.
+
+    Labels overlap only if there is no free position within six label heights of the box.
 
     Args:
         labels: (width, height) of each label.
         frames: xyxy frame of the box of each label.
         size: (width, height) of the image.
-
-    Returns:
-        The xyxy rectangle of each label in whole pixels. Labels overlap only if there is no free position
-        within six label heights of the box.
     """
     placed = np.zeros((len(labels), 4))
     for number, ((width, height), frame) in enumerate(zip(labels, frames, strict=True)):
@@ -200,7 +186,6 @@ def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
 
 
 def _candidates(box: Rectangle, width: float, height: float) -> Iterator[Rectangle]:
-    """Yield positions at the top and bottom edges of a box in order of preference."""
     x1, y1, x2, y2 = box
     tops = (y1 - height, y1, y2, y2 - height)
     if y1 < height:  # no space above
@@ -235,7 +220,6 @@ def _inside(frames: Floats, size: tuple[int, int]) -> Floats:
 
 
 def _overlaps(one: Floats, other: Floats) -> Floats:
-    """Return the intersection areas, (N, M), of rectangles, (N, 4) and (M, 4)."""
     least, most = (
         np.maximum(one[:, None, :2], other[None, :, :2]),
         np.minimum(one[:, None, 2:], other[None, :, 2:]),

@@ -1,10 +1,8 @@
 """Find fonts for labels: Pillow's built-in font for Latin letters, and system fonts for other letters.
 
-The package ships no font. Text with other letters, such as Chinese, uses the first of these fonts that has
-all of
-them: the file in ``RANKLESS_FONT``, known Chinese, Japanese and Korean system fonts, Matplotlib's DejaVu, and
-any
-other system font.
+Text with other letters, such as Chinese, uses the first of these fonts that has all of them: the file in
+``RANKLESS_FONT``, known Chinese, Japanese and Korean system fonts, Matplotlib's DejaVu, and any other system
+font.
 """
 
 from __future__ import annotations
@@ -78,7 +76,6 @@ def _opened(path: str, size: int) -> Font:
 
 @lru_cache(maxsize=8)
 def _files(chosen: str) -> tuple[str, ...]:
-    """Return the paths of fonts in order of preference; ``chosen``, if any, is first."""
     shared = os.environ.get("XDG_DATA_DIRS", "") or "/usr/local/share:/usr/share"
     own = os.environ.get("XDG_DATA_HOME", "") or "~/.local/share"
     folders = [f"{folder}/fonts" for folder in dict.fromkeys([own, *shared.split(":")]) if folder]

@@ -32,8 +32,7 @@ from rankless.files.cache_folder import cache_folder, hold, make_private, remove
 from rankless.files.remote import is_remote
 from rankless.files.writing import beside
 
-MEMORY = Path("/dev/shm")
-"""A file system in memory."""
+MEMORY = Path("/dev/shm")  # a file system in memory
 
 _KINDS = f"v1-{PIL.__version__}-{simplejpeg.__version__}"  # other decoder versions may give different pixels
 # Magic, modification time and size of the source file, H and W of the source image, reduction factor, H and W
@@ -47,10 +46,7 @@ _SPARE = 0.02  # fraction of the disk to leave free
 class CachedImages:
     """The images of one split, each of which is decoded only once.
 
-    Attributes:
-        images: source that decodes the images.
-        folder: folder of the cache.
-        durable: whether to flush cached images to disk, which is unnecessary in memory.
+    ``durable`` determines whether cached images are flushed to disk, which is unnecessary in memory.
     """
 
     images: FileImages
@@ -69,8 +65,7 @@ class CachedImages:
     def read(self, index: int) -> Decoded:
         """Return an image, from the cache if its source file has not changed.
 
-        Writing to the tensor does not change the cache. If an image cannot be cached, it is decoded every
-        time. Images with different reduction factors are cached separately.
+        Writing to the tensor does not change the cache. An image that cannot be cached is decoded every time.
         """
         annotations, shown = self.images.annotations, self.images.shown
         try:
@@ -99,16 +94,7 @@ class CachedImages:
 def open_images(
     annotations: Annotations, shown: Shown, kind: Cache
 ) -> tuple[FileImages | CachedImages, tuple[str, ...]]:
-    """Open the images of a split, with a cache if possible.
-
-    Args:
-        annotations: annotations of the split.
-        shown: size at which the images will be shown.
-        kind: value of ``data.cache``.
-
-    Returns:
-        The images, and notes on the size of the cache or the reason why there is none.
-    """
+    """Open the images of a split, with a cache if possible, and return them with notes on the cache."""
     files = FileImages(annotations, shown)
     if kind == "none" or not len(annotations):
         return files, ()
@@ -166,7 +152,6 @@ def _on_disk(files: FileImages, folder: Path, need: int, size: str) -> CachedIma
 
 
 def _check_room(disk: Path, folder: Path, need: int) -> None:
-    """Raise a UserError if ``disk`` does not have enough space for ``folder`` to grow to ``need`` bytes."""
     state = os.statvfs(disk)
     free = state.f_bavail * state.f_frsize - int(_SPARE * state.f_blocks * state.f_frsize)
     if need <= free:
@@ -197,7 +182,6 @@ def _state(path: str) -> tuple[int, int]:
 
 
 def _load(path: Path, key: tuple[int, int, int]) -> Decoded | None:
-    """Return a cached image, or None if it is missing or its source has changed."""
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

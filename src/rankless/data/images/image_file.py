@@ -37,20 +37,16 @@ _FORMATS = {  # Pillow's format names by extension
     **dict.fromkeys((".tif", ".tiff"), ("TIFF",)),
     ".webp": ("WEBP",),
 }
-EXTENSIONS = frozenset(_FORMATS)
-"""Lowercase file extensions of images."""
+EXTENSIONS = frozenset(_FORMATS)  # lowercase file extensions of images
 
 MOST_PIXELS = 178_956_970
 """Maximum number of pixels that Pillow decodes, because a small file can claim to have any size."""
 
-MOST_BYTES = 1 << 30
-"""Maximum size of an image file in bytes, which is more than ``MOST_PIXELS`` pixels need."""
+MOST_BYTES = 1 << 30  # maximum size of an image file in bytes, which is more than MOST_PIXELS pixels need
 
-Source = str | os.PathLike[str] | BinaryIO
-"""The path of a file, or an open file that starts with the image."""
+Source = str | os.PathLike[str] | BinaryIO  # the path of a file, or an open file that starts with the image
 
-Pixels = NDArray[np.uint8]
-"""RGB pixels, (H, W, 3)."""
+Pixels = NDArray[np.uint8]  # RGB pixels, (H, W, 3)
 
 _ORIENTATION = 0x0112  # EXIF 2.32, table 4
 _UPSIDE_DOWN = {3, 4, 6, 7}  # orientations that reverse the rows
@@ -94,17 +90,11 @@ class Shown:
 
 
 class Header(NamedTuple):
-    """The properties of an image from its header.
+    """The properties of an image from its header."""
 
-    Attributes:
-        size: (H, W) of the image returned by :func:`read`.
-        format: format of the content, such as ``PNG``.
-        turned: whether the EXIF orientation swaps height and width.
-    """
-
-    size: tuple[int, int]
-    format: str
-    turned: bool
+    size: tuple[int, int]  # (H, W) of the upright image
+    format: str  # format of the content, such as PNG
+    turned: bool  # whether the EXIF orientation swaps height and width
 
     def contradicts(self, path: str) -> bool:
         """Return whether the extension of ``path`` belongs to another format."""
@@ -113,17 +103,11 @@ class Header(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """A decoded image.
+    """A decoded image."""
 
-    Attributes:
-        image: uint8 RGB, (3, H, W).
-        reduced: reduction factor of both sides.
-        source: (H, W) of the upright image at full size.
-    """
-
-    image: Tensor
-    reduced: int
-    source: tuple[int, int]
+    image: Tensor  # uint8 RGB, (3, H, W)
+    reduced: int  # reduction factor of both sides
+    source: tuple[int, int]  # (H, W) of the upright image at full size
 
 
 def too_large(length: int) -> str:
@@ -148,10 +132,7 @@ def read(path: Source, *, name: str = "") -> Tensor:
 def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
     """Read an image like :func:`read`, but reduce it by averaging pixels as far as ``shown`` allows.
 
-    Args:
-        path: path of a file, or an open file.
-        shown: size at which the image will be shown; None for full size.
-        name: name of the image for error messages. Default: the path.
+    ``name`` replaces the path in error messages.
     """
     try:
         data = _content(path)
@@ -164,10 +145,9 @@ def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
 
 
 def _upright_jpeg(data: bytes, shown: Shown | None) -> tuple[Pixels, int, tuple[int, int]] | None:
-    """Decode an intact JPEG without a stated orientation, for which Pillow is not needed.
+    """Decode an intact JPEG without an EXIF orientation; return None if Pillow is needed.
 
-    Return the pixels, the factor by which they are reduced, and the file's (H, W), or None if Pillow must
-    decide.
+    The result is the pixels, the factor by which they are reduced, and the (H, W) of the file.
     """
     if not data.startswith(b"\xff\xd8\xff") or b"Exif" in data or b"Orientation" in data:  # EXIF or XMP
         return None
@@ -183,7 +163,6 @@ def _upright_jpeg(data: bytes, shown: Shown | None) -> tuple[Pixels, int, tuple[
 
 
 def _any_image(data: bytes, shown: Shown | None) -> tuple[Pixels, int, tuple[int, int]]:
-    """Decode an image of any format, and return the same as :func:`_upright_jpeg`."""
     with _quiet(), Image.open(io.BytesIO(data)) as image:
         width, height = _header(image)
         turn = _orientation(image)
@@ -213,7 +192,6 @@ def sideways(path: Source) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the decoders' warnings about invalid metadata and large images."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -243,7 +221,6 @@ def _header(image: Image.Image) -> tuple[int, int]:
 
 
 def _pixels(image: Image.Image, data: bytes, turn: int, factor: int) -> Pixels:
-    """Decode an image, rotate it upright and reduce it."""
     width, height = image.size
     # If the size is not a multiple of the factor, rotate first, so that the partial blocks are at the end.
     uneven = (turn in _UPSIDE_DOWN and height % factor) or (turn in _SIDEWAYS and width % factor)

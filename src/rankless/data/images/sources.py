@@ -1,12 +1,8 @@
-"""Image sources: objects with a method ``read(index)`` that can be chained.
-
-``FileImages`` decodes images. ``CachedImages`` (:mod:`rankless.data.images.image_cache`) caches decoded
-images. The source of a data set adds boxes or a class. ``ReadableImages`` replaces unreadable images in
-training.
-"""
+"""Image sources: objects with a method ``read(index)`` that can be chained."""
 
 from __future__ import annotations
 
+import io
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -14,7 +10,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from rankless.data.images import image_file
 from rankless.data.images.image_file import Decoded, Shown, UnreadableImage
 from rankless.data.index.annotations import Annotations
-from rankless.data.index.byte_ranges import open_source
+from rankless.data.index.byte_ranges import content
 from rankless.randomness import generator
 from rankless.structures import Unreadable
 
@@ -36,32 +32,23 @@ class Readable(Protocol[Value_co]):
 
 @dataclass(frozen=True)
 class FileImages:
-    """The images of one split, decoded on each read.
-
-    Attributes:
-        annotations: annotations of the split, which list the image files.
-        shown: size at which images will be shown, for reducing them during decoding; None for full size.
-    """
+    """The images of one split, decoded on each read, and reduced if ``shown`` is given."""
 
     annotations: Annotations
     shown: Shown | None = None
 
     def read(self, index: int) -> Decoded:
-        """Decode and return an image."""
-        annotations = self.annotations
-        return image_file.read_for(open_source(annotations, index), self.shown, name=annotations.path(index))
+        path = self.annotations.path(index)
+        inside = len(self.annotations.byte_ranges)
+        source: image_file.Source = io.BytesIO(content(self.annotations, index)) if inside else path
+        return image_file.read_for(source, self.shown, name=path)
 
 
 class ImageSource(ABC, Generic[Value]):
-    """An open data set. It must be picklable for loader processes.
+    """An open data set. It must be picklable for loader processes."""
 
-    Attributes:
-        class_names: names of the classes; labels are indices into this tuple.
-        notes: notes on how the data was read and on problems in it.
-    """
-
-    class_names: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    class_names: tuple[str, ...]  # names of the classes; labels are indices into this tuple
+    notes: tuple[str, ...] = ()  # notes on how the data was read and on problems in it
 
     @abstractmethod
     def __len__(self) -> int:
@@ -93,13 +80,7 @@ Source = TypeVar("Source", bound=ImageSource[Any])
 
 
 class ImageExamples(Generic[Source]):
-    """The base class of detection and classification :class:`rankless.tasks.protocol.Examples`.
-
-    Attributes:
-        images: open image source.
-        shown: size at which images will be shown.
-        notes: notes on how the data was read, on problems in it and on the cache.
-    """
+    """The base class of detection and classification :class:`rankless.tasks.protocol.Examples`."""
 
     images: Source
 
@@ -117,7 +98,6 @@ class ImageExamples(Generic[Source]):
         return self.images.digest()
 
     def files(self) -> list[str]:
-        """Return the local image files."""
         return self.images.files()
 
 
@@ -126,25 +106,16 @@ class ReadableImages(Generic[Value]):
     """Training images, in which unreadable images are replaced with randomly chosen images.
 
     The replacement depends only on the seed and the index of the unreadable image.
-
-    Attributes:
-        images: image source.
-        count: number of images to choose from.
-        seed: the recipe's seed.
-        memo: images read so far, so that each image is read only once; None to keep no images.
-        unreadable: images that could not be read.
-        position: index of the last returned image or replacement.
     """
 
     images: Readable[Value]
-    count: int
+    count: int  # number of images to choose from
     seed: int
-    memo: dict[int, Value | UnreadableImage] | None = None
-    unreadable: list[Unreadable] = field(default_factory=list)
-    position: int = -1
+    memo: dict[int, Value | UnreadableImage] | None = None  # images read so far; None to keep none
+    unreadable: list[Unreadable] = field(default_factory=list)  # images that could not be read
+    position: int = -1  # index of the last returned image or replacement
 
     def read(self, index: int) -> Value:
-        """Return an image or, if it is unreadable, a replacement."""
         position = index
         for attempt in range(TRIES + 1):
             value = self.memo.get(position) if self.memo else None

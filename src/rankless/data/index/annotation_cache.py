@@ -48,7 +48,7 @@ def cached(root: str, split: str, format: str, read: Read, *, rescan: bool = Fal
     """
     key = hashlib.sha256(json.dumps([root, split, format]).encode()).hexdigest()[:32]
     store = cache_folder() / "annotations" / key
-    if not rescan and (annotations := _valid(store)):
+    if not rescan and (annotations := _load_valid(store)):
         return annotations
     with ExitStack() as stack:
         try:
@@ -57,18 +57,20 @@ def cached(root: str, split: str, format: str, read: Read, *, rescan: bool = Fal
             )
             _clear(store, rescan)
         except OSError as error:
-            made, *_ = _steady(root, read)
-            return _private(made, f"{store.parent} cannot be written to ({error.strerror or error})")
-        if not rescan and (annotations := _valid(store)):  # written while this process waited
+            made, *_ = _read_unchanged(root, read)
+            return _store_privately(made, f"{store.parent} cannot be written to ({error.strerror or error})")
+        if not rescan and (annotations := _load_valid(store)):  # written while this process waited
             return annotations
         started = time.time()
         with storing_in(store / _CHUNKS):
-            made, depends, states = _steady(root, read)
+            made, depends, states = _read_unchanged(root, read)
         try:
-            annotations = _published(store, made, depends, states)
+            annotations = _publish(store, made, depends, states)
             remove_others(store / _CHUNKS, started - 1)
         except OSError as error:
-            return _private(made, f"{store.parent} does not have enough space ({error.strerror or error})")
+            return _store_privately(
+                made, f"{store.parent} does not have enough space ({error.strerror or error})"
+            )
     with suppress(OSError):
         remove_unused(store.parent, _CURRENT)
     return annotations
@@ -81,8 +83,7 @@ def forget(annotations: Annotations) -> None:
             Path(annotations.folder, _ENTRY).unlink()
 
 
-def _valid(store: Path) -> Annotations | None:
-    """Return the newest entry if it is complete and no source file has changed, otherwise None."""
+def _load_valid(store: Path) -> Annotations | None:
     try:
         current = store / _CURRENT
         folder = store / json.loads(current.read_text(encoding="utf-8"))["entry"]
@@ -98,7 +99,7 @@ def _valid(store: Path) -> Annotations | None:
     return annotations
 
 
-def _steady(root: str, read: Read) -> tuple[Annotations, list[str], list[State]]:
+def _read_unchanged(root: str, read: Read) -> tuple[Annotations, list[str], list[State]]:
     """Call ``read`` until no source file changes during the call; return its result and the file states."""
     changed = ""
     for _ in range(_TRIES):
@@ -126,7 +127,7 @@ def _clear(store: Path, rescan: bool) -> None:
     (store / _CHUNKS).mkdir(exist_ok=True)
 
 
-def _published(store: Path, made: Annotations, depends: list[str], states: list[State]) -> Annotations:
+def _publish(store: Path, made: Annotations, depends: list[str], states: list[State]) -> Annotations:
     """Store annotations as the newest entry of the locked ``store``, and delete unused older entries."""
     building = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=store))
     try:
@@ -145,22 +146,16 @@ def _published(store: Path, made: Annotations, depends: list[str], states: list[
     others = [other for other in store.glob("entry-*") if other != folder]
     for other in others:
         remove_unheld(other)
-    if not any(other.exists() for other in others):
-        _remove_copies(store, annotations)
-    return annotations
-
-
-def _remove_copies(store: Path, annotations: Annotations) -> None:
-    """Remove copies of images that the only entry of the store does not use."""
-    if copies := list(store.glob(f"{COPY}*")):
+    copies = list(store.glob(f"{COPY}*"))
+    if copies and not any(other.exists() for other in others):
         used = set(map(file_of, annotations.paths()))
         for copy in copies:
             if os.fspath(copy).removesuffix(ORIGINAL) not in used:
                 copy.unlink(missing_ok=True)
+    return annotations
 
 
-def _private(made: Annotations, why: str) -> Annotations:
-    """Return annotations from a private folder or from memory, with a note that gives the reason."""
+def _store_privately(made: Annotations, why: str) -> Annotations:
     made = replace(
         made,
         about=(*made.about, f"the annotations are not cached: {why}; set RANKLESS_CACHE to another folder"),

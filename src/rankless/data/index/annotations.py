@@ -71,7 +71,6 @@ class Annotations:
     folder: str | None = None
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.path_ends)
 
     @property
@@ -81,7 +80,6 @@ class Annotations:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on how the data was read and on problems in it."""
         return (*self.about, *self.findings.notes())
 
     def path(self, index: int) -> str:

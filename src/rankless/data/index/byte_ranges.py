@@ -25,8 +25,7 @@ from rankless.files.remote import RemoteFile, is_remote
 
 CIFAR_SIDE = 32
 CIFAR_BYTES = 3 * CIFAR_SIDE**2
-CIFAR_ENDING = ".cifar.ppm"
-"""Suffix of the names of images that are stored as three planes of raw pixels."""
+CIFAR_ENDING = ".cifar.ppm"  # suffix of the names of images that are stored as three planes of raw pixels
 _HEADER = f"P6 {CIFAR_SIDE} {CIFAR_SIDE} 255\n".encode()
 _INSIDE = "//"
 COPY, ORIGINAL = "images-", ".of"
@@ -55,14 +54,6 @@ def original(file: str) -> str:
         return file
 
 
-def open_source(annotations: Annotations, index: int) -> str | io.BytesIO:
-    """Return the path or the bytes of an image for :func:`rankless.data.images.image_file.read`."""
-    path = annotations.path(index)
-    if not len(annotations.byte_ranges):
-        return path
-    return io.BytesIO(content(annotations, index))
-
-
 def content(annotations: Annotations, index: int) -> bytes:
     """Return the encoded bytes of an image, with raw pixels converted to PPM."""
     path = annotations.path(index)
@@ -83,7 +74,6 @@ def content(annotations: Annotations, index: int) -> bytes:
 
 
 def _part(file: str, length: int, offset: int) -> bytes:
-    """Return a byte range of a shard, using the user's cache if the shard is remote."""
     if not is_remote(file):
         with reading.opened(file) as opened:
             return LocalFile(opened.fileno()).pread(length, offset)
@@ -120,11 +110,9 @@ class LocalFile:
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
         return os.fstat(self.file).st_size
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Return ``length`` bytes from ``offset``, or fewer bytes at the end of the file."""
         data = os.pread(self.file, length, offset)
         while len(data) < length and (more := os.pread(self.file, length - len(data), offset + len(data))):
             data += more

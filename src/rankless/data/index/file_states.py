@@ -15,10 +15,8 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
-MISSING = (-1, -1)
-"""State of a missing file."""
-BLOCK = 25_000
-"""Number of files in a block. A single block is checked in this process."""
+MISSING = (-1, -1)  # state of a missing file
+BLOCK = 25_000  # Number of files in a block. A single block is checked in this process.
 _PREFIX = "depends-"  # prefix of the names of block files
 
 
@@ -105,7 +103,6 @@ def _saved(block: str) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _changed_of(blocks: Iterable[str]) -> str:
-    """Return the first file in the blocks that differs from its saved state, or "" if there is none."""
     stat = os.stat  # saves an attribute lookup per file
     for block in blocks:
         for path, when, size in _saved(block):

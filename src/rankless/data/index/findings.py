@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from rankless.errors import counted
 
-FIRST = 20
-"""Maximum number of findings of a kind that are listed. Further findings are only counted."""
+FIRST = 20  # Maximum number of findings of a kind that are listed. Further findings are only counted.
 
 Outcome = Literal["stops", "dropped", "clipped", "replaced", "reported"]
 
@@ -25,17 +24,13 @@ class Kind(NamedTuple):
 
     Attributes:
         outcome: ``stops`` (training stops), ``dropped`` (the box or image is ignored), ``clipped`` (the box
-            is clipped), ``replaced`` (another image takes the place of the image) or ``reported`` (no
-            effect).
-        one: start of the description of one case, without the number, such as "box has".
-        many: start of the description of several cases, without the number, such as "boxes have".
-        rest: end of both descriptions.
+            is clipped), ``replaced`` (another image replaces the image) or ``reported`` (no effect).
     """
 
     outcome: Outcome
-    one: str
-    many: str
-    rest: str = ""
+    one: str  # start of the description of one case, without the number, such as "box has"
+    many: str  # start of the description of several cases, without the number, such as "boxes have"
+    rest: str = ""  # end of both descriptions
 
     @property
     def what(self) -> str:
@@ -114,9 +109,8 @@ KINDS: dict[str, Kind] = {
 class Finding(NamedTuple):
     """One problem in a data set.
 
-    Attributes:
-        where: path of the file, possibly with the line.
-        problem: a description of the value found and the value expected; may be empty.
+    ``where`` is the path of the file, possibly with the line, and ``problem`` describes the value found and
+    the value expected, or is empty.
     """
 
     where: str
@@ -128,12 +122,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Findings:
-    """All problems found in a data set.
-
-    Attributes:
-        counts: number of findings of each kind.
-        first: the first findings of each kind, at most :data:`FIRST`.
-    """
+    """All problems found in a data set: the number of each kind, and the first :data:`FIRST` of each kind."""
 
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, list[Finding]] = field(default_factory=dict)
@@ -153,7 +142,6 @@ class Findings:
         listed += islice(first, FIRST - len(listed))
 
     def update(self, other: Findings) -> None:
-        """Add the findings of another part of the data set."""
         for kind, count in other.counts.items():
             self.add_many(kind, count, other.first.get(kind, ()))
 
@@ -188,7 +176,6 @@ class Findings:
         return made
 
     def as_json(self) -> dict[str, Any]:
-        """Return the counts and first findings as JSON-compatible data."""
         return {
             kind: {"count": count, "outcome": KINDS[kind].outcome, "first": [list(one) for one in first]}
             for kind, count, first in self
@@ -196,7 +183,6 @@ class Findings:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Findings:
-        """Create findings from the result of :meth:`as_json`."""
         made = cls()
         for kind, entry in value.items():
             made.add_many(kind, entry["count"], [Finding(*one) for one in entry["first"]])

@@ -17,10 +17,9 @@ NO_SIZE = -1, -1
 
 
 def stated_size(height: float | None, width: float | None) -> tuple[int, int]:
-    """Return an annotated image size for :class:`Raw`, given its sides, which are None if missing.
+    """Return the annotated (height, width) of an image for :class:`Raw`.
 
-    Returns:
-        The height and width; 0, 0 if both are missing, or :data:`NO_SIZE` if they are invalid.
+    The result is 0, 0 if both are missing (None), or :data:`NO_SIZE` if they are invalid.
     """
     if height is None and width is None:
         return 0, 0
@@ -97,7 +96,7 @@ class Raw:
 
 @dataclass
 class RawBuilder:
-    """Build a :class:`Raw` from single images and boxes. A box takes 41 bytes."""
+    """A builder for :class:`Raw`. A box takes 41 bytes."""
 
     findings: Findings = field(default_factory=Findings)
     paths: list[str] = field(default_factory=list)
@@ -142,15 +141,12 @@ class RawBuilder:
         self.lines.append(line)
 
     def add_label(self, image: int, label: int, line: int = 0) -> None:
-        """Add the class of the image with index ``image``, for classification."""
         self.add_box(image, (0.0, 0.0, 0.0, 0.0), label, line)
 
     def raw(self, *, boxed: bool = True, **rest: Any) -> Raw:
-        """Return the annotations as a :class:`Raw`.
+        """Return the annotations as a :class:`Raw`; ``rest`` are its other fields.
 
-        Args:
-            boxed: whether the images have boxes. Otherwise, each image has one class.
-            rest: other fields of :class:`Raw`.
+        With ``boxed=False``, each image has one class instead of boxes.
         """
         made: dict[str, Any] = {
             "paths": self.paths,
@@ -158,13 +154,11 @@ class RawBuilder:
             "stated": np.array(self.stated, np.int32).reshape(-1, 2),
             "byte_ranges": np.array(self.byte_ranges, np.int64) if self.byte_ranges else None,
             "annotated_in": self.annotated_in,
-            "image": np.array(self.image, np.int64),
-            "boxes": np.array(self.boxes, np.float64).reshape(-1, 4) if boxed else None,
-            "labels": np.array(self.labels, np.int64),
-            "flags": np.array(self.flags, np.uint8),
-            "areas": np.array(self.areas, np.float32),
-            "lines": np.array(self.lines, np.int64),
+            "boxes": np.array(self.boxes).reshape(-1, 4) if boxed else None,
             "findings": self.findings,
+        }
+        made |= {
+            name: np.array(getattr(self, name)) for name in ("image", "labels", "flags", "areas", "lines")
         }
         return Raw(**(made | rest))
 

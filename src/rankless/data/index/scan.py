@@ -44,11 +44,9 @@ Item = tuple[str, ...]
 Work = Callable[[list[Item]], Raw]
 
 _REST = "rest"  # everything except the arrays, as JSON
-TICK = 20_000_000
-"""Resolution of file times in nanoseconds. Changes within this time may get the same time."""
+TICK = 20_000_000  # Resolution of file times in nanoseconds. Changes within this time may get the same time.
 CHUNK = 2000
-FEW = 4
-"""Minimum number of chunks for which starting other processes saves time."""
+FEW = 4  # minimum number of chunks for which starting other processes saves time
 _MOST = 16  # maximum number of processes; more processes do not speed up a disk and use memory
 
 _store: ContextVar[Path | None] = ContextVar("store", default=None)
@@ -95,12 +93,12 @@ def scan(
     store = _store.get()
     if store is not None:
         try:
-            return _scanned(work, parts, store, cores, what)
+            return _scan_parts(work, parts, store, cores, what)
         except NotStored as error:
             print(f"the results of reading {what} cannot be cached: {error}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="rankless-scan-") as folder:
         try:
-            return _scanned(work, parts, Path(folder), cores, what)
+            return _scan_parts(work, parts, Path(folder), cores, what)
         except NotStored as error:
             raise UserError(
                 f"the results of reading {what} cannot be stored ({error}); set RANKLESS_CACHE or TMPDIR to "
@@ -108,7 +106,7 @@ def scan(
             ) from error
 
 
-def _scanned(work: Work, parts: list[list[Item]], store: Path, processes: int, what: str) -> Raw:
+def _scan_parts(work: Work, parts: list[list[Item]], store: Path, processes: int, what: str) -> Raw:
     with ProgressBar(sum(map(len, parts)), f"reading {what}") as progress:
         if processes > 1:
             files = _in_processes(work, parts, store, min(processes, len(parts)), progress)
@@ -121,13 +119,8 @@ def _scanned(work: Work, parts: list[list[Item]], store: Path, processes: int, w
 
 
 def _in_processes(
-    work: Work,
-    parts: list[list[Item]],
-    store: Path,
-    processes: int,
-    progress: ProgressBar,
+    work: Work, parts: list[list[Item]], store: Path, processes: int, progress: ProgressBar
 ) -> list[str]:
-    """Scan all parts in :mod:`rankless.data.index.scan_worker`; return the names of the result files."""
     files = [""] * len(parts)
     job = {
         "work": f"{work.__module__}:{work.__qualname__}",
@@ -138,7 +131,7 @@ def _in_processes(
     with tempfile.NamedTemporaryFile("w", prefix="rankless-job-", suffix=".json", encoding="utf-8") as file:
         json.dump(job, file)
         file.flush()
-        with _started(file.name) as process:
+        with _start_worker(file.name) as process:
             for text in process.stdout or ():  # a pipe
                 report = msgspec.json.decode(text, type=Report)
                 if report.chunk < 0:
@@ -151,7 +144,7 @@ def _in_processes(
 
 
 @contextlib.contextmanager
-def _started(job: str) -> Iterator[subprocess.Popen[bytes]]:
+def _start_worker(job: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start the worker in its own process group, and kill the group on exit."""
     paths = os.pathsep.join(path for path in sys.path if path)
     process = subprocess.Popen(
@@ -192,10 +185,7 @@ def with_headers(raw: Raw) -> Raw:
 
 
 def size(source: image_file.Source, path: str, findings: Findings) -> tuple[int, int]:
-    """Return the height and width from an image header; 0, 0 if the image is unreadable.
-
-    Problems are added to ``findings``.
-    """
+    """Return the height and width from an image header; if it is unreadable, report this and return 0, 0."""
     try:
         header = image_file.header(source, name=path)
     except image_file.UnreadableImage as error:
@@ -222,21 +212,13 @@ def _images_alone(items: list[tuple[str, ...]]) -> Raw:
 
 
 class Report(msgspec.Struct, omit_defaults=True):
-    """A message from the worker process: a finished chunk, or the reason why the worker stopped.
+    """A message from the worker process: a finished chunk, or the reason why the worker stopped."""
 
-    Attributes:
-        chunk: number of the finished chunk; -1 if the worker stopped.
-        file: name of the result file.
-        problems: errors in the data.
-        full: the reason why results cannot be stored.
-        trace: traceback of any other error.
-    """
-
-    chunk: int = -1
-    file: str = ""
-    problems: list[str] = []
-    full: str = ""
-    trace: str = ""
+    chunk: int = -1  # number of the finished chunk; -1 if the worker stopped
+    file: str = ""  # name of the result file
+    problems: list[str] = []  # errors in the data
+    full: str = ""  # the reason why results cannot be stored
+    trace: str = ""  # traceback of any other error
 
 
 class NotStored(Exception):  # noqa: N818 - the data is fine
@@ -304,7 +286,6 @@ def remove_others(store: Path, moment: float) -> None:
 
 
 def save(raw: Raw, path: Path) -> None:
-    """Write ``raw`` to ``path`` atomically."""
     arrays: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for each in fields(Raw):
@@ -319,7 +300,6 @@ def save(raw: Raw, path: Path) -> None:
 
 
 def load(path: Path) -> Raw:
-    """Load a result written by :func:`save`."""
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             arrays: dict[str, Any] = {name: file[name] for name in file.files}

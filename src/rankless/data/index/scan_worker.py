@@ -26,7 +26,6 @@ _job: dict[str, Any] = {}
 
 
 def main() -> int:
-    """Run the job in the JSON file given by the first command-line argument."""
     die_with_parent(int(sys.argv[2]))
     _job.update(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     resolve_name(_job["work"])  # imports the module once, before the fork

@@ -1,8 +1,4 @@
-"""Validate boxes of all formats and build :class:`Annotations`.
-
-The readers of the formats only find images and parse annotations. This module checks for all formats whether
-boxes are inside their image, have an area, and are not duplicates.
-"""
+"""Check that the boxes of any format are inside their images, have an area and are not repeated."""
 
 from __future__ import annotations
 
@@ -17,18 +13,13 @@ from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations, flat_
 from rankless.data.index.findings import FIRST, Finding, Findings
 from rankless.data.index.raw import Raw
 
-PIXELS = 2.0
-"""Maximum plausible normalized coordinate. A larger number must be in pixels."""
-HAIR = 1e-5
-"""Maximum fraction of the image's side by which rounding may move a box beyond the image."""
+PIXELS = 2.0  # Maximum plausible normalized coordinate. A larger number must be in pixels.
+HAIR = 1e-5  # maximum fraction of the image's side by which rounding may move a box beyond the image
 Mask = Any  # bool, (T,); the types of NumPy's comparison results vary
 
 
 def validate(raw: Raw, format: str) -> Annotations:
-    """Build :class:`Annotations` from the valid boxes of ``raw``, with findings about the other boxes.
-
-    The findings include problems that stop training.
-    """
+    """Build :class:`Annotations` from the valid boxes of ``raw``, with findings about all problems."""
     findings = Findings()
     findings.update(raw.findings)
     _compare_sizes(raw, findings)
@@ -38,7 +29,7 @@ def validate(raw: Raw, format: str) -> Annotations:
     boxes = raw.boxes
     height, width = raw.sizes.astype(np.float64)[raw.image].T if len(boxes) else np.zeros((2, 0))
     sides = np.stack((width, height, width, height), 1)  # (T, 4)
-    checked = _Checked(raw, findings)
+    checked = _Checked(raw, boxes, findings)
     with np.errstate(invalid="ignore", over="ignore"):
         checked.drop("not finite", ~np.isfinite(boxes).all(1), "four finite numbers")
         last = len(raw.names) - 1
@@ -57,7 +48,13 @@ def validate(raw: Raw, format: str) -> Annotations:
         checked.drop("outside", known & (inside[:, 2:] <= inside[:, :2]).any(1), "a box inside")
         checked.drop("no size", known & (clipped[:, 2:] <= clipped[:, :2]).any(1))
         checked.drop("repeated", ~_first_of_equals(raw, clipped, checked.good & known) & known)
-        _report_beyond(checked, boxes, inside, known & (np.abs(boxes - inside) > HAIR * sides).any(1))
+        beyond = known & (np.abs(boxes - inside) > HAIR * sides).any(1)
+        if raw.one_based:
+            from_zero = (boxes[:, :2] < 0).any(1) & (boxes[:, :2] >= -1).all(1)
+            only = from_zero & ~(boxes[:, 2:] > inside[:, 2:]).any(1)
+            checked.report("counted from 0", only)
+            beyond &= ~only
+        checked.report("over the edge", beyond)
         checked.report("a pixel thin", known & ((clipped[:, 2:] - clipped[:, :2]) <= 1).any(1))
     checked.report("difficult", (raw.flags & DIFFICULT) > 0)
     checked.report("crowd", (raw.flags & CROWD) > 0)
@@ -70,7 +67,6 @@ def validate(raw: Raw, format: str) -> Annotations:
 
 
 def _compare_sizes(raw: Raw, findings: Findings) -> None:
-    """Report images whose annotated size is wrong or invalid."""
     none = np.flatnonzero((raw.sizes > 0).all(1) & (raw.stated < 0).any(1)).tolist()
     real = ((row, *raw.sizes[row].tolist()) for row in none)
     first = (Finding(raw.annotated_in[row], f"{raw.paths[row]} is {w} × {h}") for row, h, w in real)
@@ -122,8 +118,8 @@ def _annotations(
 class _Checked:
     """The boxes that have passed all checks so far. Only the first problem of a box is reported."""
 
-    def __init__(self, raw: Raw, findings: Findings) -> None:
-        self.raw, self.findings = raw, findings
+    def __init__(self, raw: Raw, boxes: NDArray[np.float64], findings: Findings) -> None:
+        self.raw, self.boxes, self.findings = raw, boxes, findings
         self.good = np.ones(len(raw.labels), bool)
 
     def drop(self, kind: str, broken: Mask, expected: str = "") -> None:
@@ -141,37 +137,13 @@ class _Checked:
             file = raw.annotated_in[number] or raw.paths[number]
             label = int(raw.labels[row])
             name = f"'{raw.names[label]}'" if 0 <= label < len(raw.names) else f"class {label}"
-            numbers = " ".join(f"{value:.6g}" for value in self._as_written(row))
+            box = self.boxes[row] + (np.array([1, 1, 0, 0]) if raw.one_based else 0)
+            # A box is shown with the coordinates of its format, so that users can find it in the file.
+            written: Any = (*((box[:2] + box[2:]) / 2), *(box[2:] - box[:2])) if raw.normalized else box
+            numbers = " ".join(f"{value:.6g}" for value in written)
             problem = f"{name} at {numbers}" + (f"; expected {expected}" if expected else "")
-            line = raw.lines[row]
-            yield Finding(
-                f"{file}:{line}" if raw.counted == "line" else f"{file}: {raw.counted} {line}", problem
-            )
-
-    def _as_written(self, row: int) -> Any:
-        """Return a box with the coordinates of its format, so that users can find it in the file."""
-        if self.raw.boxes is None:
-            return ()
-        box = self.raw.boxes[row]
-        if self.raw.normalized:
-            return (*((box[:2] + box[2:]) / 2), *(box[2:] - box[:2]))
-        return box + np.array([1, 1, 0, 0]) if self.raw.one_based else box
-
-
-def _report_beyond(checked: _Checked, boxes: Any, inside: Any, beyond: Mask) -> None:
-    """Report boxes that extend beyond the image and, separately, boxes with pixels counted from 0.
-
-    Args:
-        checked: boxes that have passed all checks so far.
-        boxes, inside: boxes before and after clipping, (T, 4).
-        beyond: mask of the boxes that extend beyond the image, (T,).
-    """
-    if checked.raw.one_based:
-        from_zero = (boxes[:, :2] < 0).any(1) & (boxes[:, :2] >= -1).all(1)
-        only = from_zero & ~(boxes[:, 2:] > inside[:, 2:]).any(1)
-        checked.report("counted from 0", only)
-        beyond = beyond & ~only
-    checked.report("over the edge", beyond)
+            line = f":{raw.lines[row]}" if raw.counted == "line" else f": {raw.counted} {raw.lines[row]}"
+            yield Finding(f"{file}{line}", problem)
 
 
 def _first_of_equals(raw: Raw, boxes: NDArray[np.float32], among: Mask) -> Mask:

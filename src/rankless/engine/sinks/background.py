@@ -16,14 +16,11 @@ _MOST = 100_000  # calls in the queue
 
 
 class BackgroundSink(Sink):
-    """A sink that forwards all calls to another sink in order, in a separate thread.
+    """Forwards all calls to another sink in order, in a separate thread. The next call raises its errors.
 
-    The next call raises an error of the other sink.
-
-    Args:
-        sink: the other sink. It must be created in the training thread, so that it imports its library there:
-            an import in another thread would never finish in processes that are forked in the meantime.
-        closing: maximum seconds that :meth:`close` waits.
+    The other sink must be created in the training thread, so that it imports its library there: an import in
+    another thread would never finish in processes that are forked in the meantime. ``closing`` is the maximum
+    number of seconds that :meth:`close` waits.
     """
 
     def __init__(self, sink: Sink, closing: float = CLOSING) -> None:
@@ -50,19 +47,15 @@ class BackgroundSink(Sink):
             raise TimeoutError("it accepts data more slowly than the run produces it") from None
 
     def start(self, run: RunStart) -> None:
-        """See :class:`Sink`."""
         self._put(lambda: self._sink.start(run))
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """See :class:`Sink`."""
         self._put(lambda: self._sink.step(entry))
 
     def scores(self, step: int, scores: Scores, is_best: bool) -> None:
-        """See :class:`Sink`."""
         self._put(lambda: self._sink.scores(step, scores, is_best))
 
     def event(self, name: str, step: int, text: str) -> None:
-        """See :class:`Sink`."""
         self._put(lambda: self._sink.event(name, step, text))
 
     def close(self) -> None:

@@ -15,19 +15,17 @@ from rankless.structures import Scores
 
 
 class CsvSink(Sink):
-    """A sink that writes one row per step and one per evaluation. The first row determines the columns."""
+    """Writes one row per step and one per evaluation. The first row determines the columns."""
 
     def start(self, run: RunStart) -> None:
-        """Keep the rows of completed steps and remove later ones, which will be written again."""
+        """Remove the rows of steps that will be repeated."""
         self._steps = _Table(run.run / "steps.csv", run.first)
         self._scores = _Table(run.run / "scores.csv", run.first - run.unscored)
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Write the row of a step."""
         self._steps.write({"step": entry["step"], **_plain(of_step(entry))})
 
     def scores(self, step: int, scores: Scores, is_best: bool) -> None:
-        """Write the row of an evaluation."""
         self._scores.write({"step": step, "is_best": int(is_best), **_plain(of_scores(scores))})
 
 

@@ -18,14 +18,13 @@ from rankless.structures import Scores
 
 
 class EpochTable(Sink):
-    """A sink that rewrites ``epochs.csv`` after each epoch.
+    """Rewrites ``epochs.csv`` after each epoch.
 
     The table is computed from all entries of the journal, including those of earlier starts, so that a run
     resumed on another machine has all rows.
     """
 
     def start(self, run: RunStart) -> None:
-        """Compute the rows of the completed steps."""
         self._path = run.run / "epochs.csv"
         self._name: str = run.recipe.get("checkpoint", {}).get("name", "")
         self._rows: dict[int, dict[str, Any]] = {}
@@ -43,11 +42,9 @@ class EpochTable(Sink):
         self._take(entry)
 
     def scores(self, step: int, scores: Scores, is_best: bool) -> None:
-        """Add the scores to the row of the epoch."""
         self._take({"evaluation": step, "scores": scores})
 
     def close(self) -> None:
-        """Write the last epoch's row."""
         self._write()
 
     def _take(self, entry: Mapping[str, Any]) -> None:

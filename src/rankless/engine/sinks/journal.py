@@ -17,11 +17,8 @@ from rankless.structures import Scores
 class JournalCopy(Sink):
     """A copy of the journal, which receives lines from rank 0 at every save.
 
-    Args:
-        journal: the open journal, or None if it cannot be written.
-
-    Attributes:
-        problem: why the newest lines could not be written, or None if they were written.
+    ``journal`` is None if it cannot be written. ``problem`` is the reason why the newest lines could not be
+    written, or None.
     """
 
     def __init__(self, journal: Journal | None) -> None:
@@ -44,7 +41,6 @@ class JournalCopy(Sink):
         return b""
 
     def close(self) -> None:
-        """Close the file."""
         if self.journal:
             self.journal.close()
 
@@ -52,14 +48,8 @@ class JournalCopy(Sink):
 class JournalSink(JournalCopy):
     """The journal of rank 0.
 
-    Args:
-        journal: the open journal, or None if it cannot be written but has copies.
-        run: the run directory.
-        copies: whether other machines keep copies, in which case a full disk does not end the run.
-
-    Attributes:
-        numbers: running digest of the numbers.
-        links: the digests of the chain's lines.
+    If other machines keep ``copies``, ``journal`` may be None, and a full disk does not end the run.
+    ``numbers`` is a running digest of all numbers, and ``links`` contains the digests of the chain's lines.
     """
 
     def __init__(self, journal: Journal | None, run: RunDirectory, *, copies: bool = False) -> None:
@@ -71,22 +61,18 @@ class JournalSink(JournalCopy):
             self._count(entry)
 
     def start(self, run: RunStart) -> None:
-        """Write a line for the start."""
         reason = {"reason": run.reason} if run.reason else {}
         event = "resume" if run.first else "start"
         size = {"steps": run.steps, "world_size": run.world_size}
         self._write(event=event, at=run.first, **size, **reason, timing=_now())
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Write a line for a step."""
         self._write(**entry)
 
     def scores(self, step: int, scores: Scores, is_best: bool) -> None:
-        """Write a line for an evaluation."""
         self._write(evaluation=step, scores=scores)
 
     def event(self, name: str, step: int, text: str) -> None:
-        """Write a line for an event."""
         self._write(event=name, at=step, text=text, timing=_now())
 
     def checkpoint(self, entry: Mapping[str, Any]) -> None:
@@ -95,7 +81,6 @@ class JournalSink(JournalCopy):
             self._write(**entry)
 
     def take(self) -> bytes:
-        """See :meth:`JournalCopy.take`."""
         lines, self._lines = b"".join(self._lines), []
         return lines
 

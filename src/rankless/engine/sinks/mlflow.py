@@ -13,7 +13,7 @@ from rankless.engine.sinks.sink import RunStart, Sink
 from rankless.structures import Scores
 
 _RECORD = "mlflow-run"
-"""File in the run directory with the id of the MLflow run, which a resumed run continues."""
+"""File in the run directory with the ID of the MLflow run, which a resumed run continues."""
 _EVERY = 5.0  # seconds between two batches of numbers
 _MOST_NUMBERS, _MOST_KEYS = 1000, 100  # per batch, the limits of servers
 _DEFAULTS = {
@@ -27,7 +27,7 @@ _DEFAULTS = {
 
 
 class MlflowSink(Sink):
-    """A sink that logs the recipe as parameters and all numbers as metrics, with steps sent in batches."""
+    """Logs the recipe as parameters and all numbers as metrics, which are sent in batches."""
 
     def __init__(self) -> None:
         self._finished = False
@@ -49,35 +49,29 @@ class MlflowSink(Sink):
         if self._run:
             self._client.update_run(self._run, "RUNNING")
             return
-        self._run = self._client.create_run(self._experiment(), run_name=run.run.name).info.run_id
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "rankless")
+        found = self._client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else self._client.create_experiment(name)
+        self._run = self._client.create_run(experiment, run_name=run.run.name).info.run_id
         record.write_text(self._run + "\n", encoding="utf-8")
         params = [self._param(key, value[:6000]) for key, value in flat(run.recipe)]
         for start in range(0, len(params), _MOST_KEYS):
             self._client.log_batch(self._run, params=params[start : start + _MOST_KEYS])
 
-    def _experiment(self) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "rankless")
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name))
-
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Collect the numbers of a step."""
         self._add(of_step(entry), entry["step"])
         if time.monotonic() - self._sent > _EVERY:
             self._send()
 
     def scores(self, step: int, scores: Scores, is_best: bool) -> None:
-        """Log the numbers of an evaluation."""
         self._add(of_scores(scores), step)
         self._send()
 
     def event(self, name: str, step: int, text: str) -> None:
-        """Remember the ``end`` event, so that :meth:`close` marks the MLflow run as finished."""
         if name == "end":
             self._finished = True
 
     def close(self) -> None:
-        """Log the remaining numbers and the final status of the run."""
         self._send()
         self._client.set_terminated(self._run, "FINISHED" if self._finished else "KILLED")
 

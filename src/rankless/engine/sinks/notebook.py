@@ -19,10 +19,9 @@ _WIDTH = 960  # displayed width of the image in pixels
 
 
 class NotebookSink(Sink):
-    """A sink that shows the losses, scores and remaining time as an image, drawn from the run's journal."""
+    """Shows the losses, scores and remaining time as an image, drawn from the run's journal."""
 
     def start(self, run: RunStart) -> None:
-        """Prepare to read the journal. The image appears after the first step."""
         self._run, self._first, self._steps = Collected(run.run), run.first, run.steps
         self._epochs, self._seconds = int(run.recipe["epochs"]), 0.0
         self._progress, self._next, self._shown = "", 0.0, None
@@ -40,11 +39,9 @@ class NotebookSink(Sink):
             self._draw()
 
     def scores(self, step: int, scores: Scores, is_best: bool) -> None:
-        """Draw the curves with the new scores."""
         self._draw()
 
     def close(self) -> None:
-        """Draw the final curves."""
         self._draw()
 
     def _draw(self) -> None:

@@ -17,17 +17,10 @@ _STARTS = ("start", "resume")
 
 
 class Replay:
-    """A context manager that shows the lines of a journal, including those of past steps.
+    """A context manager that shows the lines of a journal as training does in the terminal.
 
-    Args:
-        run: the run directory.
-        recipe: the recipe as plain values.
-        device: type of the ranks' devices, ``cpu`` or ``cuda``.
-        in_threads: whether the ranks are threads of one process.
-
-    Attributes:
-        last: the last event that started or ended the run, or None before the first one.
-        step: number of completed steps.
+    ``last`` is the last event that started or ended the run, or None before the first one. ``step`` is the
+    number of completed steps.
     """
 
     def __init__(
@@ -77,7 +70,7 @@ class Replay:
             self.last = name
 
     def _begin(self, steps: int | None) -> None:
-        """Show the start of the run, once its number of steps is known."""
+        """Show the start of the run once its number of steps is known."""
         if self._start is None:
             return
         entry, self._start = self._start, None

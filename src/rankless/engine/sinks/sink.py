@@ -1,18 +1,20 @@
-"""The protocol of sinks, which observe a run: the journal, the terminal and the user's own."""
+"""The protocol of sinks, which observe a run, such as the journal, the terminal and the user's own sinks."""
 
 from __future__ import annotations
 
 import copy
+import importlib
+import importlib.util
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from rankless.engine.sinks.built_in import BUILT_IN, built_in
 from rankless.errors import UserError, nearest, one_of, printable
+from rankless.extras import needed
 from rankless.files.reading import reason
 
 if TYPE_CHECKING:  # following a run needs no PyTorch
@@ -28,7 +30,7 @@ class RunStart:
     Attributes:
         run: the run directory.
         recipe: the complete recipe as plain values, with the keys of a recipe file.
-        first: number of completed steps. It is 0 for a new run.
+        first: number of completed steps, which is 0 for a new run.
         steps: number of steps in the run.
         world_size: number of ranks.
         reason: why the run ended last time, or None for a new run.
@@ -68,8 +70,26 @@ class Sink(Protocol):
         """Finish. Called once when the run ends for any reason, unless the process is killed."""
 
 
+class _Known(NamedTuple):
+    """The module and class of a built-in sink, the library it needs, and whether it uses a server."""
+
+    page: str
+    name: str
+    library: str = ""
+    is_remote: bool = False
+
+
+BUILT_IN = {
+    "csv": _Known("csv_files", "CsvSink"),
+    "mlflow": _Known("mlflow", "MlflowSink", "mlflow", is_remote=True),
+    "tensorboard": _Known("tensorboard", "TensorBoardSink", "tensorboard"),
+    "wandb": _Known("wandb", "WandbSink", "wandb", is_remote=True),
+}
+"""The sinks that are included in Rankless, by their names for ``--sink``."""
+
+
 def check_sink(name: str) -> None:
-    """Raise a ``UserError`` unless ``name`` is in :data:`BUILT_IN` or looks like a class. Import nothing."""
+    """Raise a ``UserError`` unless ``name`` is a built-in sink or has the form of a class. Import nothing."""
     if name not in BUILT_IN and ":" not in name:
         raise UserError(
             f"sink is '{name}': expected {one_of(BUILT_IN)}, or 'package.module:Class' or 'file.py:Class' "
@@ -80,14 +100,19 @@ def check_sink(name: str) -> None:
 def sink_class(name: str) -> Callable[[], Sink]:
     """Return a function that creates a sink.
 
-    The name is one of :data:`BUILT_IN`, ``package.module:Class`` or ``file.py:Class``.
-
-    Raises:
-        UserError: the name, file, module or class does not exist, the class is not a sink, or a library is
-            missing.
+    ``name`` is in :data:`BUILT_IN`, or has the form ``package.module:Class`` or ``file.py:Class``. Raises a
+    ``UserError`` if it does not exist, is not a sink, or lacks a library.
     """
-    if name in BUILT_IN:
-        return built_in(name)
+    if known := BUILT_IN.get(name):
+        if known.library and importlib.util.find_spec(known.library) is None:
+            needed(known.library, known.library, f"--sink {name}")
+        page = importlib.import_module(f"rankless.engine.sinks.{known.page}")
+        make: Callable[[], Sink] = getattr(page, known.name)
+        if not known.is_remote:
+            return make
+        from rankless.engine.sinks.background import BackgroundSink  # it imports this module
+
+        return lambda: BackgroundSink(make())
     check_sink(name)
     from rankless.tasks.custom import load_class
 
@@ -109,9 +134,6 @@ class Sinks:
         users: functions that create the user's sinks, by name. The first error of such a sink is reported,
             and the sink is dropped, so that it cannot affect training.
         progress: shows the progress of work other than steps, given a title, the amount done and the total.
-
-    Attributes:
-        lock: held during calls to the built-in sinks.
     """
 
     def __init__(
@@ -142,16 +164,13 @@ class Sinks:
         self._users[name] = sink  # only from here on, it receives calls
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """See :class:`Sink`."""
         self._step = entry["step"]
         self._each(lambda sink: sink.step(copy.deepcopy(entry)))
 
     def scores(self, step: int, scores: Scores, is_best: bool) -> None:
-        """See :class:`Sink`."""
         self._each(lambda sink: sink.scores(step, copy.deepcopy(scores), is_best))
 
     def event(self, name: str, step: int, text: str) -> None:
-        """See :class:`Sink`."""
         self._each(lambda sink: sink.event(name, step, text))
 
     def urgent_event(self, name: str, step: int, text: str) -> None:
@@ -165,7 +184,6 @@ class Sinks:
             self._deferred.append((name, step, text))
 
     def close(self) -> None:
-        """See :class:`Sink`."""
         try:
             self._each_of_users(lambda sink: sink.close())
         finally:

@@ -14,7 +14,7 @@ from rankless.structures import Scores
 
 
 class TensorBoardSink(Sink):
-    """A sink that writes scalars, the recipe, the network's graph and events."""
+    """Writes scalars, the recipe, the network's graph and events."""
 
     def start(self, run: RunStart) -> None:
         """Open a new file. TensorBoard drops the steps of earlier files that will be repeated."""
@@ -27,20 +27,16 @@ class TensorBoardSink(Sink):
             self._add_graph(run.recipe)
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Write the scalars of a step."""
         self._add(of_step(entry), entry["step"])
 
     def scores(self, step: int, scores: Scores, is_best: bool) -> None:
-        """Write the scalars of an evaluation."""
         self._add(of_scores(scores), step)
         self._writer.flush()
 
     def event(self, name: str, step: int, text: str) -> None:
-        """Write the event as text."""
         self._writer.add_text(f"events/{name}", text, step)
 
     def close(self) -> None:
-        """Close the file."""
         self._writer.close()
 
     def _add_graph(self, recipe: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """A sink for the terminal, which prints a table with a row per epoch and evaluation above a progress bar.
 
-An occasional line replaces the bar in a file or a pipe, and curves replace it in a notebook. This module does
-not import PyTorch, so that commands that only follow a run start fast.
+In a file or a pipe, occasional lines replace the bar. In a notebook, curves replace it. This module does not
+import PyTorch, so that commands that only follow a run start fast.
 """
 
 from __future__ import annotations
@@ -35,15 +35,10 @@ class Rows:
     """The rows of the table, each of which summarizes the steps up to the end of an epoch or an evaluation.
 
     Args:
-        epochs: number of epochs in the run.
-        steps: number of steps in the run.
         images: number of images per step.
         best: the score that selects the best weights, as in ``evaluate.best``.
         width: width of the terminal in characters. A row is narrower.
         scores: names of the expected scores, which have a column from the start.
-
-    Attributes:
-        pace: the speed of the steps in the current row.
     """
 
     def __init__(
@@ -73,7 +68,7 @@ class Rows:
         self._whole: int | None = None  # the epoch that the last step finished
 
     def step(self, entry: Mapping[str, Any]) -> list[str]:
-        """Add a step, and return the lines of an epoch that ended without an evaluation before it."""
+        """Add a step, and return the lines of a previous epoch that ended without an evaluation."""
         lines = self.end()
         before, self._epoch = self._epoch, float(entry["epoch"])
         # The first step after a resume has no previous step and may be in the middle of an epoch.
@@ -96,7 +91,6 @@ class Rows:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Mean of each part of the loss over the steps in the current row."""
         return {name: total / self._steps for name, total in self._parts.items()}
 
     def scores(self, step: int, scores: Mapping[str, Any], is_best: bool) -> list[str]:
@@ -172,21 +166,20 @@ def _score(value: float | None) -> str:
 _SMOOTHING = 0.9  # per step
 _PATIENCE = 3.0  # seconds to wait for the first step before explaining the delay, if there is no bar
 _MOST_NOTES = 6  # maximum lines of a note about the data
-_AS_IT_IS = ("pretrained",)
 _WARNINGS = ("warning", "not saved", "sink", "late", "slow", "silent error")
 _WAITING = "waiting for the first step"
 _TITLED = {"note": "note", "copy": "note", **dict.fromkeys(_WARNINGS, "warning")}
 
 
 class Terminal(Sink):
-    """A sink that shows a run on standard output.
+    """Shows a run on standard output.
 
     Args:
         images: number of images per step.
         device: type of the ranks' devices, ``cpu`` or ``cuda``.
         workers: number of loader processes per rank, or None if unknown.
         in_threads: whether the ranks are threads of this process.
-        scores: names of the scores that evaluations will have, as far as they are known.
+        scores: names of the scores that are known before the first evaluation.
         has_bar: whether to show the progress between rows.
     """
 
@@ -208,10 +201,10 @@ class Terminal(Sink):
         self.steps = self.epochs = 0
         self.seconds: float | None = None  # per step, smoothed, to estimate the remaining time
         self._busy: list[float] = []  # last known fraction of time that each rank spent computing
-        self._patience = threading.Timer(_PATIENCE, self._explain)
+        delay = f"{_WAITING} (loading images and preparing PyTorch's kernels)"
+        self._patience = threading.Timer(_PATIENCE, self._print, [delay])
 
     def start(self, run: RunStart) -> None:
-        """Print the run directory and the devices, and show the bar."""
         self.steps, self.epochs = run.steps, int(run.recipe["epochs"])
         best = str(run.recipe.get("evaluate", {}).get("best", "auto"))
         self.rows = Rows(self.epochs, run.steps, self.images, best, self.console.width, self.to_come)
@@ -233,7 +226,6 @@ class Terminal(Sink):
             self._patience.start()
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Show the means over the current row, and print the row of an epoch that has ended."""
         self._patience.cancel()
         self._print_all(self.rows.step(entry))
         done, took = int(entry["step"]), entry["timing"]["seconds"]
@@ -264,11 +256,9 @@ class Terminal(Sink):
         )
 
     def scores(self, step: int, scores: Scores, is_best: bool) -> None:
-        """Print the row of an evaluation."""
         self._print_all(self.rows.scores(step, scores, is_best))
 
     def event(self, name: str, step: int, text: str) -> None:
-        """Print an event."""
         if name in ("end", "stop"):
             self._print_all(self.rows.end())
         if name == "note":
@@ -276,7 +266,7 @@ class Terminal(Sink):
             left = len(rest) - _MOST_NOTES
             more = [f"  … and {left} more in journal.jsonl"] if left > 0 else []
             self._print_all([f"note: {first}", *rest[:_MOST_NOTES], *more])
-        elif name in _AS_IT_IS:
+        elif name == "pretrained":
             self._print(text)
         else:
             self._print(f"{_TITLED.get(name, f'step {step}')}: {text}")
@@ -287,14 +277,10 @@ class Terminal(Sink):
             self.bar.within(title, done, total)
 
     def close(self) -> None:
-        """Stop the bar in its current state."""
+        """Stop the bar, and leave its current state on the screen."""
         self._patience.cancel()
         if self.bar:
             self.bar.__exit__()
-
-    def _explain(self) -> None:
-        """Explain the delay before the first step if there is no bar to show activity."""
-        self._print(f"{_WAITING} (loading images and preparing PyTorch's kernels)")
 
     def _print_all(self, lines: Sequence[str]) -> None:
         for line in lines:

@@ -16,7 +16,7 @@ _DEFAULTS = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
 
 
 class WandbSink(Sink):
-    """A sink that logs the recipe and all numbers. ``WANDB_MODE``, ``WANDB_PROJECT`` etc. apply."""
+    """Logs the recipe and all numbers. ``WANDB_MODE``, ``WANDB_PROJECT`` etc. apply."""
 
     def __init__(self) -> None:
         for name, value in _DEFAULTS.items():
@@ -26,7 +26,7 @@ class WandbSink(Sink):
         self._library = wandb
 
     def start(self, run: RunStart) -> None:
-        """Start a part of the run. All parts of a run share an id."""
+        """Start a part of the run. All parts of a run share an ID."""
         wandb = self._library
         folder = run.run / "wandb"
         folder.mkdir(exist_ok=True)
@@ -48,18 +48,15 @@ class WandbSink(Sink):
         )
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Write the numbers of a step."""
         self._board.log(of_step(entry), step=entry["step"])
 
     def scores(self, step: int, scores: Scores, is_best: bool) -> None:
-        """Write the numbers of an evaluation."""
         self._board.log(of_scores(scores), step=step)
         if is_best:
             best = {name: value for name, value in of_scores(scores).items() if name.count("/") == 1}
             self._board.summary.update({f"best/{name.partition('/')[2]}": best[name] for name in best})
 
     def close(self) -> None:
-        """Finish this part of the run."""
         self._board.finish()
 
 

@@ -17,35 +17,24 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Check:
-    """A finding about one checked item, such as the memory.
-
-    Attributes:
-        name: name of the item.
-        level: ``error`` if the finding prevents training, ``warning`` if it may do so, otherwise ``ok``.
-        value: observed state.
-        fix: advice, if possible as a command; empty if the level is ``ok``.
-        host: name of the host; empty for this machine, or for all hosts.
-    """
+    """A finding about one item, such as the memory."""
 
     name: str
-    level: Level
+    level: Level  # error if the finding prevents training, warning if it may do so
     value: str
     fix: str = ""
-    host: str = ""
+    host: str = ""  # empty for this machine, or for all hosts
 
 
 def ok(name: str, value: str) -> Check:
-    """Return a finding of level ``ok``."""
     return Check(name, "ok", value)
 
 
 def warning(name: str, value: str, fix: str) -> Check:
-    """Return a finding of level ``warning``."""
     return Check(name, "warning", value, fix)
 
 
 def error(name: str, value: str, fix: str) -> Check:
-    """Return a finding of level ``error``."""
     return Check(name, "error", value, fix)
 
 

@@ -70,7 +70,7 @@ def cores(root: Path = Path("/"), every: int | None = None, threads: int = 1) ->
     usable, every = usable_cores(root), every or os.cpu_count() or 1
     value = f"{usable} of {every}"
     if usable < every:
-        value += " (limited by the affinity or a control group)"
+        value += " (limited by CPU affinity or a control group)"
     if usable < threads:
         return warning(
             "cores",
@@ -81,7 +81,6 @@ def cores(root: Path = Path("/"), every: int | None = None, threads: int = 1) ->
 
 
 def memory(free: int | None = None) -> Check:
-    """Check the available memory."""
     free = available() if free is None else free
     value = f"{in_gb(free)} free"
     fix = "close other programs (see: ps aux --sort=-rss | head), or raise the container's limit"
@@ -131,23 +130,14 @@ def locked_memory(limit: int | None = None, devices: Path = Path("/sys/class/inf
 
 @dataclass(frozen=True)
 class Cards:
-    """The visible GPUs and their software.
-
-    Attributes:
-        names: names of the GPUs that PyTorch sees.
-        free: free fraction (0–1) of each GPU's memory.
-        driver: version of the kernel driver; empty if there is none.
-        library: versions of CUDA and NCCL in PyTorch.
-        switched: whether there is an NVSwitch.
-        managed: whether the fabric manager is running.
-    """
+    """The visible GPUs and their software."""
 
     names: Sequence[str]
-    free: Sequence[float]
-    driver: str
+    free: Sequence[float]  # fraction (0–1) of each GPU's memory
+    driver: str  # empty if there is none
     library: str
-    switched: bool
-    managed: bool
+    switched: bool  # whether there is an NVSwitch
+    managed: bool  # whether the fabric manager is running
 
 
 def cards(root: Path = Path("/")) -> Cards:
@@ -250,7 +240,7 @@ _STEPS: dict[str, Callable[[IO[bytes]], None]] = {"fsync": _flush, "flock": _loc
 
 
 def writing(run: Path, steps: dict[str, Callable[[IO[bytes]], None]] | None = None) -> Check:
-    """Check that files in ``run`` (or its nearest existing parent) can be flushed, locked and renamed."""
+    """Check that files in ``run`` or its nearest existing parent can be flushed, locked and renamed."""
     folder, failed = existing(run), []
     fix = f"let this user write to {folder}, or use a --run on a local disk, NFS 4 or Lustre with flock"
     try:
@@ -316,7 +306,7 @@ def addresses(found: Mapping[str, Sequence[str]] | None = None) -> Check:
     if not shown:
         fix = "for several machines: ip link set DEVICE up, ip addr add ADDRESS/24 dev DEVICE"
         return warning("interfaces", "none except the loopback", fix)
-    value = f"{'; '.join(shown)}; IPv{' and IPv'.join(map(str, sorted(families))) or '4 of containers alone'}"
+    value = f"{'; '.join(shown)}; IPv{' and IPv'.join(map(str, sorted(families))) or '4 for containers only'}"
     return ok("interfaces", value)
 
 
@@ -335,7 +325,7 @@ def chosen_interface(
     if missing:
         fix = f"unset {' '.join(missing)}, or set it to one of {', '.join(found)}"
         return error("chosen interface", f"{value}, which does not exist", fix)
-    return ok("chosen interface", value or "the one that leads to the other hosts")
+    return ok("chosen interface", value or "not set: the one that leads to the other hosts is used")
 
 
 def rendezvous_port(port: int = _TORCHRUN_PORT) -> Check:
@@ -384,7 +374,6 @@ class Process:
 
 
 def processes(root: Path = Path("/proc")) -> list[Process]:
-    """Return all processes in ``root``."""
     found = []
     for folder in root.iterdir():
         if not folder.name.isdigit():
@@ -424,8 +413,7 @@ def _is_adopted(parent: Process | None) -> bool:
 
 
 _LIMIT = 30.0  # seconds for all checks, including imports
-DATA_LIMIT = 300.0
-"""Time limit in seconds for reading the data for the first time."""
+DATA_LIMIT = 300.0  # seconds for reading the data for the first time
 
 
 def checks(directory: Path, threads: int = 1) -> list[Check]:
@@ -467,7 +455,6 @@ def data(recipe: Recipe) -> Check:
 
 
 def data_finding(root: str, digest: str | None, problems: list[str]) -> Check:
-    """Return a finding about the data at ``root``, given its digest and the problems in it."""
     if problems:
         return error("data", "; ".join(problems), f"rankless data check {shell_word(root)}")
     return ok("data", f"{root}, digest {digest[:12]}" if digest else root)

@@ -27,7 +27,6 @@ _SKEW = 5.0  # seconds; torchrun's elastic rendezvous excludes hosts that are of
 
 
 def lost(member: Member, access: Access) -> Check:
-    """Return a finding about a host that cannot be used."""
     name, fix = remedy(member.lost, member.host.address, access.python)
     return error(name, member.lost, fix)
 
@@ -58,8 +57,7 @@ def clocks(skews: Mapping[str, tuple[float, float]]) -> Check:
     return warning("clocks", value, f"run sudo timedatectl set-ntp true on {ahead} and {behind}")
 
 
-Answers = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""Results of :func:`rankless.launch.hosts.reach.probe` by host."""
+Answers = Mapping[str, Mapping[str, Mapping[str, Any]]]  # results of reach.probe by host
 
 
 def connections(answers: Answers) -> list[Check]:
@@ -157,12 +155,9 @@ def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
 def step(alone: float, exchange: float, shares: Sequence[int]) -> Check:
     """Estimate the duration of a step, and the network's share of it.
 
-    Both are upper bounds, because computing and communication partly overlap.
-
-    Args:
-        alone: time of a step on the first host alone, in seconds.
-        exchange: time to exchange the gradients between one rank of each host, in seconds.
-        shares: number of ranks on each host, starting with the first host.
+    ``alone`` is the time in seconds of a step on the first host, and ``exchange`` the time to exchange the
+    gradients between one rank of each host. Both results are upper bounds, because computing and
+    communication partly overlap.
     """
     computing = alone * shares[0] / sum(shares)
     sending = exchange * max(shares)
@@ -203,25 +198,14 @@ _CLOCKS = 5  # readings of each clock
 
 @dataclass
 class Examination:
-    """The findings about the hosts and the network between them.
-
-    Attributes:
-        checks: findings.
-        timings: timings of collectives with one rank per host, as fields of
-            :class:`rankless.world.speed.Timing`.
-        exchange: time in seconds to exchange the gradients of one step with one rank per host; 0 if there is
-            no recipe.
-        step: seconds per step of the recipe on the first host alone; 0 if not measured.
-        measured: number of hosts that took part in the timings.
-        shares: number of ranks on each host, in the order of the hosts.
-    """
+    """The findings about the hosts and the network between them."""
 
     checks: list[Check] = field(default_factory=list)
-    timings: list[dict[str, Any]] = field(default_factory=list)
-    exchange: float = 0.0
-    step: float = 0.0
-    measured: int = 0
-    shares: list[int] = field(default_factory=list)
+    timings: list[dict[str, Any]] = field(default_factory=list)  # of rankless.world.speed.Timing
+    exchange: float = 0.0  # seconds to exchange the gradients of a step with one rank per host
+    step: float = 0.0  # seconds per step on the first host alone; 0 if not measured
+    measured: int = 0  # number of hosts that took part in the timings
+    shares: list[int] = field(default_factory=list)  # number of ranks on each host
 
 
 def examine(hosts: Sequence[Host], recipe: Recipe | None, run: Path, access: Access) -> Examination:
@@ -244,8 +228,6 @@ def examine(hosts: Sequence[Host], recipe: Recipe | None, run: Path, access: Acc
 
 
 class _Doctor:
-    """An examination of hosts that continues when a host fails."""
-
     def __init__(self, pool: HostPool, recipe: Recipe | None, run: Path) -> None:
         self.pool, self.recipe, self.run = pool, recipe, run
         self.training = Training(Wanted(recipe, ""), recipe, run) if recipe else None
@@ -256,7 +238,10 @@ class _Doctor:
         self.pool.connect(self.pool.members)
         self.pool.wait_ready()
         self._report_lost()
-        self._own_checks()
+        own_checks = messages.Doctor(run=str(self.run), threads=self.recipe.threads if self.recipe else 1)
+        for index, reply in self._ask(own_checks, _LOOK).items():
+            for check in reply.value:
+                self._add(self.pool.members[index], Check(**check))
         self._facts()
         if members := self._there():
             self.found.checks += consistency([member for member in members if member.facts])
@@ -287,12 +272,6 @@ class _Doctor:
             for problem in replies[member.index].problems if member.index in replies else ():
                 self._add(member, error(member.doing, problem, "fix this problem"))
         return {index: reply for index, reply in replies.items() if not reply.problems}
-
-    def _own_checks(self) -> None:
-        threads = self.recipe.threads if self.recipe else 1
-        for index, reply in self._ask(messages.Doctor(run=str(self.run), threads=threads), _LOOK).items():
-            for check in reply.value:
-                self._add(self.pool.members[index], Check(**check))
 
     def _facts(self) -> None:
         def command(member: Member) -> messages.Facts:

@@ -32,14 +32,10 @@ from rankless.launch.hosts.names import HERE, Host, ssh_words
 from rankless.messages import line
 
 _KINDS = (".py", ".yaml", ".typed")
-BEAT = 1.0
-"""Seconds between two beats, which the supervisor answers."""
-SILENCE = 30.0
-"""Seconds of silence after which a host counts as lost; shorter network outages are tolerated."""
-MISSED = 8.0
-"""Seconds of silence after which a host counts as lost if ranks of other hosts have lost a peer."""
-OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-"""SSH options for every connection, with which SSH never prompts."""
+BEAT = 1.0  # seconds between two beats, which the supervisor answers
+SILENCE = 30.0  # seconds after which a silent host counts as lost; shorter network outages are tolerated
+MISSED = 8.0  # the same if ranks of other hosts have lost a peer
+OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")  # SSH must never prompt
 # SSH's own keepalive gives up a silent host later than the coordinator does.
 _ALIVE = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=8")
 _KEPT_LINES = 20
@@ -60,38 +56,23 @@ _FIXES = (
 
 @dataclass(frozen=True)
 class Package:
-    """The code of this copy of Rankless, which is sent to hosts and run there (``--sync``).
+    """The code of this copy of Rankless, which is sent to hosts and run there (``--sync``)."""
 
-    Attributes:
-        folder: folder below the home directory in which to unpack the code; its name depends on the content.
-        data: zip archive in base64.
-    """
-
-    folder: str
-    data: str
+    folder: str  # below the home directory; its name depends on the content
+    data: str  # zip archive in base64
 
 
 @dataclass(frozen=True)
 class Access:
-    """Settings for connecting to hosts and for starting processes there.
-
-    Attributes:
-        ssh: SSH command.
-        python: interpreter of the ranks.
-        helper: interpreter of the supervisor, which needs no packages.
-        env: environment variables of the process.
-        cwd: working directory of the process, or the home directory if that does not exist.
-        package: code that the hosts run; None if they run their own copies.
-        options: command-line options that give these settings.
-    """
+    """Settings for connecting to hosts and for starting processes there."""
 
     ssh: Sequence[str]
-    python: str
-    helper: str
+    python: str  # interpreter of the ranks
+    helper: str  # interpreter of the supervisor, which needs no packages
     env: Mapping[str, str]
-    cwd: str
-    package: Package | None = None
-    options: Sequence[str] = ()
+    cwd: str  # the home directory is used if it does not exist
+    package: Package | None = None  # None if the hosts run their own copies
+    options: Sequence[str] = ()  # that give these settings on the command line
 
 
 def host_access(ssh: str, python: str | None, *, sync: bool = False) -> Access:
@@ -131,10 +112,6 @@ class Channel:
 
     Each event is put into ``events`` as (channel, event). The ``lost`` field of the last event gives the
     reason why the connection ended.
-
-    Attributes:
-        heard: monotonic time of the last event.
-        is_open: whether further events are put into the queue.
     """
 
     def __init__(self, host: Host, ssh: Sequence[str], python: str, events: Events) -> None:
@@ -162,7 +139,6 @@ class Channel:
         self._written.put(line({"do": do, **request}))
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
-        """Tell the supervisor to start its process."""
         self.send("start", argv=list(argv), env=dict(env), cwd=cwd)
 
     def command(self, command: Command[Any]) -> None:
@@ -174,7 +150,7 @@ class Channel:
         self.send("end", grace=grace)
 
     def drop(self) -> None:
-        """Close the connection; the supervisor ends by itself when its lease expires, or earlier."""
+        """Close the connection; the supervisor then ends by itself, at the latest when its lease expires."""
         self.is_open = False
         self._written.put(None)
         with suppress(ProcessLookupError):
@@ -231,7 +207,6 @@ class Channel:
 
 
 def _piped(stream: IO[bytes] | None) -> IO[bytes]:
-    """Return a stream of a process; raise a ValueError if it was not opened as a pipe."""
     if stream is None:
         raise ValueError("the process was started without this pipe")
     return stream
@@ -244,7 +219,7 @@ def main_part(output: str) -> str:
 
 
 def remedy(reason: str, address: str, python: str) -> tuple[str, str]:
-    """Return a one-word subject and a fix for a host that cannot be used because of ``reason``."""
+    """Return a short subject and a fix for a host that cannot be used because of ``reason``."""
     found = ((name, fix) for pattern, name, fix in _FIXES if re.search(pattern, reason))
     name, fix = next(found, ("answer", "see the output of: ssh {address} {python} -m rankless --version"))
     changed = re.search(_CHANGED, reason)

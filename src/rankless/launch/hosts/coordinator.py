@@ -40,11 +40,7 @@ class StopNow(BaseException):
 
 
 class Coordinator:
-    """The coordinator of a training run on several hosts.
-
-    Attributes:
-        outcome, traces: results of a dry run.
-    """
+    """The coordinator of a training run on several hosts."""
 
     training: Training
     progress: Progress
@@ -55,7 +51,7 @@ class Coordinator:
         self.token = uuid.uuid4().hex
         self.hosts = Membership(self.pool, warn)
         self.has_started = False
-        self.outcome = messages.DryRunOutcome()
+        self.outcome = messages.DryRunOutcome()  # of a dry run, as are the traces
         self.traces = list[str]()
         self.members: list[Member] = []  # hosts of the last round, starting with the host of rank 0
         self.deaths: list[Death] = []  # deaths that the first host of the next round will record
@@ -129,18 +125,22 @@ class Coordinator:
         if end.error:
             raise end.error
         if end.is_finished:
-            return self._dry_run_done(end) if self.wanted.dry_run_steps else self._finished()
+            if not self.wanted.dry_run_steps:
+                return self._finished()
+            command, lead = messages.Outcome(run=str(self.training.run)), self.members[0]
+            self.outcome = preflight.must(self.pool, [lead], command)[lead.index]
+            self.traces = [text for _, text in sorted(end.traces.items())]
+            return 0
         if by := end.stopped_by:
             return self._stopped(signal.Signals(by), end)
         logs = f"{self.training.run}/logs"
         say(
-            f"error: the ranks could not continue; see {logs} on the hosts, then: {self._again()}",
+            f"error: the ranks could not continue; see {logs} on the hosts, then run: {self._again()}",
             file=sys.stderr,
         )
         return 1
 
     def rounds(self) -> Iterator[RoundEnd]:
-        """Run rounds while there are enough hosts, and yield the outcome of each round."""
         while members := self._present():
             members = self._meet(members)
             if len(members) < self.wanted.least:
@@ -154,14 +154,12 @@ class Coordinator:
             yield self._round(members)
 
     def record(self, end: RoundEnd) -> None:
-        """Record a round's progress, and keep its deaths for the first host of the next round to record."""
         self.unheard = not self.answered
         if self.answered:
             self._count(end.step)
         self.deaths += end.deaths
 
     def resumes(self, end: RoundEnd) -> str:
-        """Describe from which checkpoint and on which hosts the next round starts."""
         left = names([member for member in self.pool.members if member.index in self.hosts.joined])
         saved = None if end.lost and not self.progress.step else self.progress.step
         return f"{where_from(saved)} on {left or 'the hosts that come back'}"
@@ -200,7 +198,9 @@ class Coordinator:
             if not missed and not any(member.lost for member in members):
                 break
             if missed:
-                self.hosts.exclude(preflight.least_connected(self.pool, missed), "the others cannot reach it")
+                self.hosts.exclude(
+                    preflight.least_connected(self.pool, missed), "the other hosts cannot reach it"
+                )
         self._report_losses()
         return members
 
@@ -312,12 +312,6 @@ class Coordinator:
             warn(f"{name} has the run only up to step {steps}; copy it from another host")
         return 0
 
-    def _dry_run_done(self, end: RoundEnd) -> int:
-        lead = self.members[0]
-        replies = preflight.must(self.pool, [lead], messages.Outcome(run=str(self.training.run)))
-        self.outcome, self.traces = replies[lead.index], [text for _, text in sorted(end.traces.items())]
-        return 0
-
     def _stopped(self, by: signal.Signals, end: RoundEnd | None = None) -> int:
         if self.wanted.dry_run_steps:
             return INTERRUPTED if by is signal.SIGINT else STOPPED
@@ -333,15 +327,11 @@ class Coordinator:
 
 
 class Membership:
-    """The hosts that have joined the run, and the lost hosts that may return.
-
-    Attributes:
-        joined: indices of the hosts whose run directory is locked.
-    """
+    """The hosts that have joined the run, and the lost hosts that may return."""
 
     def __init__(self, pool: HostPool, warn: Callable[[str], None]) -> None:
         self.pool, self.warn = pool, warn
-        self.joined: set[int] = set()
+        self.joined: set[int] = set()  # indices of the hosts whose run directory is locked
         self._sent: dict[int, str] = {}  # last command to a returning host
         self._refused: Counter[int] = Counter()
         self._reasons: Counter[tuple[int, str]] = Counter()
@@ -372,7 +362,7 @@ class Membership:
         self._retry_at[member.index] = float("inf")
 
     def has_trained(self) -> None:
-        """Reset the number of refusals of the joined hosts, because they have trained."""
+        """Reset the number of refusals of the joined hosts."""
         for index in self.joined:
             del self._refused[index]
 
@@ -427,11 +417,6 @@ class Membership:
 
 
 def train_on_hosts(wanted: Wanted, hosts: Sequence[Host], access: Access) -> int:
-    """Train on several hosts and print the outcome.
-
-    Returns:
-        The exit code: 0 if finished, 85 if stopped by a signal and saved, 130 after Ctrl-C, 1 if the training
-        could not continue.
-    """
+    """Train on several hosts, print the outcome, and return the exit code."""
     with Requests() as requests:
         return Coordinator(wanted, hosts, access, requests).train()

@@ -23,28 +23,20 @@ from rankless.printing import say
 from rankless.recipe.load import dump
 from rankless.runs.overview import DETACHED
 
-_SSH_FAILED = 255
-"""Exit code of SSH for its own failures; otherwise, SSH returns the exit code of the command."""
+_SSH_FAILED = 255  # exit code for failures of SSH itself
 
 
 class Coordinator(NamedTuple):
-    """The coordinator of a detached run.
-
-    Attributes:
-        host: host on which the coordinator runs.
-        ssh, python: SSH command, and interpreter on the host, which needs no packages.
-        cwd: working directory on the host.
-        hosts: all hosts as the user gave them.
-    """
+    """The coordinator of a detached run."""
 
     host: Host
     ssh: Sequence[str]
-    python: str
+    python: str  # needs no packages
     cwd: str
-    hosts: str = ""
+    hosts: str = ""  # all hosts as the user gave them
 
 
-def recorded(run: Path) -> Coordinator:
+def read_record(run: Path) -> Coordinator:
     """Read the record that :func:`detach` left; raise a UserError if it is missing or damaged."""
     try:
         record = json.loads(read_text(run / DETACHED, MIB, encoding="utf-8"))
@@ -59,7 +51,7 @@ def recorded(run: Path) -> Coordinator:
         raise UserError(f"{run / DETACHED}: cannot be read ({error}); check the run's host") from None
 
 
-def sent(program: ModuleType, host: Host, ssh: Sequence[str], python: str) -> list[str]:
+def remote_command(program: ModuleType, host: Host, ssh: Sequence[str], python: str) -> list[str]:
     """Return the command that sends a module to a host and runs it there without packages."""
     source = base64.b64encode(Path(str(program.__file__)).read_bytes()).decode()
     words = [python, "-u", "-c", f"import base64;exec(base64.b64decode('{source}'))"]
@@ -69,9 +61,8 @@ def sent(program: ModuleType, host: Host, ssh: Sequence[str], python: str) -> li
 def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], access: Access, ssh: str) -> int:
     """Start a coordinator on the first host, and leave it running there once the training has started.
 
-    ``run`` is the same path on every host; on this machine, it receives a record of the detached run. The
-    first host uses the command ``ssh`` and its own keys to reach the others. Return 0 if the training has
-    started, otherwise the coordinator's exit code.
+    ``run`` is the same path on every host. The first host reaches the others with the command ``ssh`` and its
+    own keys. Return 0 if the training has started, otherwise the coordinator's exit code.
     """
     if access.package is not None:
         raise UserError(
@@ -143,10 +134,9 @@ def _record(run: Path, record: Coordinator) -> None:
 def attach(run: Path, *, stop: bool) -> int:
     """Show the output of a detached run until it ends, and return its exit code.
 
-    If ``stop``, first tell the run to save and end. Raise a UserError if the directory has no detached run or
-    the host does not respond.
+    If ``stop``, first tell the run to save and end.
     """
-    record = recorded(run)
+    record = read_record(run)
     request = {"cwd": record.cwd, "run": str(run)}
     try:
         do = "stop" if stop else "follow"
@@ -171,7 +161,7 @@ def _if_lost(run: Path, record: Coordinator) -> str:
 def _ask(
     host: Host, ssh: Sequence[str], python: str, request: dict[str, Any], *, captured: bool
 ) -> subprocess.CompletedProcess[bytes]:
-    command = sent(detached, host, ssh, python)
+    command = remote_command(detached, host, ssh, python)
     line = json.dumps(request).encode() + b"\n"
     try:
         return subprocess.run(command, input=line, capture_output=captured, check=False)

@@ -84,7 +84,7 @@ def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -
 
 
 def wait(run: Path, before: list[str]) -> int | None:
-    """Wait until a step of a start that is not in ``before`` is recorded, or until the command ends.
+    """Wait until a new start has trained a step, or until the command ends; ``before`` lists earlier starts.
 
     Return the exit code of the command, or None if it is running.
     """
@@ -100,7 +100,6 @@ def wait(run: Path, before: list[str]) -> int | None:
 
 
 def journal(run: Path) -> list[str]:
-    """Return the lines of the run's journal, or an empty list if there is none."""
     try:
         return (run / "journal.jsonl").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -141,7 +140,7 @@ def follow(run: Path, record: dict[str, int]) -> int:
 
 
 def is_alive(record: dict[str, int]) -> bool:
-    """Check whether the recorded process is running; a later process with the same id is not accepted."""
+    """Check whether the recorded process is running; a later process with the same ID does not count."""
     return "code" not in record and began(record["pid"]) == record["began"]
 
 
@@ -164,7 +163,6 @@ def read(run: Path) -> dict[str, int] | None:
 
 
 def write(run: Path, record: dict[str, int]) -> None:
-    """Write the record of the coordinator's process atomically."""
     beside = run / f".{RECORD}.{os.getpid()}.tmp"
     beside.write_text(json.dumps(record), "utf-8")
     beside.rename(run / RECORD)

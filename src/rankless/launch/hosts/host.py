@@ -284,10 +284,9 @@ class HostProcess:
 
 
 def facts(recipe: str) -> dict[str, Any]:
-    """Return the properties of this host that affect training, as plain data for JSON.
+    """Return the properties of this host that affect training, including ``problems`` that prevent it.
 
-    ``recipe`` is JSON with the path of the data on this host; if it is empty, no data is read. In the result,
-    ``problems`` lists the reasons why training cannot start here.
+    ``recipe`` is JSON with the path of the data on this host; if it is empty, no data is read.
     """
     device = compute_device()
     problems: list[str] = []
@@ -310,7 +309,7 @@ def facts(recipe: str) -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """Return an id of this machine and its network namespace, independent of host names."""
+    """Return an ID of this machine and its network namespace, independent of host names."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"

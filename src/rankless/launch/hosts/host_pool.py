@@ -26,7 +26,7 @@ _CONNECT = 60.0  # seconds for a connection and the supervisor's first event
 _START = 300.0  # seconds for the imports of a host's process, which may read from a slow network disk
 _POLL = 0.1
 _ASLEEP = 5.0  # seconds between two checks above which this process must have been stopped
-_LINES = 12  # last lines of output to keep
+_LINES = 12  # number of the last lines of output to keep
 _LONGEST = 1 << 16  # bytes per line; a longer line is shown in parts
 _EVENTS = 1000  # maximum number of events in the queue
 _MODULE = ("-P", "-m", "rankless.launch.hosts.host")
@@ -34,73 +34,48 @@ _MODULE = ("-P", "-m", "rankless.launch.hosts.host")
 
 @dataclass(eq=False)
 class Member:
-    """One host of a training run and its process.
-
-    Attributes:
-        index: number of the host in the user's list.
-        channel: connection to the host's supervisor; None if there is none.
-        has_connected: whether the supervisor responds.
-        is_ready: whether the host's process accepts commands.
-        lost: reason why the host cannot be used; empty if it can.
-        facts, holds: properties of the host, and state of the run on it.
-        left_out: devices that the host's ranks no longer use.
-        replies: replies to the last command.
-        order, awaited, doing: number, reply type and name of the last command.
-        answered: last time at which the process was known to work.
-        ports, own: ports of the host by address, and the address that the other hosts use.
-    """
+    """One host of a training run and its process."""
 
     host: Host
-    index: int
+    index: int  # in the user's list
     channel: Channel | None = None
-    has_connected: bool = False
-    is_ready: bool = False
-    lost: str = ""
+    has_connected: bool = False  # whether the supervisor responds
+    is_ready: bool = False  # whether the process accepts commands
+    lost: str = ""  # why the host cannot be used
     facts: dict[str, Any] = field(default_factory=dict)
     holds: Held = field(default_factory=Held)
-    left_out: list[int] = field(default_factory=list)
-    replies: deque[Any] = field(default_factory=deque)
-    ports: dict[str, int] = field(default_factory=dict)
-    own: str = ""
-    order: int = 0
-    awaited: type[Answer] = Answer
-    doing: str = ""
+    left_out: list[int] = field(default_factory=list)  # devices that ranks no longer use
+    replies: deque[Any] = field(default_factory=deque)  # to the last command
+    ports: dict[str, int] = field(default_factory=dict)  # by address
+    own: str = ""  # the address that the other hosts use
+    order: int = 0  # number of the last command
+    awaited: type[Answer] = Answer  # type of the reply to it
+    doing: str = ""  # its name
     began_at: float = 0.0
-    answered: float = 0.0
+    answered: float = 0.0  # last time at which the process was known to work
     lines: dict[str, Lines] = field(default_factory=dict)
     said: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES))
 
     @property
     def name(self) -> str:
-        """The host's name as the user gave it."""
         return self.host.name
 
 
 A = TypeVar("A", bound=Answer)
-Commands = Command[A] | Callable[["Member"], Command[A]]
-"""A command for all hosts, or a function that returns the command for a host."""
+Commands = Command[A] | Callable[["Member"], Command[A]]  # a command for all hosts, or for each host
 
 
 class HostPool:
-    """All hosts of a training run.
-
-    Args:
-        access: settings for connecting to the hosts.
-        urgent: called while waiting; may raise an exception to end the wait.
-
-    Attributes:
-        members: one member per host, in the given order.
-        speaker: host of rank 0, whose standard output is shown unchanged.
-        missing: whether ranks have lost peers, in which case a silent host counts as lost sooner.
-    """
+    """All hosts of a training run; ``urgent`` may raise an exception to end a wait."""
 
     def __init__(
         self, hosts: Sequence[Host], access: Access, urgent: Callable[[], None] = lambda: None
     ) -> None:
         self.access, self.urgent = access, urgent
         self.members = [Member(host, index) for index, host in enumerate(hosts)]
-        self.speaker: Member | None = None
-        self.missing, self._checked = False, time.monotonic()
+        self.speaker: Member | None = None  # the host of rank 0, whose standard output is shown unchanged
+        self.missing = False  # whether ranks have lost peers, so that a silent host counts as lost sooner
+        self._checked = time.monotonic()
         self._hangs = patience() or STOPPED
         self._events: Events = queue.Queue(_EVENTS)
 
@@ -123,7 +98,6 @@ class HostPool:
             member.channel.start(argv, self.access.env, self.access.cwd)
 
     def wait_ready(self) -> None:
-        """Wait until every host is ready or lost."""
         while any(member.channel and not member.is_ready and not member.lost for member in self.members):
             self.pump(_POLL)
 

@@ -15,40 +15,24 @@ T = TypeVar("T")
 
 
 class Event(msgspec.Struct, omit_defaults=True):
-    """A report from a supervisor about its host; exactly one field is set.
+    """A report from a supervisor about its host; exactly one field is set."""
 
-    Attributes:
-        hello: properties of a supervisor that has just started.
-        beat: 1 in the answer to a beat.
-        out, err: output of the process.
-        event: lines of JSON that the process wrote for the coordinator.
-        failed: reason why a request failed.
-        ended: exit code of the process.
-        lost: reason why the connection ended, in the last event of a channel.
-    """
-
-    hello: dict[str, str] | None = None
-    beat: int = 0
+    hello: dict[str, str] | None = None  # properties of a supervisor that has just started
+    beat: int = 0  # 1 in the answer to a beat
     out: bytes = b""
     err: bytes = b""
-    event: bytes = b""
-    failed: str = ""
-    ended: int | None = None
-    lost: str | None = None
+    event: bytes = b""  # lines of JSON that the process wrote for the coordinator
+    failed: str = ""  # why a request failed
+    ended: int | None = None  # exit code of the process
+    lost: str | None = None  # why the connection ended
 
 
 class Sign(msgspec.Struct):
-    """The common fields of all messages from a host's process.
+    """The common fields of all messages from a host's process."""
 
-    Attributes:
-        reply_to: number of the command that this message answers; 0 if there is none.
-        ready: process id, once the process accepts commands.
-        beat: seconds since the ranks were last checked, in the answer to a beat.
-    """
-
-    reply_to: int = 0
-    ready: int = 0
-    beat: int | None = None
+    reply_to: int = 0  # number of the command that this message answers; 0 if there is none
+    ready: int = 0  # process ID, once the process accepts commands
+    beat: int | None = None  # seconds since the ranks were last checked, in the answer to a beat
 
 
 class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -64,26 +48,26 @@ class Value(Answer, Generic[T]):
     value: T = None  # type: ignore[assignment]  # None if there are problems
 
 
-class Held(Answer):  # step: step of the newest complete checkpoint; None if there is none
+class Held(Answer):
     exists: bool = False
     has_run: bool = False
-    step: int | None = None
+    step: int | None = None  # of the newest complete checkpoint
 
 
-class Prepared(Answer):  # finished: last step of the run if it is already finished
+class Prepared(Answer):
     recipe: str = ""
     sinks: list[str] = []
-    finished: int | None = None
+    finished: int | None = None  # last step of a finished run
 
 
-class RoundEnded(Answer):  # left_out: updated value of the field of :class:`Round`
+class RoundEnded(Answer):
     end: RoundEnd = msgspec.field(default_factory=RoundEnd)
-    left_out: list[int] = []
+    left_out: list[int] = []  # updated value of the field of Round
 
 
-class DryRunOutcome(Answer):  # seconds: duration of each step
+class DryRunOutcome(Answer):
     digest: str = ""
-    seconds: list[float] = []
+    seconds: list[float] = []  # of each step
 
 
 class Measured(Answer):
@@ -105,7 +89,6 @@ class Command(msgspec.Struct, Generic[A], kw_only=True, omit_defaults=True, tag_
 
     @classmethod
     def answer_type(cls) -> type[Answer]:
-        """Return the type of the answer to this command."""
         found: type[Answer] = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
         return found
 
@@ -157,27 +140,19 @@ class Prepare(Command[Prepared]):
 
 
 class Begin(Command[Value[bool]]):
-    """A command to lock the run directory; the answer is whether another host of this run shares it.
-
-    Attributes:
-        token: identifier of this training run.
-        stays: whether to keep the run when the process ends.
-    """
+    """A command to lock the run directory; the answer is whether another host of this run shares it."""
 
     recipe: str
     run: str
     resume: bool
-    token: str
-    stays: bool
+    token: str  # identifies this training run
+    stays: bool  # whether to keep the run when the process ends
 
 
 class Listen(Command[Value[dict[str, int]]]):
-    """A command to listen for other hosts on every address; the answer is the port on each address.
+    """A command to listen for other hosts on every address; the answer is the port on each address."""
 
-    If ``echo``, received bytes are sent back.
-    """
-
-    echo: bool = False
+    echo: bool = False  # whether to send received bytes back
 
 
 class Reach(Command[Value[dict[str, dict[str, Any]]]]):
@@ -194,22 +169,15 @@ class OpenStore(Command[Value[int]]):
 
 
 class Round(Command[RoundEnded]):
-    """A command to run the host's ranks until all have ended.
-
-    Attributes:
-        ranks: number of ranks on this host.
-        own: address of this host that the other hosts use.
-        deaths: deaths in the previous round, for the journal.
-        left_out: devices of this host that ranks no longer use (:class:`rankless.launch.devices.LeftOut`).
-    """
+    """A command to run the host's ranks until all have ended."""
 
     number: int
     job: Job
-    ranks: int
+    ranks: int  # on this host
     place: Place
-    own: str
-    deaths: list[Death]
-    left_out: list[int] = []
+    own: str  # the address of this host that the other hosts use
+    deaths: list[Death]  # in the previous round, for the journal
+    left_out: list[int] = []  # devices of this host that ranks no longer use
 
 
 class Outcome(Command[DryRunOutcome]):
@@ -219,7 +187,7 @@ class Outcome(Command[DryRunOutcome]):
 
 
 class Withdraw(Command[Answer]):
-    """A command to release the run directory, and to remove a new run that trained nothing."""
+    """A command to release the run directory, and to remove a new run that has not trained."""
 
 
 class Discard(Command[Answer]):
@@ -244,18 +212,11 @@ class Clock(Command[Value[float]]):
 
 
 class Speed(Command[Measured]):
-    """A command to measure the network with one rank per host.
+    """A command to measure the network with one rank per host, as in :mod:`rankless.world.speed`."""
 
-    Attributes:
-        parameters, micro_batches: numbers of parameters and micro-batches of the recipe; 0 if there is no
-            recipe.
-        own: address of this host that the other hosts use.
-        address, port, rank, size: arguments of :func:`rankless.world.speed.connected`.
-    """
-
-    parameters: int
+    parameters: int  # 0 without a recipe, as is the next field
     micro_batches: int
-    own: str
+    own: str  # the address of this host that the other hosts use
     address: str
     port: int
     rank: int
@@ -279,4 +240,3 @@ COMMANDS = msgspec.json.Decoder(
     Beat | Request | Abandon | Holds | Recipe | Facts | Prepare | Begin | Listen | Reach | OpenStore | Round
     | Outcome | Withdraw | Discard | Report | Doctor | Clock | Speed | Step | Parameters
 )  # fmt: skip
-"""A decoder for every kind of command."""

@@ -17,26 +17,18 @@ from rankless.files.reading import MIB, read_text
 _NAME = re.compile(r"(?:[\w.-]+@)?(?:[\w][\w.-]*|\[[0-9A-Fa-f:.%\w]+\])")
 _FILES = (".txt", ".hosts", ".list", ".csv")  # host names do not have these endings
 _HERE = ("localhost", "127.0.0.1")
-HERE = "RANKLESS_HERE"
-"""The environment variable with the name of this machine in ``--hosts``, if it coordinates a detached run."""
+HERE = "RANKLESS_HERE"  # the name of this machine in --hosts, if it coordinates a detached run
 
 
 @dataclass(frozen=True)
 class Host:
-    """One host of a training run.
+    """One host of a training run."""
 
-    Attributes:
-        name: name, address, ``user@name``, or alias from the user's SSH configuration.
-        devices: number of devices to use; None uses all devices.
-        data: path of the data on the host; empty to use the recipe's path.
-    """
-
-    name: str
-    devices: int | None = None
-    data: str = ""
+    name: str  # name, address, user@name, or alias from the user's SSH configuration
+    devices: int | None = None  # None for all
+    data: str = ""  # path of the data on the host; empty for the recipe's path
 
     def __str__(self) -> str:
-        """Return the host as written in ``--hosts``."""
         return ":".join([self.name, str(self.devices or ""), self.data]).rstrip(":")
 
     @property
@@ -51,10 +43,9 @@ class Host:
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Parse the value of ``--hosts``: hosts separated by commas, or a file with one host per line.
+    """Parse hosts ``NAME[:DEVICES[:DATA]]``, separated by commas or in a file with one host per line.
 
-    A host is ``NAME[:DEVICES[:DATA]]``, and ``#`` starts a comment in a file. Raise a UserError that lists
-    all invalid and repeated entries.
+    Raise a UserError that lists all invalid and repeated entries.
     """
     path = Path(text)
     problems: list[str] = []
@@ -103,7 +94,6 @@ def _lines(path: Path) -> Sequence[str]:
 
 
 def _host(entry: str) -> Host:
-    """Parse one entry of ``--hosts``; raise a ValueError that describes the problem."""
     if _is_ipv6(entry):
         raise ValueError(f"an IPv6 address needs brackets; expected [{entry}] or [{entry}]:DEVICES")
     found = _NAME.match(entry)
@@ -121,7 +111,7 @@ def _host(entry: str) -> Host:
 
 
 def ssh_words(text: str) -> list[str]:
-    """Split the value of ``--ssh``, a command with options, into words."""
+    """Split the value of ``--ssh`` into words."""
     try:
         words = shlex.split(text)
     except ValueError as error:

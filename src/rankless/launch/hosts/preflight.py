@@ -26,18 +26,11 @@ from rankless.recipe.schema import Recipe
 
 @dataclass(frozen=True)
 class Training:
-    """A training run on several hosts.
-
-    Attributes:
-        wanted: options of the user.
-        recipe: recipe with the path of the data as the user gave it.
-        run: run directory, which is the same on every host.
-        launched: time and command of this start.
-    """
+    """A training run on several hosts."""
 
     wanted: Wanted
-    recipe: Recipe
-    run: Path
+    recipe: Recipe  # with the path of the data as the user gave it
+    run: Path  # the same on every host
     launched: dict[str, Any] = field(default_factory=dict)
 
     def json(self, member: Member) -> str:
@@ -66,10 +59,7 @@ class Training:
         )
 
     def shares(self, members: Sequence[Member]) -> dict[int, int]:
-        """Return the number of ranks on each host by index, with at most one rank per micro-batch in total.
-
-        Raise a UserError if a host would have no rank.
-        """
+        """Return the number of ranks on each host by index, in total at most one per micro-batch."""
         most = self.recipe.batch.micro_batches
         refuse_idle("--hosts has {} hosts", [len(members)], self.recipe)
         counts = self.devices_of(members)
@@ -78,10 +68,7 @@ class Training:
         return counts
 
     def devices_of(self, members: Sequence[Member]) -> dict[int, int]:
-        """Return the number of devices to use on each host by index; some devices may have no work.
-
-        Raise a UserError if a host has too few devices.
-        """
+        """Return the number of devices to use on each host by index; some devices may have no work."""
         counts, problems = {}, []
         for member in members:
             own = member.facts["devices"] or max(member.facts["cores"] // self.recipe.threads, 1)
@@ -105,7 +92,7 @@ _MAY_DIFFER = ("python", "NVIDIA driver")
 
 @dataclass(frozen=True)
 class Difference:
-    """A property (``what``) that differs between hosts, with its ``values`` and a ``fix``."""
+    """A difference between hosts."""
 
     what: str
     values: str
@@ -113,13 +100,13 @@ class Difference:
 
 
 def problems(members: Sequence[Member]) -> list[str]:
-    """Return a sentence for each problem that prevents these hosts from training together."""
+    """Return a message for each problem that prevents these hosts from training together."""
     found = [f"{member.name}: {text}" for member in members for text in member.facts["problems"]]
     by_machine: dict[str, list[str]] = {}
     for member in members:
         by_machine.setdefault(member.facts.get("machine") or member.name, []).append(member.name)
     found += [
-        f"{', '.join(same)}: are the same machine; give it only once, as in {same[0]}:{len(same)}"
+        f"{', '.join(same)}: are the same machine; use it only once, as in {same[0]}:{len(same)}"
         for same in by_machine.values()
         if len(same) > 1
     ]
@@ -127,10 +114,9 @@ def problems(members: Sequence[Member]) -> list[str]:
 
 
 def warnings(members: Sequence[Member]) -> list[str]:
-    """Return a sentence for each difference between hosts that may change bits."""
+    """Return a message for each difference between hosts that may change bits."""
     return [
-        f"{d.what} is {d.values}: these round differently, so the weights depend on which host computes "
-        f"what; {d.fix}"
+        f"{d.what} is {d.values}: these round differently, so the weights depend on the hosts; {d.fix}"
         for d in rounding(members)
     ]
 
@@ -191,7 +177,7 @@ def _by_value(values: Mapping[str, str]) -> str:
 
 
 def connect(pool: HostPool) -> None:
-    """Connect to all hosts; raise a UserError if any hosts cannot be used."""
+    """Connect to all hosts; raise a UserError if any host cannot be used."""
     pool.connect(pool.members)
     pool.wait_ready()
     if missing := [member for member in pool.members if member.lost]:
@@ -202,10 +188,7 @@ def connect(pool: HostPool) -> None:
 
 
 def compare(pool: HostPool, training: Training, members: Sequence[Member]) -> list[str]:
-    """Compare the properties of hosts, and return warnings about differences that may change bits.
-
-    Raise a UserError if the hosts cannot train together.
-    """
+    """Compare the properties of hosts, and return warnings about differences that may change bits."""
     replies = must(pool, members, lambda m: messages.Facts(recipe=training.json(m), run=str(training.run)))
     for member in members:
         member.facts = replies[member.index].value
@@ -215,30 +198,23 @@ def compare(pool: HostPool, training: Training, members: Sequence[Member]) -> li
     return warnings(known)
 
 
-def _choose_run(pool: HostPool, name: str) -> Path:
-    run, number = Path("runs") / name, 1
-    while any(reply.exists for reply in must(pool, pool.members, messages.Holds(run=str(run))).values()):
+def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
+    """Return the training run, and the host with the newest checkpoint."""
+    run, number = wanted.run or Path("runs") / wanted.name, 1
+    while True:
+        replies = must(pool, pool.members, messages.Holds(run=str(run)))
+        if wanted.run or not any(reply.exists for reply in replies.values()):
+            break
         number += 1
-        run = run.with_name(f"{name}-{number}")
-    return run
-
-
-def _newest_holder(pool: HostPool, run: Path, *, resume: bool) -> Member:
-    replies = must(pool, pool.members, messages.Holds(run=str(run)))
+        run = run.with_name(f"{wanted.name}-{number}")
     for member in pool.members:
         member.holds = replies[member.index]
-    if resume and not any(member.holds.has_run for member in pool.members):
+    if wanted.resume and not any(member.holds.has_run for member in pool.members):
         raise UserError(
             f"{run}: nothing to resume on {names(pool.members)}: there is no recipe.yaml and no checkpoint; "
             "give the directory of an existing run, or remove --resume"
         )
-    return max(pool.members, key=lambda m: (m.holds.step or 0, m.holds.has_run, -m.index))
-
-
-def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
-    """Return the training run, and the host with the newest checkpoint."""
-    run = wanted.run or _choose_run(pool, wanted.name)
-    newest = _newest_holder(pool, run, resume=wanted.resume)
+    newest = max(pool.members, key=lambda m: (m.holds.step or 0, m.holds.has_run, -m.index))
     recipe = wanted.recipe
     if recipe is None:
         command = messages.Recipe(run=str(run), overrides=list(wanted.overrides))
@@ -327,7 +303,6 @@ def must(pool: HostPool, members: Sequence[Member], command: Commands[A]) -> dic
 
 
 def refuse_lost(members: Sequence[Member]) -> None:
-    """Raise a UserError if any hosts are lost."""
     if lost := [f"{m.name}: {m.lost}; check that it is up and try again" for m in members if m.lost]:
         raise UserError(lost)
 
@@ -342,5 +317,4 @@ def behind(pool: HostPool, members: Sequence[Member], run: str) -> dict[str, str
 
 
 def names(members: Sequence[Member]) -> str:
-    """Return the names of hosts, separated by commas."""
     return ", ".join(member.name for member in members)

@@ -1,7 +1,7 @@
 """Find the addresses at which hosts reach each other by connecting to them.
 
-Names are not reliable: a host's name may resolve to 127.0.1.1 on that host, and to an address in another
-network or of a container bridge elsewhere.
+Names are not reliable: a host's name may resolve to 127.0.1.1 on that host, and elsewhere to an address in
+another network or of a container bridge.
 """
 
 from __future__ import annotations
@@ -36,11 +36,9 @@ class Listener:
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def ports(self) -> dict[str, int]:
-        """Return the listener's port on each address."""
         return {address: listener.getsockname()[1] for address, listener in self.sockets.items()}
 
     def close(self) -> None:
-        """Stop listening on all addresses."""
         for listener in self.sockets.values():
             if self.echo:
                 with suppress(OSError):
@@ -66,11 +64,10 @@ class Listener:
 
 
 def attempt(address: str, port: int, *, large: bool) -> dict[str, Any]:
-    """Connect to a :class:`Listener`.
+    """Connect to a :class:`Listener`, and return this machine's address as ``source``, or ``failed``.
 
-    Return this machine's address as ``source``, or the reason for a failure as ``failed``. If ``large``, send
-    more than one packet, and also return the ``interface``, its ``mtu``, and whether the bytes came back
-    (``large``).
+    If ``large``, send more than one packet, and also return the ``interface``, its ``mtu``, and whether the
+    bytes came back (``large``).
     """
     try:
         connection = socket.create_connection((address, port), timeout=WAIT)
@@ -88,16 +85,11 @@ def attempt(address: str, port: int, *, large: bool) -> dict[str, Any]:
 
 
 def probe(targets: Mapping[str, Mapping[str, Any]], *, large: bool) -> dict[str, dict[str, Any]]:
-    """Try to connect to other hosts at all their addresses at the same time.
+    """Connect to other hosts at all their addresses at the same time.
 
-    Args:
-        targets: for each host, the ``ports`` of its :class:`Listener` by address, and its ``host`` name,
-            which is resolved unless it is empty.
-        large: as for :func:`attempt`.
-
-    Returns:
-        For each host, ``tried``, the results of :func:`attempt` by address, and ``resolved``, the addresses
-        that its name has on this machine.
+    ``targets`` maps each host to the ``ports`` of its :class:`Listener` by address, and its ``host`` name,
+    which is resolved unless it is empty. For each host, return the results of :func:`attempt` by address as
+    ``tried``, and the addresses of its name as ``resolved``.
     """
     # An address that this machine also has, such as that of a container bridge, does not lead to the host.
     own = own_addresses()

@@ -2,7 +2,7 @@
 
 It needs only Python 3.8 or newer. It reads requests as lines of JSON from standard input and writes events to
 standard output, both over SSH. The input is a lease: if it ends or is silent for some seconds, because the
-network is down or the client was killed, the process is asked to exit. After a grace period, all its
+network is down or the client was killed, the process is told to exit. After a grace period, all its
 descendants are killed, so that nothing keeps running on a host.
 """
 
@@ -68,7 +68,7 @@ class Supervisor:
             self.step()
 
     def serve(self) -> None:
-        """Serve the client until the process was asked to exit and has exited."""
+        """Serve the client until the process was told to exit and has exited."""
         while True:
             self.step()
             now = time.monotonic()
@@ -168,7 +168,6 @@ class Supervisor:
                 self.names[pipe.fileno()] = name
 
     def input(self, text: str) -> None:
-        """Write a line to the process's standard input."""
         if self.child is not None:
             self.asked += text.encode() + b"\n"
 
@@ -188,7 +187,7 @@ class Supervisor:
             shutil.rmtree(beside, ignore_errors=True)
 
     def end(self, grace: float) -> None:
-        """Tell the process to end; after ``grace`` seconds, kill it."""
+        """Tell the process to end, and kill it after ``grace`` seconds."""
         at = time.monotonic() + grace
         if self.kill_at is None or at < self.kill_at:
             self.kill_at = at
@@ -203,7 +202,6 @@ class Supervisor:
         self.end(GRACE)
 
     def forward(self, descriptor: int) -> None:
-        """Send output of the process to the client."""
         data = os.read(descriptor, 1 << 16)
         if data:
             self.send(**{self.names[descriptor]: base64.b64encode(data).decode()})
@@ -211,7 +209,6 @@ class Supervisor:
             del self.names[descriptor]
 
     def send(self, **event: Any) -> None:
-        """Queue an event for the client."""
         if not self.gone:
             self.waiting += json.dumps(event).encode() + b"\n"
 
@@ -254,7 +251,7 @@ def kill_all() -> None:
 
 
 def descendants() -> set[int]:
-    """Return the ids of all living descendants of this process."""
+    """Return the process IDs of all living descendants of this process."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

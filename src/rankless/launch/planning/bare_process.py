@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Train on request until standard input ends."""
     return serve_requests("bare loop", _train)
 
 

@@ -23,7 +23,7 @@ from rankless.launch.devices import visible
 from rankless.launch.local import ranks_for
 from rankless.launch.opening import begin, checked, with_precision
 from rankless.launch.planning.bare_process import PURE
-from rankless.launch.planning.measurement_worker import MeasurementProcess, guarded
+from rankless.launch.planning.measurement_worker import MeasurementProcess, guarded, rank_variables
 from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
@@ -37,19 +37,12 @@ _USABLE = 0.9  # fraction of the free memory; other programs need some, too
 
 @dataclass(frozen=True)
 class Shares:
-    """The parts of a step on rank 0, as fractions (0–1) of its duration.
+    """The parts of a step on rank 0, as fractions (0–1) of its duration."""
 
-    Attributes:
-        compute: forward and backward passes.
-        waiting: waiting for images.
-        network: exchanging data with other ranks, including the wait for them.
-        other: optimizer, weight averaging and journal.
-    """
-
-    compute: float
+    compute: float  # forward and backward passes
     waiting: float
-    network: float
-    other: float
+    network: float  # exchanging data with other ranks, including the wait for them
+    other: float  # optimizer, weight averaging and journal
 
 
 class _Processes(ExitStack):
@@ -87,19 +80,14 @@ class Ranks(_Processes):
         run.path.mkdir()
         begin(run, self.recipe)
         for rank in range(self.ranks):
-            of_rank = {"RANK": rank, "LOCAL_RANK": rank}
-            of_all = {"WORLD_SIZE": self.ranks, "LOCAL_WORLD_SIZE": self.ranks}
-            self.processes.append(
-                self.enter_context(
-                    MeasurementProcess(
-                        "bench_rank",
-                        f"training with {counted(self.ranks, 'device')}",
-                        self.log,
-                        variables={name: str(value) for name, value in {**of_rank, **of_all}.items()},
-                        arguments=(str(run.path), str(self.folder / "meeting")),
-                    )
-                )
+            process = MeasurementProcess(
+                "bench_rank",
+                f"training with {counted(self.ranks, 'device')}",
+                self.log,
+                variables=rank_variables(rank, self.ranks),
+                arguments=(str(run.path), str(self.folder / "meeting")),
             )
+            self.processes.append(self.enter_context(process))
         try:
             for process in self.processes:
                 process.ask(to_json(self.recipe))
@@ -153,18 +141,17 @@ class Bare(_Processes):
         self._usual: dict[Mode, float] = {}
 
     def largest(self, images: int) -> int:
-        """Return the largest batch, of at most ``images`` images, for which the memory suffices."""
+        """Return the size of the largest batch that fits into memory, at most ``images``."""
         while True:
+            over: list[int] = []
             try:
                 self._start()
                 with guarded(self.processes[0].pid, self._free()) as over:
                     self.turn((images, self.recipe.precision), 0.0)
                 return images
-            except ShortageError:
-                if images <= self.recipe.batch.micro:
-                    raise
-            except UserError:
-                if not over or images <= self.recipe.batch.micro:
+            except UserError as error:
+                is_shortage = isinstance(error, ShortageError) or over
+                if not is_shortage or images <= self.recipe.batch.micro:
                     raise
             self.processes.pop().end()
             images = self._smaller(images)
@@ -212,53 +199,47 @@ _BUILT_IN = "digits"
 
 @dataclass(frozen=True)
 class Speed:
-    """The training speed of Rankless, or of the plain loop in one mode.
+    """The training speed of Rankless, or of the plain loop in one mode."""
 
-    Attributes:
-        what: ``rankless`` or ``plain``.
-        images: number of images at a time (Rankless's micro-batch or the plain loop's batch).
-        precision: compute precision.
-        best, median: images per second in the fastest and in the median step.
-        beside: best and median speed relative to the plain loop's first mode.
-        memory: peak memory of a process or a GPU in bytes.
-    """
-
-    what: str
-    images: int
+    what: str  # rankless or plain
+    images: int  # number of images at a time (Rankless's micro-batch or the plain loop's batch)
     precision: str
-    best: float
-    median: float
-    beside: tuple[float, float]
-    memory: int
+    best: float  # images per second in the fastest step
+    median: float  # images per second in the median step
+    beside: tuple[float, float]  # best and median speed relative to the plain loop's first mode
+    memory: int  # peak memory of a process or a GPU in bytes
 
 
 @dataclass(frozen=True)
 class Bench:
-    """The result of :func:`bench`.
-
-    Attributes:
-        recipe: measured recipe with its precision resolved.
-        devices, workers: number of ranks, and number of loader processes per rank.
-        cores: number of usable cores on this machine.
-        step: median duration of a Rankless step in seconds.
-        shares: parts of a Rankless step.
-        speeds: speed of Rankless, of the plain loop with its largest batch, and of the plain loop in other
-            modes.
-        notes: remarks about the figures.
-    """
+    """The result of :func:`bench`."""
 
     recipe: Recipe
     devices: int
     workers: int
-    cores: int
-    step: float
+    cores: int  # usable cores on this machine
+    step: float  # median duration of a Rankless step in seconds
     shares: Shares
-    speeds: list[Speed]
+    speeds: list[Speed]  # of Rankless, of the plain loop with its largest batch, and in other modes
     notes: list[str]
 
     def advice(self) -> list[tuple[str, str]]:
         """Return pairs of a recipe key or option and advice about it, starting with the most useful."""
-        return [*_images(self), *_micro(self), *_precision(self), *_network(self), *_other(self)]
+        found = [*_images(self), *_micro(self), *_precision(self)]
+        shares = self.shares
+        if shares.network >= _NETWORK:
+            text = (
+                f"{shares.network:.0%} of a step is spent waiting for other devices: fewer devices or a "
+                "larger batch.images may be better; `rankless plan` predicts the speed"
+            )
+            found.append(("--devices", text))
+        if shares.other >= _OTHER:
+            text = (
+                f"{shares.other:.0%} of a step is spent on the optimizer and other work that is done once "
+                "per step: a larger batch needs fewer steps, which changes the weights"
+            )
+            found.append(("batch.images", text))
+        return found
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as plain data, in seconds, bytes and images per second."""
@@ -276,7 +257,7 @@ class Bench:
         }
 
     def what(self) -> str:
-        """Return a phrase about the devices and the batch."""
+        """Describe the devices and the batch."""
         batch, on_cpu = self.recipe.batch, compute_device().type == "cpu"
         ranks = counted(self.devices, "process", "processes") if on_cpu else counted(self.devices, "GPU")
         return f"{ranks}, {batch.images} images per step in micro-batches of {batch.micro}"
@@ -354,35 +335,13 @@ def _precision(found: Bench) -> Iterator[tuple[str, str]]:
             )
 
 
-def _network(found: Bench) -> Iterator[tuple[str, str]]:
-    if found.shares.network >= _NETWORK:
-        yield (
-            "--devices",
-            f"{found.shares.network:.0%} of a step is spent waiting for other devices: fewer devices or a "
-            "larger batch.images may be better; `rankless plan` predicts the speed",
-        )
-
-
-def _other(found: Bench) -> Iterator[tuple[str, str]]:
-    if found.shares.other >= _OTHER:
-        yield (
-            "batch.images",
-            f"{found.shares.other:.0%} of a step is spent on the optimizer and other work that is done once "
-            "per step: a larger batch needs fewer steps, which changes the weights",
-        )
-
-
 def bench(
     recipe: Recipe, devices: int | None, seconds: float, say: Callable[[str], None], pure: bool = False
 ) -> Bench:
     """Train a recipe with Rankless and with a plain loop in turns, and compare the speeds.
 
-    Args:
-        recipe: the recipe to measure.
-        devices: number of devices that share a step; None uses as many as training would.
-        seconds: approximate measuring time without startup.
-        say: called with a progress line before each slow part.
-        pure: whether to also measure the plain loop in half precision without float32 weights.
+    By default, as many ``devices`` share a step as in training. The measurement takes about ``seconds`` and
+    the startup. With ``pure``, the plain loop is also measured in half precision without float32 weights.
     """
     recipe, _ = checked(recipe, None, [])
     busy = os.getloadavg()[0] > usable_cores() / 2  # before this function starts processes

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Train on request until standard input ends."""
     hold_freed_memory()
     return serve_requests("bench", _train)
 
@@ -53,18 +52,16 @@ class Timing(Sink):
         self.last: Mapping[str, Any] = {}
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Keep the timing of a step."""
         self.last = entry["timing"]
 
 
 class Turns:
     """An observer that measures every step and pauses the training between turns.
 
-    Args:
-        question: function that returns the number of steps in the next turn.
-        answer: called with the measurements of each step: its duration (``seconds``), the time spent waiting
-            for images (``waited``) and for other ranks (``network``), and the time from the first image to
-            the summed gradients (``accumulated``), which includes both waits.
+    ``question`` returns the number of steps in the next turn. ``answer`` gets the measurements of each step:
+    its duration (``seconds``), the time spent waiting for images (``waited``) and for other ranks
+    (``network``), and the time from the first image to the summed gradients (``accumulated``), which includes
+    both waits.
     """
 
     def __init__(self, question: Callable[[], Any], answer: Callable[[Any], None]) -> None:

@@ -30,19 +30,12 @@ _TOO_SMALL = "too small: batch norm sees one value per channel"
 
 @dataclass(frozen=True)
 class Tried:
-    """The result for one size of a micro-batch or, with ``batch_norm: sync``, of a device's share of a step.
-
-    Attributes:
-        micro: size in images.
-        memory: peak memory of a device in bytes; None if not measured.
-        speed: images per second of a device; None if the size does not fit.
-        problem: reason why the size does not fit; empty if it fits.
-    """
+    """The result for one size of a micro-batch (a device's share of a step with ``batch_norm: sync``)."""
 
     micro: int
-    memory: int | None = None
-    speed: float | None = None
-    problem: str = ""
+    memory: int | None = None  # peak memory of a device in bytes; None if not measured
+    speed: float | None = None  # images per second of a device; None if the size does not fit
+    problem: str = ""  # why the size does not fit; empty if it fits
 
     @property
     def too_small(self) -> bool:
@@ -52,25 +45,16 @@ class Tried:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The result of :func:`fit`.
-
-    Attributes:
-        recipe: recipe with its precision resolved.
-        devices: number of devices that share a step; processes on a CPU also share the memory.
-        free: available memory of each device in bytes.
-        sees: whether the model has batch norms that compute statistics of each micro-batch.
-        tried: results by increasing size.
-    """
+    """The result of :func:`fit`."""
 
     recipe: Recipe
-    devices: int
-    free: int
-    sees: bool
+    devices: int  # number of devices that share a step; processes on a CPU also share the memory
+    free: int  # available memory of each device in bytes
+    sees: bool  # whether the model has batch norms that compute statistics of each micro-batch
     tried: list[Tried]
 
     @property
     def largest(self) -> Tried:
-        """The largest size that fits into memory."""
         return [one for one in self.tried if not one.problem][-1]
 
     @property
@@ -132,10 +116,7 @@ class Fitted:
 def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitted:
     """Find the largest micro-batch by training steps of increasing size in separate processes.
 
-    Args:
-        recipe: the recipe to train.
-        devices: number of devices that share a step; None uses as many as training would.
-        say: called with a progress line before each slow part.
+    By default, as many ``devices`` share a step as in training. ``say`` is called with progress lines.
     """
     recipe, _ = checked(recipe, None, [])
     recipe = with_precision(resolve_recipe(recipe))
@@ -143,7 +124,8 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
     on_cpu = compute_device().type == "cpu"
     free = int(_USABLE * memory.available() / ranks) if on_cpu else int(torch.cuda.mem_get_info()[0])
     is_sync = recipe.batch_norm == "sync"
-    sizes = _shares(recipe.batch) if is_sync else _sizes(recipe.batch.images, ranks)
+    shares = [recipe.batch.micro * count for count in range(1, recipe.batch.micro_batches + 1)]
+    sizes = shares if is_sync else _sizes(recipe.batch.images, ranks)
     search = _Search(_with_largest_inputs(recipe), free, on_cpu, say)
     search.run(sizes)
     tried = sorted(search.tried.values(), key=lambda one: one.micro)
@@ -169,10 +151,6 @@ def _sizes(images: int, ranks: int) -> list[int]:
     return [size for size in range(1, images // ranks + 1) if images % size == 0]
 
 
-def _shares(batch: Batch) -> list[int]:
-    return [batch.micro * count for count in range(1, batch.micro_batches + 1)]
-
-
 def _with_largest_inputs(recipe: Recipe) -> Recipe:
     sizes = getattr(open_task(recipe).training_data(), "step_sizes", None)
     model, data = replace(recipe.model, freeze=0), recipe.data
@@ -182,18 +160,11 @@ def _with_largest_inputs(recipe: Recipe) -> Recipe:
 
 
 class _Search:
-    """A search for the largest size that fits into memory.
-
-    Attributes:
-        tried: the results by size.
-        sees: whether the model has a batch norm in training mode.
-    """
-
     def __init__(self, recipe: Recipe, free: int, on_cpu: bool, say: Callable[[str], None]) -> None:
         self.recipe, self.free, self.on_cpu, self.say = recipe, free, on_cpu, say
         self.is_sync = recipe.batch_norm == "sync"
         self.tried: dict[int, Tried] = {}
-        self.sees = False
+        self.sees = False  # whether the model has a batch norm in training mode
 
     def run(self, sizes: Sequence[int]) -> None:
         """Double the size until it does not fit into memory, and then bisect."""

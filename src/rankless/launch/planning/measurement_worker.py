@@ -34,7 +34,7 @@ class MeasurementProcess:
     Args:
         module: the module of this package to run, which calls :func:`serve_requests`.
         what: the name of the measurement in error messages.
-        log: the file for the process's standard error.
+        log: the file for standard error.
         instead: advice on an alternative to the measurement, for error messages.
         variables: additional environment variables.
         arguments: command-line arguments of the module.
@@ -61,7 +61,6 @@ class MeasurementProcess:
 
     @property
     def pid(self) -> int:
-        """The process ID."""
         return self._process.pid
 
     def ask(self, value: Any) -> None:
@@ -84,7 +83,6 @@ class MeasurementProcess:
         return answer
 
     def end(self) -> None:
-        """Kill the process."""
         self._process.kill()
         self._process.communicate()
 
@@ -98,6 +96,12 @@ class MeasurementProcess:
 def environment() -> dict[str, str]:
     """Return this process's environment variables without those that a launcher sets for ranks."""
     return {name: value for name, value in os.environ.items() if name not in _OF_A_LAUNCHER}
+
+
+def rank_variables(rank: int, ranks: int) -> dict[str, str]:
+    """Return the environment variables of a rank on a single machine."""
+    own, every = str(rank), str(ranks)
+    return {"RANK": own, "LOCAL_RANK": own, "WORLD_SIZE": every, "LOCAL_WORLD_SIZE": every}
 
 
 def died(what: str, code: int, log: IO[bytes], instead: str = "") -> UserError:
@@ -159,10 +163,8 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
 def serve_requests(name: str, body: Callable[[Callable[[], Any], Callable[[Any], None]], None]) -> int:
     """Run ``body`` in a process started by :class:`MeasurementProcess`, and return the exit code.
 
-    Args:
-        name: the name of the process.
-        body: called with a function that returns the next request (or raises EOFError if there is none) and
-            a function that sends an answer.
+    ``body`` is called with a function that returns the next request (or raises EOFError if there is none) and
+    a function that sends an answer.
     """
     die_with_parent(os.getppid())
     name_process(name)

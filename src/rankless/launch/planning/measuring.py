@@ -14,7 +14,14 @@ from typing import IO, Any
 from rankless.engine.workers import loader_processes
 from rankless.errors import UserError
 from rankless.hardware.compute_device import compute_device
-from rankless.launch.planning.measurement_worker import PACKAGE, MeasurementProcess, died, environment, quick
+from rankless.launch.planning.measurement_worker import (
+    PACKAGE,
+    MeasurementProcess,
+    died,
+    environment,
+    quick,
+    rank_variables,
+)
 from rankless.launch.planning.model import OVERHEAD, Bucket, Link, Workload
 from rankless.launch.planning.network_process import SIZES
 from rankless.recipe.load import to_json
@@ -102,7 +109,7 @@ class Steps:
 
 @contextmanager
 def opened_steps(recipe: Recipe, processes: int) -> Iterator[Steps]:
-    """Start ``processes`` processes that measure the steps of a resolved recipe."""
+    """Yield the steps of a resolved recipe, to be measured in ``processes`` processes."""
     with tempfile.TemporaryFile() as log, ExitStack() as stack:
         yield Steps(recipe, [stack.enter_context(StepProcess(recipe, log)) for _ in range(processes)])
 
@@ -130,10 +137,8 @@ def loopback() -> Exchanged:
         ranks = []
         try:
             for rank in range(2):
-                own = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-                ranks.append(
-                    subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env={**variables, **own})
-                )
+                env = {**variables, **rank_variables(rank, 2)}
+                ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=env))
             output = ranks[0].communicate(timeout=_LIMIT)[0]
             codes = [process.wait(_LIMIT) for process in ranks]
         except subprocess.TimeoutExpired:

@@ -32,58 +32,33 @@ SIGMA = 0.1
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that are exchanged together.
-
-    Attributes:
-        size: number of bytes.
-        ready: fraction (0–1) of the last backward pass after which they are computed.
-    """
+    """Gradients that are exchanged together."""
 
     size: int
-    ready: float
+    ready: float  # fraction (0–1) of the last backward pass after which they are computed
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The durations (in seconds) and sizes of a step on one device while all other devices are idle.
-
-    Attributes:
-        micro_batches: number of micro-batches per step.
-        micro: number of images per micro-batch.
-        images: number of images per epoch.
-        load: time to load one micro-batch in one process.
-        forward, backward: time of each pass over one micro-batch.
-        last: time of the last backward pass of the step, including the copies into buckets.
-        update: time after the last backward pass (clipping, optimizer, norms, average).
-        add: time to add two gradients, per byte of one gradient.
-        buckets: gradient buckets in the order in which they become ready.
-        totals: bytes of counts and statistics that are exchanged in addition to the gradients.
-        norms: bytes of each batch norm that is computed over the whole batch (``batch_norm: sync``).
-        workers: number of loader processes per rank; 0 loads between the micro-batches.
-    """
+    """The durations (in seconds) and sizes of a step on one device while all other devices are idle."""
 
     micro_batches: int
-    micro: int
+    micro: int  # number of images per micro-batch
     images: int
-    load: float
-    forward: float
-    backward: float
-    last: float
-    update: float
-    add: float
-    buckets: tuple[Bucket, ...]
-    totals: int = 0
-    norms: tuple[int, ...] = ()
-    workers: int = 0
+    load: float  # time to load one micro-batch in one process
+    forward: float  # time of the forward pass of one micro-batch
+    backward: float  # time of the backward pass of one micro-batch
+    last: float  # time of the last backward pass of the step, including the copies into buckets
+    update: float  # time after the last backward pass (clipping, optimizer, norms, average)
+    add: float  # time to add two gradients, per byte of one gradient
+    buckets: tuple[Bucket, ...]  # gradient buckets in the order in which they become ready
+    totals: int = 0  # bytes of counts and statistics that are exchanged in addition to the gradients
+    norms: tuple[int, ...] = ()  # bytes of each batch norm over the whole batch (batch_norm: sync)
+    workers: int = 0  # number of loader processes per rank; 0 loads between the micro-batches
 
     @property
     def gradients(self) -> int:
-        """The size of one set of gradients in bytes."""
         return sum(bucket.size for bucket in self.buckets)
-
-    def with_micro_batches(self, count: int) -> Workload:
-        """Return the workload with a global batch of ``count`` micro-batches."""
-        return replace(self, micro_batches=count)
 
     def computing(self, micro_batches: int) -> float:
         """Return the time in seconds that a rank takes to compute ``micro_batches`` on an idle machine."""
@@ -95,22 +70,13 @@ class Workload:
 
 @dataclass(frozen=True)
 class Link:
-    """The connection between two devices.
+    """The connection between two devices."""
 
-    Attributes:
-        bandwidth: bytes per second of each device, and of each machine's link to the network.
-        latency: seconds from the call that sends a message until its first byte arrives (α).
-        overlaps: whether transfers overlap with computing; False for the loopback interface, where the cores
-            move the bytes.
-        in_parts: whether buckets are exchanged in parts, and gathers overlap with other operations (gloo).
-        copy: seconds to copy or add a byte in memory that the ranks share; 0 if they share none.
-    """
-
-    bandwidth: float
-    latency: float
-    overlaps: bool = True
-    in_parts: bool = False
-    copy: float = 0.0
+    bandwidth: float  # bytes per second of each device, and of each machine's link to the network
+    latency: float  # seconds from the call that sends a message until its first byte arrives (α)
+    overlaps: bool = True  # with computing; False for the loopback interface, where the cores move the bytes
+    in_parts: bool = False  # exchanges buckets in parts and overlaps gathers with other operations (gloo)
+    copy: float = 0.0  # seconds to copy or add a byte in memory that the ranks share; 0 if they share none
 
     @property
     def overhead(self) -> float:
@@ -129,19 +95,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Machine:
-    """The properties of each machine.
+    """The properties of each machine."""
 
-    Attributes:
-        devices: number of devices per machine.
-        slots: number of devices that can compute at the same time; None means all devices.
-        contention: factor by which computing slows down when all slots are busy.
-        inside: link between devices if all are on one machine; None uses the network's link.
-    """
-
-    devices: int
-    slots: int | None = None
-    contention: float = 1.0
-    inside: Link | None = None
+    devices: int  # number of devices per machine
+    slots: int | None = None  # number of devices that can compute at the same time; None means all devices
+    contention: float = 1.0  # factor by which computing slows down when all slots are busy
+    inside: Link | None = None  # between devices of a single machine; None uses the network's link
 
     def slowdown(self, busy: int) -> float:
         """Return the factor by which ``busy`` devices of a machine slow down each other's computing."""
@@ -158,24 +117,16 @@ class Machine:
 
 @dataclass(frozen=True)
 class Layout:
-    """The distribution of ranks over machines, and of the nodes of the summation tree over ranks.
-
-    Attributes:
-        world: number of ranks.
-        here: number of ranks per machine.
-        most, least: largest and smallest number of nodes that a rank owns.
-        nodes: total number of nodes.
-    """
+    """The distribution of ranks over machines, and of the nodes of the summation tree over ranks."""
 
     world: int
-    here: int
-    most: int = 1
-    least: int = 1
+    here: int  # number of ranks per machine
+    most: int = 1  # largest number of nodes that a rank owns
+    least: int = 1  # smallest number of nodes that a rank owns
     nodes: int = 0
 
     @property
     def machines(self) -> int:
-        """The number of machines."""
         return -(-self.world // self.here)
 
 
@@ -328,32 +279,19 @@ def _whole(layout: Layout, link: Link, add: float, size: int) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """The prediction for one number of devices, with times in seconds.
-
-    Attributes:
-        devices, machines: number of devices and number of machines.
-        batch: global batch in images, which is larger than the recipe's if there are too few micro-batches.
-        step: time of a step with the fixed tree.
-        network: part of the step spent waiting for the network.
-        ring: time of a step with ring all-reduces in place of the tree.
-        images_per_second: speed of all devices together.
-        epoch: time of one epoch.
-        efficiency: speed per device relative to one device alone (0–1).
-        loading: images per second that the loader processes of a machine must deliver.
-        loaders: number of loader processes needed per machine; None if loading was not measured.
-    """
+    """The prediction for one number of devices, with times in seconds."""
 
     devices: int
     machines: int
-    batch: int
-    step: float
-    network: float
-    ring: float
-    images_per_second: float
+    batch: int  # images; more than in the recipe if that has too few micro-batches
+    step: float  # time of a step with the fixed tree
+    network: float  # part of the step spent waiting for the network
+    ring: float  # time of a step with ring all-reduces in place of the tree
+    images_per_second: float  # speed of all devices together
     epoch: float
-    efficiency: float
-    loading: float
-    loaders: int | None
+    efficiency: float  # speed per device relative to one device alone (0–1)
+    loading: float  # images per second that the loader processes of a machine must deliver
+    loaders: int | None  # number of loader processes needed per machine; None if loading was not measured
 
     @property
     def network_share(self) -> float:
@@ -372,7 +310,7 @@ class Row:
 
 def row(work: Workload, machine: Machine, link: Link, devices: int) -> Row:
     """Predict a step on ``devices`` devices; the batch grows to at least one micro-batch per device."""
-    grown = work.with_micro_batches(max(work.micro_batches, devices))
+    grown = replace(work, micro_batches=max(work.micro_batches, devices))
     ranks = layout(devices, machine.devices, grown.micro_batches)
     slowdown = machine.slowdown(ranks.here)
     if ranks.machines == 1 and machine.inside is not None:

@@ -29,7 +29,6 @@ _TIMES = (90, 30, 15)
 
 
 def main() -> int:
-    """Measure exchanges with the other process."""
     die_with_parent(os.getppid())
     name_process("network")
     import torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -75,24 +75,15 @@ class Checked:
 
 @dataclass(frozen=True)
 class Plan:
-    """The result of :func:`plan`.
-
-    Attributes:
-        work, machine, link: inputs of the performance model.
-        asked: prediction for the requested number of devices.
-        rows: predictions for 1 to 4,096 devices.
-        assumptions: sources of the inputs, as sentences.
-        advice: advice on a larger global batch, as sentences.
-        checks: comparisons with measurements.
-    """
+    """The result of :func:`plan`."""
 
     work: Workload
     machine: Machine
     link: Link
     asked: Row
     rows: list[Row]
-    assumptions: list[str]
-    advice: list[str]
+    assumptions: list[str]  # sources of the inputs, as sentences
+    advice: list[str]  # advice on a larger global batch, as sentences
     checks: list[Checked] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -114,10 +105,7 @@ class Plan:
 
 
 def plan(recipe: Recipe, options: PlanOptions, say: Callable[[str], None]) -> Plan:
-    """Predict the speed on more devices, and measure the inputs that the options do not give.
-
-    ``say`` is called with a progress line before each slow part.
-    """
+    """Predict the speed on more devices, and measure the inputs that the options do not give."""
     recipe, _ = checked(recipe, None, [])
     recipe = with_precision(resolve_recipe(recipe))
     refuse_idle("--check has {}", options.check, recipe)
@@ -126,23 +114,23 @@ def plan(recipe: Recipe, options: PlanOptions, say: Callable[[str], None]) -> Pl
     machines, each = options.devices or (1, devices_here(recipe.threads))
     several = options.step is None and on_cpu and max(each, *options.check, 0) > 1
     busy = slots if several else 1
-    taken = _Taken([], {count: [] for count in options.check})
+    seconds: dict[int, list[float]] = {count: [] for count in options.check}
     with opened_steps(recipe, busy) as steps:
         if options.step is None:
-            _measure(recipe, steps, busy, taken, say, network=several or options.bandwidth is None)
+            network = several or options.bandwidth is None
+            exchanges = _measure(recipe, steps, busy, seconds, say, network=network)
             work, contention = steps.measured()
-            inside = fitted(taken.exchanges, work.add) if several else None
+            inside = fitted(exchanges, work.add) if several else None
             machine = Machine(each, slots, contention, inside) if on_cpu else Machine(each)
             assumptions = list(_measured_assumptions(work, machine))
         else:
             work, machine = steps.given(options.step), Machine(each)
-            if options.bandwidth is None:
-                taken.exchanges.append(loopback())
+            exchanges = [loopback()] if options.bandwidth is None else []
             assumptions = [
                 f"one device takes {shown_time(options.step)} for a step of the recipe (given), of which a "
                 "third is for forward passes; loading was not measured"
             ]
-    link, about = _link(options, taken.exchanges, work.add, in_parts=on_cpu and options.step is None)
+    link, about = _link(options, exchanges, work.add, in_parts=on_cpu and options.step is None)
     found = row(work, machine, link, machines * each)
     return Plan(
         work,
@@ -153,39 +141,34 @@ def plan(recipe: Recipe, options: PlanOptions, say: Callable[[str], None]) -> Pl
         [*assumptions, about],
         list(advice(found.devices, work.micro_batches, work.micro)),
         [
-            Checked(count, row(work, replace(machine, devices=count), link, count).step, quick(seconds))
-            for count, seconds in taken.steps.items()
+            Checked(count, row(work, replace(machine, devices=count), link, count).step, quick(taken))
+            for count, taken in seconds.items()
         ],
     )
 
 
-@dataclass(frozen=True)
-class _Taken:
-    """The measurements that involve several processes.
-
-    Attributes:
-        exchanges: exchanges between two processes, one mapping per round.
-        steps: seconds of the steps by number of processes.
-    """
-
-    exchanges: list[Exchanged]
-    steps: dict[int, list[float]]
-
-
 def _measure(
-    recipe: Recipe, steps: Steps, busy: int, taken: _Taken, say: Callable[[str], None], *, network: bool
-) -> None:
+    recipe: Recipe,
+    steps: Steps,
+    busy: int,
+    seconds: Mapping[int, list[float]],
+    say: Callable[[str], None],
+    *,
+    network: bool,
+) -> list[Exchanged]:
     """Alternate between the measurements, so that other work on the machine affects all of them equally."""
+    exchanges = []
     alone = "one process" if busy == 1 else f"one process, and of {busy} at the same time"
-    for _ in range(_ROUNDS if taken.steps else 1):
+    for _ in range(_ROUNDS if seconds else 1):
         say(f"measuring steps of {alone} …")
         steps.measure(busy)
         if network:
             say("measuring the exchange between two processes of this machine …")
-            taken.exchanges.append(loopback())
-        for count, seconds in taken.steps.items():
+            exchanges.append(loopback())
+        for count, taken in seconds.items():
             say(f"training with {counted(count, 'process', 'processes')} …")
-            seconds += local.step_seconds(recipe, count, _STEPS, _WARM_UP)
+            taken += local.step_seconds(recipe, count, _STEPS, _WARM_UP)
+    return exchanges
 
 
 def _measured_assumptions(work: Workload, machine: Machine) -> Iterator[str]:
@@ -239,7 +222,10 @@ _HEAD = (
 def lines(plan: Plan) -> Iterator[str]:
     """Yield the table, the assumptions and the advice of a plan, line by line."""
     if plan.checks:
-        yield from _checks(plan)
+        yield f"{'processes':>10}{'predicted':>12}{'measured':>12}{'difference':>12}"
+        for check in plan.checks:
+            times = f"{shown_time(check.predicted):>12}{shown_time(check.measured):>12}"
+            yield f"{check.processes:>10}{times}{check.error:>+12.0%}"
         yield ""
     yield _HEAD
     yield from (_line(each, plan) for each in plan.rows)
@@ -265,15 +251,6 @@ def _line(one: Row, plan: Plan) -> str:
     speed = f"{shown_time(one.step):>9}{one.images_per_second:>11,.1f}{shown_time(one.epoch):>11}"
     network = f"{one.efficiency:>12.0%}{one.network_share:>9.1%}{shown_time(one.ring):>10}"
     return f"{mark}{one.devices:>7,}{one.batch:>9,}{star} {speed}{network}{need:>21}"
-
-
-def _checks(plan: Plan) -> Iterator[str]:
-    yield f"{'processes':>10}{'predicted':>12}{'measured':>12}{'difference':>12}"
-    for check in plan.checks:
-        yield (
-            f"{check.processes:>10}{shown_time(check.predicted):>12}{shown_time(check.measured):>12}"
-            f"{check.error:>+12.0%}"
-        )
 
 
 def _model_notes(plan: Plan) -> Iterator[str]:

@@ -16,7 +16,6 @@ _TREE, _RING, _GREY = "#3b6ea5", "#e08e45", "#8a8a8a"
 
 
 def plot(plan: Plan, title: str, out: Path, outputs: Outputs) -> None:
-    """Write the plot of ``plan`` to ``out``."""
     figure = Figure(figsize=(13, 4.4), dpi=110, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     figure.suptitle(title.replace("$", r"\$"), fontsize=14, fontweight="bold", x=0.01, ha="left")

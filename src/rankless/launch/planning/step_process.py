@@ -83,7 +83,6 @@ class _Taken:
 
 
 def main() -> int:
-    """Measure on request until standard input ends."""
     hold_freed_memory()
     return serve_requests("measure", _measure)
 
@@ -112,8 +111,6 @@ def _measure(question: Callable[[], Any], answer: Callable[[Any], None]) -> None
 
 
 class _Steps:
-    """Training steps of a recipe with measurements of their parts."""
-
     def __init__(self, recipe: Recipe, world: Any) -> None:
         from rankless.data.loader import MicroBatches
         from rankless.engine.rates import set_rate

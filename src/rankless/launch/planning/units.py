@@ -24,20 +24,11 @@ _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """The options of a plan.
-
-    Attributes:
-        devices: number of machines, and number of devices per machine; None means this machine.
-        bandwidth, latency: bytes per second and latency in seconds of the network; None measures them.
-        step: duration of a step on one device in seconds; None measures it.
-        check: numbers of processes for which to compare the prediction with a measurement.
-    """
-
-    devices: tuple[int, int] | None = None
-    bandwidth: float | None = None
-    latency: float | None = None
-    step: float | None = None
-    check: tuple[int, ...] = ()
+    devices: tuple[int, int] | None = None  # machines, and devices per machine; None means this machine
+    bandwidth: float | None = None  # bytes per second; None measures it
+    latency: float | None = None  # seconds; None measures it
+    step: float | None = None  # duration of a step on one device in seconds; None measures it
+    check: tuple[int, ...] = ()  # numbers of processes for which to measure the step as well
 
 
 def devices(text: str) -> tuple[int, int]:

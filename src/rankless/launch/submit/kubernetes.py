@@ -23,8 +23,7 @@ EXPECTED = {
     "--gpu": (r"none|[a-z0-9./-]{1,253}", "a resource, such as nvidia.com/gpu"),
     "--memory": (_SIZE, "a machine's memory, such as 64Gi"),
     "--image": (r"[^\s]{1,500}", "an image, such as registry.example/rankless:1"),
-}
-"""The pattern that the cluster requires for the value of each option, and a description of valid values."""
+}  # option: its pattern, and a description of valid values
 _RECIPES = "/etc/rankless"
 
 
@@ -33,13 +32,8 @@ def manifests(
 ) -> list[dict[str, Any]]:
     """Return the manifests in the order in which to apply them.
 
-    Values are inserted into the parsed template, so they are never parsed as YAML.
-
-    Args:
-        request: the training run to submit.
-        python: the interpreter in the image.
-        options: values of the command's options by name; None uses the cluster's default.
-        plain: whether to use an Indexed Job, which does not need Kubeflow Trainer.
+    ``plain`` selects an Indexed Job, which does not need Kubeflow Trainer. Values are inserted into the
+    parsed template, so they are never parsed as YAML.
     """
     name, words, recipe = request.name, request.words(), None
     if request.recipe_text is not None:
@@ -89,14 +83,12 @@ def _filled(node: Any, values: Mapping[str, Any]) -> Any:
 
 
 def text(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Return the manifests as YAML."""
     return yaml.dump_all(
         documents, Dumper=_Dumper, sort_keys=False, explicit_start=True, allow_unicode=True, width=110
     )
 
 
 def apply(text: str) -> str:
-    """Pass the manifests to kubectl and return its output."""
     return pass_on(
         text,
         ("kubectl", "apply", "-f", "-"),

@@ -26,18 +26,11 @@ _MISSING = (
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings for training on a Ray cluster.
+    """Settings for training on a Ray cluster."""
 
-    Attributes:
-        address: address of the cluster, as for ``ray.init``.
-        folder: working directory of the ranks on machines where it exists.
-        job: name of the job, which stays the same after restarts.
-        restarts: maximum number of restarts.
-    """
-
-    address: str
-    folder: str
-    job: str
+    address: str  # as for ray.init
+    folder: str  # working directory of the ranks on machines where it exists
+    job: str  # name that stays the same after restarts
     restarts: int = 10
 
 
@@ -103,7 +96,8 @@ def run(request: Request, settings: Settings) -> int:
             try:
                 result = trainer.fit()
             except TrainingFailedError as error:
-                print(f"error: the ranks could not continue: {_last_line(error)}", file=sys.stderr)
+                lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+                print(f"error: the ranks could not continue: {''.join(lines[-1:])}", file=sys.stderr)
                 return 1
             return int(result.return_value or 0)
     finally:
@@ -126,8 +120,8 @@ def _resources(request: Request, every: Mapping[str, float]) -> dict[str, float]
 def be_a_rank(config: dict[str, Any]) -> int:
     """Run a worker's rank in a separate process, which can receive signals, and return its exit code.
 
-    ``config`` is the result of :func:`work`. Raise a RuntimeError, so that Ray restarts the workers, unless
-    the exit code is final.
+    ``config`` is the result of :func:`work`. Unless the exit code is final, raise a RuntimeError, so that Ray
+    restarts the workers.
     """
     import ray.train
     import ray.util
@@ -168,7 +162,3 @@ def _free_port(address: str) -> int:
     with socket.socket(family, socket.SOCK_STREAM) as free:
         free.bind((address, 0))
         return int(free.getsockname()[1])
-
-
-def _last_line(error: BaseException) -> str:
-    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")

@@ -13,29 +13,17 @@ from rankless.errors import UserError, printable
 
 @dataclass(frozen=True)
 class Request:
-    """A training run to submit.
+    """A training run to submit to a cluster."""
 
-    Attributes:
-        recipe: name of a shipped recipe, or path of a recipe file on the cluster.
-        overrides: recipe changes as ``key=value``.
-        nodes: number of machines.
-        devices: number of ranks per machine.
-        run: run directory; None lets the ranks choose one.
-        sinks: names of additional sinks.
-        name: name of the job.
-        cpus: number of CPUs per rank; None uses the cluster's default.
-        recipe_text: content of the recipe file if the cluster does not have it; otherwise None.
-    """
-
-    recipe: str
+    recipe: str  # name of a shipped recipe, or path of a file on the cluster
     overrides: tuple[str, ...] = ()
     nodes: int = 1
-    devices: int = 1
-    run: str | None = None
+    devices: int = 1  # per machine
+    run: str | None = None  # None lets the ranks choose one
     sinks: tuple[str, ...] = ()
     name: str = "rankless"
-    cpus: int | None = None
-    recipe_text: str | None = None
+    cpus: int | None = None  # per rank; None for the cluster's default
+    recipe_text: str | None = None  # content of the recipe file if the cluster does not have it
 
     @property
     def ranks(self) -> int:
@@ -51,7 +39,7 @@ class Request:
 
 
 def refuse_unlike(options: Mapping[str, str | None], expected: Mapping[str, tuple[str, str]]) -> None:
-    """Raise a UserError if the value of an option is not None and does not match its pattern.
+    """Raise a UserError if the value of an option does not match its pattern.
 
     ``expected`` maps each option to its pattern and a description of valid values.
     """
@@ -67,11 +55,8 @@ def refuse_unlike(options: Mapping[str, str | None], expected: Mapping[str, tupl
 def pass_on(text: str, command: Sequence[str], *, instead: str, remedy: Callable[[str], str]) -> str:
     """Send the description of a job to a program of the cluster, and return the program's output.
 
-    Args:
-        text: the description of the job.
-        command: the program and its arguments.
-        instead: the advice if the program does not exist on this machine.
-        remedy: a function that returns the advice for an error output of the program.
+    ``instead`` is the advice if this machine does not have the program, and ``remedy`` returns the advice for
+    an error output of the program.
     """
     name, *options = command
     program = shutil.which(name)

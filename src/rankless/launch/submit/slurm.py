@@ -23,8 +23,7 @@ EXPECTED = {
     "--gres": (_PLAIN, "a node's resources, such as gpu:8 or none"),
     "--memory": (r"[0-9]+[KMGT]?", "a node's memory, such as 64G"),
     "--time": (_TIME, "minutes, hours:minutes:seconds or days-hours"),
-}
-"""The pattern that sbatch requires for the value of each option, and a description of valid values."""
+}  # option: its pattern, and a description of valid values
 
 _SCRIPT = Template("""\
 #!/bin/bash
@@ -68,14 +67,7 @@ exit $$code
 
 
 def script(request: Request, folder: str, python: str, options: Mapping[str, str | None]) -> str:
-    """Return a batch script for the training run.
-
-    Args:
-        request: the training run to submit.
-        folder: the working directory of the ranks.
-        python: the interpreter of the ranks.
-        options: values of the command's options by name; None uses the cluster's default.
-    """
+    """Return a batch script that runs the ranks with the interpreter ``python`` in ``folder``."""
     gres = options.get("--gres") or f"gpu:{request.devices}"
     given = {
         "job-name": request.name,

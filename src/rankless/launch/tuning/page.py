@@ -15,7 +15,6 @@ NAME = "report.html"
 
 
 def write(record: Record) -> None:
-    """Write the report of a search, with all trials so far."""
     with beside(record.folder / NAME, durable=False) as part:
         part.write_text(render(record), encoding="utf-8")
 

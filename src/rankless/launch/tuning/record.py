@@ -24,50 +24,29 @@ _FILE, _TABLE = "search.json", "trials.csv"
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a search.
+    """One run of a search."""
 
-    Attributes:
-        number: number of the trial, starting at 1; trial 1 uses the unchanged recipe.
-        params: values by key.
-        changes: recipe changes of the run as ``key=value``.
-        state: ``finished``, ``failed``, or ``running``, which is never recorded.
-        score: best score of the run; None if it has no score.
-        seconds: duration of the training steps in seconds.
-        problem: reason for a failure.
-    """
-
-    number: int
+    number: int  # starts at 1; trial 1 uses the unchanged recipe
     params: Mapping[str, Any]
-    changes: Sequence[str]
-    state: str
+    changes: Sequence[str]  # recipe changes as key=value
+    state: str  # finished, failed, or running, which is never recorded
     score: float | None = None
-    seconds: float = 0.0
+    seconds: float = 0.0  # duration of the training steps in seconds
     problem: str = ""
 
 
 @dataclass(frozen=True)
 class Search:
-    """The definition of a search.
+    """The definition of a search."""
 
-    Attributes:
-        recipe: recipe of all trials as JSON.
-        name: name of the recipe, for the command that trains with the best values.
-        words: recipe changes of the user as ``key=value``.
-        space: range of each key.
-        score_name: name of the score to improve.
-        lower_is_better: whether the lowest score is the best.
-        seed: random seed of the sampler.
-        keeps_all: whether to keep the weights of all trials instead of only those of the best trial.
-    """
-
-    recipe: str
-    name: str
-    words: Sequence[str]
+    recipe: str  # as JSON
+    name: str  # of the recipe, for the command that trains with the best values
+    words: Sequence[str]  # the user's recipe changes as key=value
     space: Mapping[str, Range]
     score_name: str
     lower_is_better: bool
     seed: int = 0
-    keeps_all: bool = False
+    keeps_all: bool = False  # keeps the weights of all trials instead of only those of the best trial
 
 
 @dataclass
@@ -84,7 +63,6 @@ class Record:
         self.write()
 
     def write(self) -> None:
-        """Write ``search.json`` and ``trials.csv``."""
         content = {"search": asdict(self.search), "trials": [asdict(trial) for trial in self.trials]}
         write_atomically(self.folder / _FILE, json.dumps(content, indent=1) + "\n")
         table = io.StringIO()
@@ -100,7 +78,6 @@ class Record:
         write_atomically(self.folder / _TABLE, table.getvalue())
 
     def run(self, number: int) -> Path:
-        """Return the run directory of a trial."""
         return self.folder / f"trial-{number:03}"
 
     def command(self, one: Trial) -> str:
@@ -119,12 +96,10 @@ class Record:
         return [self.header(), *map(self.row, [*self.ranked(), *failed])]
 
     def header(self) -> str:
-        """Return the header line of the table."""
         names = "".join(f"{key.rpartition('.')[2]:>{width}}" for key, width in self._columns())
         return f"{'trial':>5}  {self.search.score_name:>7}{names}"
 
     def row(self, one: Trial) -> str:
-        """Return the table row of a trial."""
         if one.state == FAILED:
             return f"{one.number:>5}  {one.state:>7}  {one.problem}"
         values = "".join(f"{as_text(one.params.get(key)):>{width}}" for key, width in self._columns())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rankless.errors import UserError
+from rankless.recipe.keys import at
 from rankless.recipe.schema import Recipe
 
 AUGMENTATION = "augmentation"
@@ -19,18 +20,12 @@ _TENFOLD = 10.0  # smallest ratio high / low for a logarithmic scale
 
 @dataclass(frozen=True)
 class Range:
-    """The possible values of one key.
+    """The possible values of one key."""
 
-    Attributes:
-        low, high: inclusive bounds of numbers; None for choices.
-        choices: choices as written in ``key=value``.
-        whole: whether to try only integers.
-    """
-
-    low: float | None = None
+    low: float | None = None  # inclusive, as is ``high``; both are None for choices
     high: float | None = None
-    choices: tuple[str, ...] = ()
-    whole: bool = False
+    choices: tuple[str, ...] = ()  # as written in key=value
+    whole: bool = False  # tries only integers
 
     @property
     def is_logarithmic(self) -> bool:
@@ -109,7 +104,7 @@ def of_recipe(recipe: Recipe, space: Space) -> dict[str, Any]:
     """Return the values in the recipe that are within the search space."""
     found: dict[str, Any] = {}
     for key, one in space.items():
-        value: Any = 1.0 if key == AUGMENTATION else _value(recipe, key.split("."))
+        value: Any = 1.0 if key == AUGMENTATION else at(recipe, (*key.split("."),))
         if value == "auto" and key.startswith("loss."):
             value = 1.0
         is_number = isinstance(value, float | int) and not isinstance(value, bool)
@@ -118,9 +113,3 @@ def of_recipe(recipe: Recipe, space: Space) -> dict[str, Any]:
         elif str(value) in one.choices:
             found[key] = str(value)
     return found
-
-
-def _value(recipe: Any, path: Sequence[str]) -> Any:
-    for name in path:
-        recipe = getattr(recipe, name, None)
-    return recipe

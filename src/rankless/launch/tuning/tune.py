@@ -148,9 +148,7 @@ def begin(
 
     Args:
         folder: a new or empty folder for the search.
-        recipe: the recipe of all trials, with the user's changes.
-        name: the name or path of the recipe, as the user gave it.
-        words: the user's recipe changes as ``key=value``.
+        recipe: the recipe of all trials, which is ``name`` with the user's changes ``words``.
         search: ranges such as ``key=low..high`` or ``key=a|b``; if empty, the default search space is used.
         keeps_all: whether to keep the weights of all trials instead of only those of the best trial.
     """
@@ -188,17 +186,10 @@ def run_trials(
     output: TrialOutput | None = None,
     train: Train | None = None,
 ) -> int:
-    """Train until the search has ``trials`` trials, and return the exit code.
+    """Train until the search has ``trials`` trials, including earlier ones, and return the exit code.
 
-    Args:
-        record: the search.
-        trials: the total number of trials, including earlier ones.
-        devices: the devices, as for :func:`rankless.train`.
-        output: prints a row for every trial.
-        train: replaces :func:`rankless.train`; called with a recipe, a run directory and whether to resume.
-
-    Returns:
-        0, or the exit code of a run that a signal stopped.
+    The code is 0 or that of a run that a signal stopped. ``devices`` are as for :func:`rankless.train`, which
+    ``train`` replaces; it is called with a recipe, a run directory and whether to resume.
     """
     recipe = load.from_json(record.search.recipe)
     run_it = train or (lambda one, run, resume: local.train(one, run, devices=devices, resume=resume))

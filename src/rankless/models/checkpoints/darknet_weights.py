@@ -2,7 +2,7 @@
 
 A file starts with three int32 values (major, minor, revision) and the number of images seen (uint64 from
 version 0.2 on, otherwise uint32). Float32 values follow: β, γ, mean, variance and kernels for each
-convolution with batch norm, or biases and kernels for a convolution without. The file does not name its
+convolution with batch norm, or biases and kernels for every other convolution. The file does not name its
 network.
 """
 
@@ -38,7 +38,6 @@ class DarknetWeights:
         seen: number of images the weights were trained on.
         filled: number of convolutions in the file.
         convolutions: number of convolutions in the network.
-        notes: messages about corrected values.
     """
 
     state: dict[str, Tensor]
@@ -46,16 +45,6 @@ class DarknetWeights:
     filled: int
     convolutions: int
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Part:
-    name: str
-    shape: tuple[int, ...]
-
-    @property
-    def numbers(self) -> int:
-        return math.prod(self.shape)
 
 
 def read_weights(path: Path, network: Network) -> DarknetWeights:
@@ -67,24 +56,24 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
     for name, parts in layers:
         if start == len(numbers):
             break
-        needed = sum(part.numbers for part in parts)
+        needed = sum(map(math.prod, parts.values()))
         if start + needed > len(numbers):
             raise UserError(
                 f"{path}: ends inside the convolution of layer {name} ({len(numbers) - start:,} of "
                 f"{needed:,} numbers), so it is truncated or belongs to another network; use the cfg or the "
                 "model it was trained with"
             )
-        for part in parts:
-            piece = numbers[start : start + part.numbers]
-            state[part.name] = torch.from_numpy(piece.reshape(part.shape).copy())
-            start += part.numbers
+        for tensor, shape in parts.items():
+            end = start + math.prod(shape)
+            state[tensor] = torch.from_numpy(numbers[start:end].reshape(shape).copy())
+            start = end
         filled += 1
     if start < len(numbers):
         raise UserError(
             f"{path}: has {len(numbers) - start:,} more numbers than the network's {start:,}, so it belongs "
             "to another network; use the cfg or the model it was trained with"
         )
-    total = sum(part.numbers for _, parts in layers for part in parts)
+    total = _size(network)
     if start < _LEAST * total:
         raise UserError(
             f"{path}: has {start:,} of the network's {total:,} numbers, too few even for a backbone; use the "
@@ -101,11 +90,9 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
 
 
 def classes_of(path: Path, network: Network) -> int | None:
-    """Infer the number of classes from the file size. Returns None if no number fits, as for a backbone."""
+    """Return the number of classes that fits the file size, or None, as for a backbone."""
     count = len(_numbers(path)[0])
-    one, two = (
-        sum(p.numbers for _, parts in _layers(with_classes(network, c)) for p in parts) for c in (1, 2)
-    )
+    one, two = (_size(with_classes(network, classes)) for classes in (1, 2))
     classes, left = divmod(count - one, two - one)
     return classes + 1 if not left and 0 <= classes < MOST_CLASSES else None
 
@@ -113,18 +100,14 @@ def classes_of(path: Path, network: Network) -> int | None:
 def write_weights(path: Path, network: Network, state: Mapping[str, Tensor], seen: int = 0) -> None:
     """Write the weights of a network that can be expressed as a cfg file.
 
-    Args:
-        path: the file, which is overwritten.
-        network: the network's layers.
-        state: tensors by name, as :meth:`torch.nn.Module.state_dict` returns them. Kernels have the shape
-            (filters, channels / groups, size, size), and all other tensors (filters,).
-        seen: number of images the network was trained on.
+    ``state`` is the network's :meth:`~torch.nn.Module.state_dict`, and ``seen`` is the number of images the
+    network was trained on. The file is overwritten.
     """
     with path.open("wb") as file:
         file.write(struct.pack("<3iQ", *_VERSION, seen))
         for _, parts in _layers(network):
-            for part in parts:
-                file.write(state[part.name].detach().cpu().contiguous().numpy().astype("<f4").tobytes())
+            for name in parts:
+                file.write(state[name].detach().cpu().contiguous().numpy().astype("<f4").tobytes())
 
 
 def _numbers(path: Path) -> tuple[NDArray[np.float32], int]:
@@ -149,7 +132,7 @@ def check_header(path: Path) -> None:
 
 
 def _is_wide(head: bytes, path: Path) -> bool:
-    """Check whether the number of images has 64 bits. Raises an error if the header is not Darknet's."""
+    """Check the header, and return whether its image counter has 64 bits."""
     if len(head) < 20:
         raise UserError(f"{path}: {len(head)} bytes are too few for a Darknet weights file")
     major, minor, _ = struct.unpack_from("<3i", head)
@@ -159,24 +142,22 @@ def _is_wide(head: bytes, path: Path) -> bool:
     return bool(major * 10 + minor >= 2)
 
 
-def _layers(network: Network) -> Iterator[tuple[str, list[_Part]]]:
-    """Yield the name and the tensors of each convolution, in the order of the file."""
-    shapes = network.shapes()
-    for number, layer in enumerate(network.layers):
-        if not isinstance(layer, Conv):
-            continue
-        source = network.inputs(number)[0]
-        channels = shapes[source].channels if source >= 0 else 3
-        name = f"layers.{network.names[number]}"
-        kernels = _Part(
-            f"{name}.conv.weight", (layer.filters, channels // layer.groups, layer.size, layer.size)
-        )
-        words = (
-            ("norm.bias", "norm.weight", "norm.running_mean", "norm.running_var")
-            if layer.norm
-            else ("conv.bias",)
-        )
-        yield network.names[number], [*(_Part(f"{name}.{word}", (layer.filters,)) for word in words), kernels]
+def _layers(network: Network) -> Iterator[tuple[str, dict[str, tuple[int, ...]]]]:
+    """Yield the name and the tensor shapes of each convolution, in the order of the file."""
+    norm = ("norm.bias", "norm.weight", "norm.running_mean", "norm.running_var")
+    for name, layer, channels in zip(network.names, network.layers, network.channels_in(), strict=True):
+        if isinstance(layer, Conv):
+            vectors = norm if layer.norm else ("conv.bias",)
+            kernels = (layer.filters, channels // layer.groups, layer.size, layer.size)
+            yield (
+                name,
+                {f"layers.{name}.{vector}": (layer.filters,) for vector in vectors}
+                | {f"layers.{name}.conv.weight": kernels},
+            )
+
+
+def _size(network: Network) -> int:
+    return sum(math.prod(shape) for _, parts in _layers(network) for shape in parts.values())
 
 
 def _fix_variances(state: dict[str, Tensor]) -> tuple[str, ...]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class Misfits:
     Attributes:
         missing: names that are only in the model.
         unexpected: names that are only in the file.
-        misshapen: names in both whose shapes differ, or whose values are floating-point only in the model.
+        misshapen: names in both with different shapes, or with floating-point values only in the model.
         lines: text lines with the name and shapes of each difference, by kind.
     """
 
@@ -56,21 +57,16 @@ class Misfits:
         return lines
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(NamedTuple):
     """Tensors matched to a model.
 
-    Attributes:
-        state: a tensor for each name in the model: the matching tensor, or the model's own if none matches.
-        missing, unexpected, misshapen: see :class:`Misfits`.
-        notes: messages about the tensors that were loaded or left out.
+    ``state`` contains a tensor for each name in the model: the matching tensor, or the model's own if none
+    matches.
     """
 
     state: dict[str, Tensor]
-    missing: tuple[str, ...] = ()
-    unexpected: tuple[str, ...] = ()
-    misshapen: tuple[str, ...] = ()
-    notes: list[str] = field(default_factory=list)
+    misfits: Misfits
+    notes: list[str]
 
 
 def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Misfits:
@@ -89,19 +85,17 @@ def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Misfits
 def mismatch(source: str, misfits: Misfits, hint: str = "") -> UserError:
     """Return an error that lists the tensors that do not fit the model."""
     if not hint and (misfits.missing or misfits.unexpected):
-        hint = "do the weights belong to another model, or do their names have a different prefix?"
-    hint = hint or "do they have a different number of classes or a different model.width?"
+        hint = "check that the weights belong to this model, and that their names have no other prefix"
+    hint = hint or "check the number of classes and model.width"
     head = f"{source}: the weights do not fit the model ({misfits.counts}); {hint}"
     return UserError("\n".join([head, *misfits.table()]))
 
 
 def align(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Remove the prefix of all names that wrappers have added, if more names match without it.
+    """Remove the prefix that wrappers added to all names, if more names match without it.
 
-    A model may itself have a submodule called ``module``, so the prefix with the most matches is removed.
-
-    Returns:
-        The tensors by their new names, and a list with a note about the prefix, if any.
+    A model may itself have a submodule called ``module``, so the prefix with the most matches is removed. The
+    second result is a list with a note about the prefix, if any.
     """
     prefix, rest = "", dict(theirs)
     best, best_score = prefix, _score(ours, rest)
@@ -130,18 +124,9 @@ def fit(
 ) -> Fit:
     """Match the tensors in a file to the tensors of a model.
 
-    Batch counters (``num_batches_tracked``) that the file lacks, as before PyTorch 0.4.1, are set to zero.
-
-    Args:
-        model_state: the model's tensors.
-        theirs: the tensors in the file, of any shape.
-        partial: load only the tensors that match; otherwise, all tensors must match.
-        head_names: names or prefixes of the tensors whose shape depends on the number of classes, for the
-            hint in the error.
-        source: where the tensors come from, for messages.
-
-    Raises:
-        UserError: no tensor matches, or not all match although ``partial`` is false.
+    Batch counters (``num_batches_tracked``) that the file lacks, as before PyTorch 0.4.1, are set to zero. An
+    error is raised if no tensor matches, or if some do not match and ``partial`` is false. ``head_names`` are
+    names or prefixes of the tensors whose shape depends on the number of classes, for the hint in the error.
     """
     renamed, notes = align(model_state, theirs)
     counters = {
@@ -172,7 +157,7 @@ def fit(
     state = {name: tensor.detach().clone() for name, tensor in model_state.items()}
     state |= {name: renamed[name].to(model_state[name].dtype) for name in taken}
     notes += _partly(misfits, len(taken), len(model_state)) + _infinite(state)
-    return Fit(state, misfits.missing, misfits.unexpected, misfits.misshapen, notes)
+    return Fit(state, misfits, notes)
 
 
 def by_order(
@@ -181,13 +166,8 @@ def by_order(
     """Match tensors in order, for a network whose tensors have different names.
 
     Equal shapes do not prove that the networks are equal. For example, concatenating feature maps in another
-    order does not change the shapes. If only one side has batch counters, they are ignored.
-
-    Args:
-        ours, theirs: the tensors in the model and in the file.
-        source: where the tensors come from, for messages.
-        partial: match tensors only up to the first one with a different shape, as for a backbone; the rest
-            keep their names.
+    order does not change the shapes. If only one side has batch counters, they are ignored. With ``partial``,
+    tensors are matched only up to the first one with a different shape, and the rest keep their names.
     """
     names, others = list(ours), list(theirs)
     if len(names) != len(others):
@@ -205,7 +185,7 @@ def by_order(
 
 
 def leading(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[str, str]:
-    """Match names in order, up to the first pair with different shapes; batch counters are ignored."""
+    """Match names in order, up to the first pair with different shapes. Batch counters are ignored."""
     both = zip(_without_counters(ours), _without_counters(theirs), strict=False)
     return dict(takewhile(lambda pair: _compatible(ours[pair[0]], theirs[pair[1]]), both))
 
@@ -213,7 +193,7 @@ def leading(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[st
 def agrees_in_order(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], head_names: Sequence[str]
 ) -> bool:
-    """Check whether all shapes match in order, except those in the head; batch counters are ignored."""
+    """Check whether all shapes match in order, except those in the head. Batch counters are ignored."""
     names, others = _without_counters(ours), _without_counters(theirs)
     head = tuple(head_names)
     return len(names) == len(others) and all(
@@ -227,7 +207,7 @@ def _without_counters(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def _score(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Return the number of common names, and the number of those that have compatible shapes."""
+    """Count the common names, and those that have compatible shapes."""
     both = [name for name in theirs if name in ours]
     return len(both), sum(_compatible(ours[name], theirs[name]) for name in both)
 
@@ -242,11 +222,11 @@ def _compatible(ours: Tensor, theirs: Tensor) -> bool:
 
 def _hint(misfits: Misfits, head_names: Sequence[str], partial: bool, nothing: bool) -> str:
     if nothing:
-        return "no tensor fits; do the weights belong to another model?"
+        return "no tensor fits; check that the weights belong to this model"
     head = tuple(head_names)
     rest = [name for name in misfits.misshapen + misfits.missing if not name.startswith(head)]
     if head and not (partial or rest or misfits.unexpected):
-        return "only the head differs; give its number of classes, or add --partial to leave out the head"
+        return "only the head differs; pass its number of classes, or add --partial to leave out the head"
     return ""
 
 

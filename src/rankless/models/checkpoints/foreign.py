@@ -34,14 +34,8 @@ def read_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
 
     The format is detected from the content: safetensors, or ``torch.save`` (also before version 1.6). No code
     in the file is run. The sizes stated in the file are compared with its actual size before memory is
-    allocated.
-
-    Args:
-        path: the file.
-        key: the entry with the weights, such as ``model`` or ``ema.module``; None searches for it.
-
-    Raises:
-        UserError: the file cannot be read, is damaged, or contains more than plain tensors and values.
+    allocated. ``key`` is the entry with the weights, such as ``model`` or ``ema.module``. By default, it is
+    found automatically.
     """
     path = Path(path)
     if reading.is_folder(path):

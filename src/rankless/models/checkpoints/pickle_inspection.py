@@ -60,13 +60,12 @@ class Storage:
 
     @property
     def nbytes(self) -> int:
-        """The size of the storage in bytes."""
         return self.numel * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Global:
-    """A placeholder for the class or function with this full name."""
+    """A placeholder for a class or function, given its full name."""
 
     name: str
 
@@ -208,22 +207,13 @@ _MARK = object()
 
 @dataclass
 class Inspection:
-    """The storages and foreign objects in the pickles of one file.
-
-    Attributes:
-        storages: storages by key.
-        wanted: names of the foreign classes and functions that the pickles need; none of them is called.
-    """
+    """The storages in the pickles of one file, and the foreign classes and functions that they need."""
 
     storages: dict[str, Storage] = field(default_factory=dict)
     wanted: dict[str, None] = field(default_factory=dict)
 
     def walk(self, file: IO[bytes]) -> Any:
-        """Read one pickle, and return its value with placeholders for tensors and storages.
-
-        Raises:
-            RefusedFileError: the pickle is damaged, or needs foreign classes or functions.
-        """
+        """Read one pickle, and return its value with placeholders for tensors and storages."""
         machine = _Machine(self)
         try:
             with warnings.catch_warnings():
@@ -350,7 +340,6 @@ class _Machine:
         self.stack.append(FUNCTIONS[function.name](*arguments))
 
     def make(self, _: Any) -> None:
-        """Handle the opcode NEWOBJ with a placeholder for the new object."""
         arguments, made = self.pop(), self.pop()
         if isinstance(made, Global) and made.name == NAMESPACE and arguments == ():
             self.stack.append(Options())

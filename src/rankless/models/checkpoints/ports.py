@@ -34,7 +34,6 @@ class Port:
     """A PyTorch port of a Darknet network.
 
     Attributes:
-        source: the port's repository.
         model: name of the network; empty if the port supports any named network or cfg file.
         modules: function that yields the port's names for the convolutions of a network, in order.
         about: differences from Rankless, for messages.
@@ -55,11 +54,6 @@ class Port:
 
 
 def port_named(name: str) -> Port:
-    """Return the port with the given name.
-
-    Raises:
-        UserError: there is no such port.
-    """
     if name not in PORTS:
         known = [f"  {port:20} {one.source}" for port, one in PORTS.items()]
         problem = f"--from is '{name}'; expected {one_of(PORTS)}{nearest(name, PORTS)}"
@@ -70,14 +64,8 @@ def port_named(name: str) -> Port:
 def likely_port(state: Mapping[str, Tensor], model: str, ours: Mapping[str, Tensor], network: Network) -> str:
     """Return the name of the port whose tensor names occur most often in a file.
 
-    Returns an empty string if Rankless's own names occur at least as often, or if no port matches more than
-    half of the tensors.
-
-    Args:
-        state: the tensors in the file.
-        model: name of the network in Rankless.
-        ours: the tensors of the network.
-        network: the layers of the network.
+    The result is empty if Rankless's own names (``ours``) occur at least as often, or if no port matches more
+    than half of the tensors.
     """
     candidates = {"": list(ours)} | {
         name: [theirs for _, theirs in _names(port, network)]
@@ -104,21 +92,8 @@ def from_port(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Rename the tensors of a port, and convert values that the port stores differently.
 
-    Ports have no involutions, but users add them. They are recognized by the shapes of their tensors.
-
-    Args:
-        state: the tensors of the port.
-        ours: the tensors of the network in Rankless, for any number of classes.
-        port: the port.
-        network: the layers of the network.
-        source: where the tensors come from, for messages.
-        partial: accept missing tensors, for example if the file contains only a backbone.
-
-    Returns:
-        The tensors under Rankless's names, and messages about the conversion.
-
-    Raises:
-        UserError: the names do not match.
+    Ports have no involutions, but users may have added some, which are recognized by the shapes of their
+    tensors. With ``partial``, tensors may be missing, for example if the file contains only a backbone.
     """
     names = dict(_names(port, network))  # Rankless's names to the port's
     if partial:
@@ -134,7 +109,7 @@ def from_port(
     misfits = compare(expected, {name: expected.get(name, tensor) for name, tensor in aligned.items()})
     missing = [one for one in misfits.missing if not one.endswith(COUNTER)]
     if (missing or misfits.unexpected) and not (partial and len(missing) < len(names)):
-        raise mismatch(source, misfits, f"is it a checkpoint from {port.source} for the given model?")
+        raise mismatch(source, misfits, f"check that it is a checkpoint from {port.source} for this model")
     predictors = {f"layers.{network.names[number]}.conv." for number in network.predictors()}
     renamed = {name: aligned[name] for name in misfits.unexpected}
     for mine, theirs in names.items():
@@ -155,7 +130,7 @@ def from_port(
 
 
 def _with_backbone(state: Mapping[str, Tensor], theirs: Iterable[str]) -> Mapping[str, Tensor]:
-    """Add ``backbone.`` to the names of a backbone that was saved alone, if more names match then."""
+    """Add the prefix ``backbone.`` to all names if more names match with it."""
     wanted = set(theirs)
     both = wanted | {name.removeprefix("backbone.") for name in wanted}
     bare, _ = align(dict.fromkeys(both, torch.empty(0)), state)
@@ -165,7 +140,7 @@ def _with_backbone(state: Mapping[str, Tensor], theirs: Iterable[str]) -> Mappin
 
 
 def _involutions(ours: Mapping[str, Tensor], network: Network, left: Mapping[str, Tensor]) -> dict[str, str]:
-    """Map the tensors of each involution to consecutive tensors with the same shapes in ``left``."""
+    """Map the tensors of each involution to consecutive tensors in ``left`` with the same shapes."""
     found: dict[str, str] = {}
     theirs, counts = list(left), any(name.endswith(COUNTER) for name in left)
     for number, layer in enumerate(network.layers):

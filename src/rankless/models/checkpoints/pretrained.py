@@ -45,25 +45,18 @@ def start_from(
     class_names: Sequence[str] = (),
     described: ModelKeys | None = None,
 ) -> list[str]:
-    """Load trained weights into a new model.
+    """Load the weights that ``model.pretrained`` names into a new model, and return messages about them.
 
     Args:
         model: the bare model. Its optional attribute ``head_names`` contains the names of the modules or
             parameters whose shapes depend on the number of classes, such as ``("fc", "levels.0.predict")``.
             For its optional method ``head_layout``, see :mod:`rankless.models.detectors.protocol`.
-        pretrained: the value of ``model.pretrained``: a weights file, a run (its best weights), or any
-            safetensors file with the model's keys, local or on the Hugging Face Hub; ``published``,
-            ``published/NAME`` or ``timm`` for a file in :mod:`rankless.models.published`. An empty value
-            loads nothing.
+        pretrained: a weights file, a run (its best weights), or any safetensors file with the model's keys,
+            local or on the Hugging Face Hub; ``published``, ``published/NAME`` or ``timm`` for a file in
+            :mod:`rankless.models.published`. An empty value loads nothing.
         class_names: the model's class names, which are matched with the class names in the file, if any.
         described: the recipe's ``model``. It selects published files, and is compared with the ``model`` in
             the file if the weights do not fit.
-
-    Returns:
-        Messages about the source of the weights and the tensors that were not loaded.
-
-    Raises:
-        UserError: the weights cannot be found or read, or do not fit.
     """
     if not pretrained:
         return []
@@ -118,10 +111,7 @@ def start_from(
 
 
 def _matched(ours: Sequence[str], known: Sequence[str]) -> dict[int, int]:
-    """Map the model's labels of shared classes to the file's labels.
-
-    The result is empty if the head is to be loaded by position.
-    """
+    """Map the model's label of each shared class to the file's label, unless the order decides."""
     if tuple(ours) == tuple(known) or list(known) == [str(label) for label in range(len(known))]:
         return {}  # numbers are not names
     of_file = {name: label for label, name in enumerate(known)}
@@ -131,7 +121,7 @@ def _matched(ours: Sequence[str], known: Sequence[str]) -> dict[int, int]:
 def _by_class(
     model: nn.Module, theirs: Mapping[str, Tensor], known: int, wanted: int, pairs: Mapping[int, int]
 ) -> dict[str, Tensor] | None:
-    """Copy rows of matched classes and rows without a class to the model's head; None if it differs."""
+    """Return the model's head with the rows of shared classes from the file, or None if it does not fit."""
     layout: Callable[[str], tuple[int, ...]] | None = getattr(model, "head_layout", None)
     heads, made = _heads(model), dict[str, Tensor]()
     for name, value in model.state_dict().items():
@@ -214,7 +204,7 @@ def _short(value: object) -> str:
 def _published(
     model: nn.Module, wanted: published.PublishedFile
 ) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
-    """Do the same as :func:`_of_a_file` for a published file; missing layers keep their values."""
+    """Return the same as :func:`_of_a_file`, for a published file. Missing layers keep their values."""
     path, sha256 = published.fetch(wanted)
     ours, source = model.state_dict(), f"{wanted.name}: {path} (SHA-256 {sha256})"
     if wanted.is_darknet:
@@ -240,7 +230,7 @@ def _heads(model: nn.Module) -> tuple[str, ...]:
 def _without_other_heads(
     model: nn.Module, theirs: dict[str, Tensor], known: int, wanted: int
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Replace head tensors for other classes with the model's; return all tensors and the replaced names."""
+    """Replace head tensors for other classes with the model's, and also return the replaced names."""
     if known and known == wanted:  # then a head that does not fit is a different head
         return theirs, []
     ours = model.state_dict()

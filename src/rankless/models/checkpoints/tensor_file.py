@@ -37,23 +37,15 @@ _LONGEST_HEADER = 100_000_000  # bytes; the limit of the library
 
 
 def write(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
-    """Write a safetensors file, sync it to disk, and read it back.
+    """Write a safetensors file, sync it to disk, read it back, and return its SHA-256.
 
     The safetensors library writes metadata in random order, so equal weights would give different files, and
     it does not report a full disk as an ``OSError``. Therefore, this function writes the header itself, with
     sorted keys. Tensors with wider dtypes come first, so all tensors are aligned. A tensor is copied only if
-    its memory layout differs from the file's.
+    its memory layout differs from the file's. Memory that several tensors share is written for each of them.
 
-    Args:
-        path: the file, which is overwritten in place.
-        state: tensors of any shape, device and layout. Memory that several tensors share is written for each.
-        metadata: text entries by name, to which a checksum is added; None writes neither.
-
-    Returns:
-        The SHA-256 of the file.
-
-    Raises:
-        OSError: the file cannot be written, or the data read back differs.
+    If there is ``metadata``, a checksum is added to it. An ``OSError`` is raised if the file cannot be
+    written or the data read back differs.
     """
     widest_first = sorted(state, key=lambda name: (-state[name].element_size(), name))
     header: dict[str, Any] = {}
@@ -79,7 +71,6 @@ def write(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str] |
 
 
 def _head(header: Mapping[str, Any], check: int) -> bytes:
-    """Encode the header, with the checksum if there is metadata."""
     if (metadata := header.get("__metadata__")) is not None:
         header = {**header, "__metadata__": {**metadata, CHECKSUM: f"{check:08x}"}}
     encoded = _encoded(header)
@@ -108,18 +99,11 @@ def _read_back(path: Path, head: bytes, before: int, check: int) -> str:
 
 
 def read(path: Path, *, checked: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors and metadata in a safetensors file from any program.
+    """Read the tensors and metadata in any safetensors file.
 
-    The whole file is read instead of mapped, because the process is killed if a mapped file shrinks. The
-    content is verified against ``SHA256SUMS`` in the same folder or, if it is not listed there, against the
-    checksum in the header.
-
-    Args:
-        path: the file.
-        checked: skip the verification, because the caller has just done it.
-
-    Raises:
-        UserError: the file cannot be read, or is damaged.
+    The whole file is read instead of mapped, because the process is killed if a mapped file shrinks. Unless
+    the caller has already ``checked`` it, the content is verified against ``SHA256SUMS`` in the same folder
+    or, if it is not listed there, against the checksum in the header.
     """
     try:
         content = reading.read_bytes(path)

@@ -1,4 +1,4 @@
-"""Read the weights of transformers detectors from model folders, as saved by transformers or the Hub."""
+"""Read the weights of transformers detectors from model folders."""
 
 from __future__ import annotations
 
@@ -17,15 +17,8 @@ def read(folder: Path, where: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Return the tensors and the class names in a transformers model folder.
 
     transformers renames tensors from older versions to the names in the installed version. Only safetensors
-    files are read, and no code in the folder is run.
-
-    Args:
-        folder: a folder with ``config.json`` and ``model.safetensors``, which may be split into several
-            files.
-        where: the option that refers to the folder, for messages.
-
-    Raises:
-        UserError: the folder has no usable weights, or they do not fit its configuration.
+    files are read, and no code in the folder is run. ``where`` is the option that refers to the folder, for
+    messages.
     """
     names, keys = class_names(folder, where), read_config(str(folder), where)
     if not any(folder.glob("*.safetensors")):
@@ -46,7 +39,7 @@ def read(folder: Path, where: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
                 output_loading_info=True,
                 dtype=torch.float32,
             )
-    except Exception as error:  # transformers raises many types
+    except Exception as error:  # transformers raises errors of many types
         said = " ".join(str(error).split())[:300]
         raise UserError(f"{where}: {folder}: transformers cannot load it: {said}") from error
     problems = [

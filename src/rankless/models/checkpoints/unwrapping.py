@@ -70,9 +70,6 @@ def unwrap(content: Any, key: str | None, size: int) -> Checkpoint:
         content: nested dicts that contain tensors.
         key: the entry with the weights, dotted if nested; None searches, and prefers averaged weights.
         size: size of the file in bytes, which limits the size of its tensors.
-
-    Raises:
-        RefusedFileError: there are no weights, several to choose from, or tensors of an unsupported kind.
     """
     if isinstance(content, Tensor) or not isinstance(content, Mapping):
         raise RefusedFileError(
@@ -126,7 +123,7 @@ def _of_training(content: Mapping[Any, Any]) -> list[str]:
 
 
 def _descend(content: Mapping[Any, Any], key: str) -> Any:
-    """Return the entry with the given key, or None. Dots separate levels or belong to a name."""
+    """Return the entry with the given key, or None. A dot separates levels or is part of a name."""
     if key in content:
         return content[key]
     parts = key.split(".")
@@ -170,7 +167,7 @@ def _with_weights(node: Mapping[Any, Any]) -> list[Any]:
 
 
 def _holds_weights(value: Any, known: dict[int, bool] | None = None, depth: int = _DEEPEST) -> bool:
-    """Check whether a dict contains tensors, directly or under an entry for weights; ``known`` is a cache."""
+    """Check whether a dict contains tensors, directly or under an entry for weights. ``known`` is a cache."""
     known = {} if known is None else known
     if not isinstance(value, Mapping) or not depth:
         return False

@@ -31,7 +31,6 @@ class Weights:
 
     Attributes:
         state: parameters and buffers by their names in the bare model, on the CPU.
-        recipe: the recipe the weights were trained with.
         class_names: one name per class id; empty if the task has no classes.
         extra: all other metadata, as text by key.
     """
@@ -50,19 +49,10 @@ def save(
     class_names: Sequence[str],
     extra: Mapping[str, str] | None = None,
 ) -> str:
-    """Write a weights file and sync it to disk. Equal arguments give equal bytes.
+    """Write a weights file, sync it to disk, and return its SHA-256. Equal arguments give equal bytes.
 
-    Args:
-        path: the file, which is overwritten in place. For an atomic write, pass a temporary path and rename
-            it.
-        state: tensors of any shape, device and layout.
-        recipe: the recipe the weights were trained with.
-        class_names: one name per class id.
-        extra: additional metadata, under keys other than ``format``, ``recipe``, ``class_names``, ``crc32``
-            and ``sha256``.
-
-    Returns:
-        The SHA-256 of the file.
+    The file is overwritten in place. For an atomic write, pass a temporary path and rename it. ``extra`` is
+    additional metadata, which must not contain reserved keys.
     """
     taken = _RESERVED & set(extra or {})
     if taken:
@@ -77,15 +67,7 @@ def save(
 
 
 def load(path: Path, *, checked: bool = False) -> Weights:
-    """Read a weights file.
-
-    Args:
-        path: the file.
-        checked: skip the verification of the checksum, because the caller has just done it.
-
-    Raises:
-        UserError: the file cannot be read, is damaged, or was not written by Rankless.
-    """
+    """Read a weights file. Its checksum is verified unless the caller has already ``checked`` it."""
     state, metadata = read(path, checked=checked)
     written = metadata.get("format")
     if written is None or not written.startswith("rankless "):
@@ -117,11 +99,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
 
 
 def load_into(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Load a state dict into a model.
-
-    Raises:
-        UserError: the tensors do not fit.
-    """
+    """Load a state dict into a model, or raise an error that lists the tensors that do not fit."""
     if misfits := compare(model.state_dict(), state):
         raise mismatch(source, misfits)
     model.load_state_dict(dict(state), strict=True)
@@ -147,7 +125,7 @@ def digest(state: Mapping[str, Tensor]) -> str:
 
 
 def digest_file(path: Text) -> str:
-    """Compute the :func:`digest` of the tensors in a safetensors file from any program.
+    """Compute the :func:`digest` of the tensors in any safetensors file.
 
     Raises:
         UserError: the file is missing or cannot be read.

@@ -1,4 +1,4 @@
-"""Build freshly initialized classifiers with torchvision and timm, and convert timm's weights."""
+"""Build untrained classifiers with torchvision and timm, and convert timm's weights."""
 
 from __future__ import annotations
 
@@ -18,14 +18,9 @@ def build_resnet(
 ) -> nn.Module:
     """Build torchvision's ResNet, whose last layer is ``fc``.
 
-    Args:
-        name: ``resnet18``, ``34``, ``50``, ``101`` or ``152``. With the suffix ``-cifar``, the network starts
-            with a 3×3 convolution of stride 1 and no pooling, as usual for images of 32 pixels. The names in
-            the state dict are the same.
-        classes: number of classes.
-        activation: activation that replaces every ReLU. PReLU is not allowed, because a block calls one
-            module several times, and the calls would share its slope.
-        dropout: fraction of the pooled features to drop before the last layer.
+    With the suffix ``-cifar``, the network starts with a 3×3 convolution of stride 1 and no pooling, as usual
+    for images of 32 pixels. The names in the state dict are the same. PReLU is not allowed, because a block
+    calls one module several times, and the calls would share its slope.
     """
     if activation == "prelu":
         raise ValueError("a ResNet's blocks would share their PReLUs")
@@ -57,7 +52,6 @@ class TimmFacts:
         fixed: whether the model accepts only one input size.
         mean, std: published normalization per channel, for images in 0..1.
         classes: number of classes in the published weights.
-        source: the paper, or the origin of the weights.
     """
 
     size: tuple[int, int]
@@ -69,7 +63,7 @@ class TimmFacts:
 
 
 def timm_knows(name: str) -> bool:
-    """Check whether timm has a model with the given name, which may end in a weights tag (``.a1_in1k``)."""
+    """Check whether timm has the model ``name``, which may end in a weights tag (``.a1_in1k``)."""
     import timm
 
     architecture, _, tag = name.partition(".")
@@ -77,11 +71,7 @@ def timm_knows(name: str) -> bool:
 
 
 def timm_facts(name: str) -> TimmFacts:
-    """Return timm's description of the model with the given name, without the prefix ``timm/``.
-
-    Raises:
-        UserError: timm has no such model, or its input does not have three channels.
-    """
+    """Return timm's description of the model ``name``, given without the prefix ``timm/``."""
     import timm
 
     # Only registered models: timm would download a name such as 'hf-hub:…'.
@@ -111,17 +101,7 @@ def timm_facts(name: str) -> TimmFacts:
 def build_timm(
     name: str, classes: int, *, dropout: float = 0.0, size: tuple[int, int] | None = None
 ) -> nn.Module:
-    """Build a timm model without pretrained weights.
-
-    Args:
-        name: the model's name in timm.
-        classes: number of classes.
-        dropout: fraction of the features to drop before the last layer (timm's ``drop_rate``).
-        size: (height, width) of the input in pixels; None means the published size.
-
-    Raises:
-        UserError: timm does not have the model, or cannot build it with these options.
-    """
+    """Build a timm model without pretrained weights, for the published input size or the given ``size``."""
     import timm
 
     facts = timm_facts(name)
@@ -140,7 +120,7 @@ def build_timm(
 
 
 def timm_heads(net: nn.Module) -> list[nn.Module]:
-    """Return the classification layers of a timm model; distilled models have several."""
+    """Return the classification layers of a timm model. Distilled models have several."""
     get_classifier = getattr(net, "get_classifier", None)
     head = get_classifier() if get_classifier else None
     layers = head if isinstance(head, tuple | list) else [head]

@@ -1,4 +1,4 @@
-"""Describe all classifiers by name, and build them from a recipe.
+"""All classifiers by name, and how to build them from a recipe.
 
 The network of a classifier has the state dict of its original implementation, and two additional attributes:
 ``variant``, a :class:`Classifier`, and ``head_names``, the prefixes of the parameters whose shape depends on
@@ -47,8 +47,6 @@ class Classifier:
     """A published classifier, or one of its variants.
 
     Attributes:
-        name: the value of ``model.name`` in a recipe.
-        source: the classifier's paper.
         side: published side length of the square input in pixels.
         classes: number of classes that the classifier was published for.
         mean, std: per-channel normalization: the network expects (image - mean) / std, for images in 0..1.
@@ -70,7 +68,7 @@ class Classifier:
 
     @property
     def gflops(self) -> float:
-        """The operations per image of the published size, in 10⁹; a multiply-accumulate counts as two."""
+        """The GFLOPs per image of the published size. A multiply-accumulate counts as two operations."""
         return self._work[1]
 
     @cached_property
@@ -118,11 +116,7 @@ CLASSIFIERS: dict[str, Classifier] = {chosen.name: chosen for chosen in _ALL}
 
 
 def variant(model: model_kinds.ModelKeys) -> Classifier:
-    """Return the description of a recipe's classifier.
-
-    Raises:
-        UserError: there is no such classifier, or its options are invalid.
-    """
+    """Return the description of a recipe's classifier."""
     if cfg := getattr(model, "cfg", ""):
         where = "the text of a cfg file" if "\n" in cfg else f"'{cfg}'"
         raise UserError(
@@ -145,14 +139,9 @@ def variant(model: model_kinds.ModelKeys) -> Classifier:
 
 
 def build_classifier(model: model_kinds.ModelKeys, classes: int) -> nn.Module:
-    """Build a classifier on the CPU, initialized with torch's global generator.
+    """Build a classifier on the CPU that maps normalized images (B, 3, H, W) to logits (B, classes).
 
-    Returns:
-        The network. It maps normalized images (B, 3, H, W) to logits (B, classes), and has the attributes
-        ``variant`` (a :class:`Classifier`) and ``head_names`` (a tuple of prefixes such as ``"fc."``).
-
-    Raises:
-        UserError: there is no such classifier, its options are invalid, or it does not fit into memory.
+    The weights are initialized with torch's global generator.
     """
     problems: list[str] = []
     chosen = None
@@ -170,7 +159,7 @@ def build_classifier(model: model_kinds.ModelKeys, classes: int) -> nn.Module:
 
 
 def _refuse_giant(chosen: Classifier, model: model_kinds.ModelKeys, classes: int) -> None:
-    """Raise an error if the weights do not fit into memory; published models are known to be small enough."""
+    """Raise an error if the weights do not fit into memory. Published models are known to be small enough."""
     options = model.densenet if isinstance(model, model_kinds.DensenetModel) else model_kinds.Densenet()
     if classes <= _MANY_CLASSES and options.growth == options.depth == "auto":
         return
@@ -206,11 +195,6 @@ def backbone_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def classifier_named(name: str) -> Classifier:
-    """Return the description of the classifier with the given name.
-
-    Raises:
-        UserError: there is no such classifier.
-    """
     if name in CLASSIFIERS:
         return CLASSIFIERS[name]
     if name.startswith(TIMM):

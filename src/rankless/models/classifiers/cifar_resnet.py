@@ -16,13 +16,7 @@ _CHANNELS = (16, 32, 64)
 
 
 class Block(nn.Module):
-    """A block of two 3×3 convolutions and a shortcut without parameters.
-
-    Args:
-        channels_in, channels: channels of the input and of the output.
-        stride: stride of the first convolution.
-        activation: activation after the first norm and after the sum.
-    """
+    """A block of two 3×3 convolutions and a shortcut without parameters."""
 
     def __init__(self, channels_in: int, channels: int, stride: int, activation: Activation) -> None:
         super().__init__()
@@ -34,7 +28,6 @@ class Block(nn.Module):
         self.stride, self.added = stride, channels - channels_in
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, channels_in, H, W) to (B, channels, H / stride, W / stride)."""
         new = self.bn2(self.conv2(self.activation1(self.bn1(self.conv1(x)))))
         if self.stride > 1 or self.added:
             before = self.added // 2
@@ -46,11 +39,7 @@ class Block(nn.Module):
 class CifarResNet(nn.Module):
     """A residual network of 6n + 2 layers for images of about 32 pixels.
 
-    Args:
-        depth: one of :data:`DEPTHS`.
-        classes: number of classes.
-        activation: activation after the first convolution and in every block.
-        dropout: fraction of the pooled features to drop before the last layer.
+    ``depth`` is one of :data:`DEPTHS`. ``dropout`` is applied to the pooled features.
     """
 
     def __init__(

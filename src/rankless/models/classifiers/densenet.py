@@ -64,7 +64,6 @@ class Variant:
         )
 
     def _blocks(self, depth: int, bottleneck: bool) -> tuple[int, ...]:
-        """Return the number of layers in each of the three blocks of a CIFAR network."""
         if len(self.blocks) != _CIFAR_BLOCKS:
             raise UserError(
                 f"'model.densenet.depth' is {depth}, but only the DenseNets for CIFAR have this option; "
@@ -105,12 +104,7 @@ PUBLISHED = {
 
 
 class SeparableConv(nn.Module):
-    """A depthwise 3×3 convolution and a 1×1 convolution, which replace a 3×3 convolution of stride 1.
-
-    Args:
-        channels_in, channels: channels of the input and of the output.
-        options: the dilation, and whether there is a batch norm between the two convolutions.
-    """
+    """A depthwise 3×3 convolution and a 1×1 convolution, which replace a 3×3 convolution of stride 1."""
 
     def __init__(self, channels_in: int, channels: int, options: model_kinds.Separable) -> None:
         super().__init__()
@@ -122,7 +116,6 @@ class SeparableConv(nn.Module):
         self.pointwise = _convolution(channels_in, channels, 1, after="linear")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, channels_in, H, W) to (B, channels, H, W)."""
         out: Tensor = self.pointwise(self.norm(self.depthwise(x)))
         return out
 
@@ -156,13 +149,7 @@ class DenseLayer(nn.Module):
 
 
 class DenseBlock(nn.Sequential):
-    """A sequence of layers, each of which reads the block's input and the output of all earlier layers.
-
-    Args:
-        layers: number of layers.
-        channels: channels of the input.
-        variant, activation, dropout: see :class:`DenseNet`.
-    """
+    """A sequence of layers, each of which reads the block's input and the output of all earlier layers."""
 
     def __init__(
         self, layers: int, channels: int, variant: Variant, activation: Activation, dropout: float
@@ -173,7 +160,7 @@ class DenseBlock(nn.Sequential):
             self.add_module(f"denselayer{number + 1}", layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, channels, H, W) to (B, channels + layers * growth, H, W); the input comes first."""
+        """Map (B, channels, H, W) to (B, channels + layers * growth, H, W). The input comes first."""
         for layer in self:
             x = torch.cat((x, layer(x)), 1)
         return x
@@ -194,12 +181,7 @@ class DenseNet(nn.Module):
     """A DenseNet classifier.
 
     Convolutions have no bias and are initialized as in He et al. (2015), "Delving Deep into Rectifiers".
-
-    Args:
-        variant: the network's options.
-        classes: number of classes.
-        activation: activation after every norm; each PReLU has a separate slope.
-        dropout: fraction of each layer's new features to drop; features of earlier layers are kept.
+    Dropout applies to each layer's new features, but not to those of earlier layers.
     """
 
     def __init__(
@@ -250,7 +232,7 @@ def _convolution(
     dilation: int = 1,
     after: Literal["relu", "linear"] = "relu",
 ) -> nn.Conv2d:
-    """Build a convolution, initialized to preserve the variance ``after`` a linear layer or an activation."""
+    """Build a convolution whose initialization preserves the variance ``after`` a linear layer or a ReLU."""
     padding = kernel // 2 * dilation
     conv = nn.Conv2d(channels_in, channels, kernel, stride, padding, dilation, groups, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity=after)

@@ -1,7 +1,7 @@
 """The YOLO networks that were published as Darknet cfg files, layer by layer.
 
-Layers have the same numbers as in the cfg files, so that weights fit.
-Sources: cfg/ in pjreddie's Darknet (yolov3, yolov3-spp, yolov3-tiny) and in AlexeyAB's (the yolov4 family).
+Layers have the same numbers as in the cfg files, so that published weights fit. Sources: cfg/ in pjreddie's
+Darknet (yolov3, yolov3-spp, yolov3-tiny) and in AlexeyAB's (the yolov4 family).
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _darknet53(b: Builder) -> list[int]:
 
 
 def _csp_stage(b: Builder, channels: int, blocks: int, *, squeezes: bool = False) -> int:
-    """Add a cross-stage partial stage; in YOLOv4's first stage, the blocks squeeze the channels."""
+    """Add a cross-stage partial stage. In YOLOv4's first stage, the blocks squeeze the channels."""
     width = channels if squeezes else channels // 2
     down = b.conv(channels, 3, 2)
     aside = b.conv(width)
@@ -218,7 +218,7 @@ def _spatial_pyramid(b: Builder) -> None:
 
 
 def _lateral(b: Builder, coarser: int, tap: int, channels: int) -> int:
-    """Add YOLOv4's top-down step: concatenate the upsampled map with one of the backbone, then convolve."""
+    """Add YOLOv4's top-down step: concatenate the upsampled map with one from the backbone, then convolve."""
     b.conv(channels)
     up = b.add(Upsample())
     b.route(tap)

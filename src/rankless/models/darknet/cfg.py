@@ -10,16 +10,15 @@ from __future__ import annotations
 import errno
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from rankless.errors import UserError, nearest, one_of
+from rankless.errors import UserError, nearest, one_of, printable
 from rankless.files import reading
 from rankless.geometry.boxes import SIMILARITIES
 from rankless.models.darknet import network as net
-from rankless.models.darknet.cfg_sections import OptionReader, Section
 from rankless.models.heads.yolo.codec import BoxLoss, HeadLoss
 from rankless.models.layers import Activation
 
@@ -39,12 +38,7 @@ _UNSUPPORTED = frozenset({
 class Cfg:
     """The contents of a cfg file.
 
-    Attributes:
-        network: the network.
-        letterbox: whether images keep their aspect ratio; otherwise they are stretched, which is Darknet's
-            default.
-        nms: similarity measure of NMS.
-        notes: messages about ignored options.
+    If ``letterbox`` is false, images are stretched, which is Darknet's default.
     """
 
     network: net.Network
@@ -54,21 +48,14 @@ class Cfg:
 
 
 def read_cfg(source: str) -> Cfg:
-    """Read a cfg file.
-
-    Args:
-        source: the path of the file, or its text.
-
-    Raises:
-        UserError: the file cannot be read, or describes no supported detector; all problems are listed.
-    """
+    """Read a cfg file, given its path or its text. All problems are reported at once."""
     if "\n" in source and "[" in source:
         return _Reader("model.cfg", source).read()
     path = Path(source)
     try:
         content = reading.read_bytes(path, reading.CFG)
     except OSError as error:
-        hint = "; is it the weights?" if error.errno == errno.EFBIG else ""
+        hint = "; check that it is not the weights file" if error.errno == errno.EFBIG else ""
         raise UserError(f"{source}: the cfg file cannot be read: {error.strerror or error}{hint}") from None
     try:
         text = content.decode("utf-8-sig")
@@ -77,12 +64,23 @@ def read_cfg(source: str) -> Cfg:
     return _Reader(source, text).read()
 
 
-class _Reader(OptionReader):
-    """A reader that converts one section at a time to a layer, and collects problems."""
+@dataclass
+class _Section:
+    """A ``[name]`` section. ``options`` contains the value and the line number of each key."""
+
+    name: str
+    line: int
+    options: dict[str, tuple[str, int]] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+
+
+class _Reader:
+    """A reader that converts one section at a time to a layer and collects all problems."""
 
     def __init__(self, name: str, text: str) -> None:
-        super().__init__(name)
-        self.text = text
+        self.name, self.text = name, text
+        self.problems: list[str] = []
+        self.section = _Section("", 0)
         self.layers: list[net.Layer] = []
         self.shapes: list[net.Shape] = []
         self.nms: Literal["iou", "diou"] = "iou"
@@ -90,29 +88,94 @@ class _Reader(OptionReader):
         self.unused: dict[str, int] = {}
         self.unknown = False  # after an unknown layer, mismatched shapes are not reported
 
+    def report(self, sentence: str, line: int | None = None) -> None:
+        """Record a problem in a line, by default in the first line of the section."""
+        self.problems.append(f"{self.name}:{line or self.section.line}: {sentence}")
+
+    def expected(self, key: str, expected: str) -> None:
+        """Record that the value of an option is invalid."""
+        text, line = self.section.options.get(key, ("nothing", self.section.line))
+        self.report(f"[{self.section.name}] {key}={text[:40]}: expected {expected}", line)
+
+    def sections(self) -> Iterator[_Section]:
+        """Yield the sections of the file, and report lines that are neither a section nor an option."""
+        section: _Section | None = None
+        for number, raw in enumerate(self.text.splitlines(), 1):
+            line = "".join(raw.split("#")[0].split(";")[0].split())
+            if not line:
+                continue
+            if line.startswith("["):
+                if section is not None:
+                    yield section
+                section = _Section(line.strip("[]").lower(), number)
+                continue
+            key, equals, value = line.partition("=")
+            if not equals or section is None:
+                shown = printable(raw.strip(), 60)
+                self.report(f"'{shown}': expected [section] or key=value; use a Darknet cfg file", number)
+                if len(self.problems) > 5 or "\0" in raw:
+                    return
+                continue
+            section.options[key] = (value, number)
+        if section is not None:
+            yield section
+
+    def line(self, key: str) -> int:
+        """Return the line number of an option, or of the section if the option is missing."""
+        return self.section.options.get(key, ("", self.section.line))[1]
+
+    def word(self, key: str, default: str) -> str:
+        """Read an option as text, and mark it as used."""
+        self.section.used.add(key)
+        return self.section.options.get(key, (default, 0))[0]
+
+    def integer(self, key: str, default: int, least: int, most: int) -> int:
+        """Read an integer. If it is invalid, report a problem and return the default."""
+        text = self.word(key, str(default))
+        try:
+            value = int(float(text)) if len(text) < 20 else None
+        except (ValueError, OverflowError):
+            value = None
+        if value is None or not least <= value <= most:
+            self.expected(key, f"a whole number from {least} to {most}")
+            return min(max(default, least), most)
+        return value
+
+    def number(self, key: str, default: float, least: float = 0.0, most: float = 1e9) -> float:
+        """Read a number. If it is invalid, report a problem and return the default."""
+        (value,) = self.numbers(key, str(default), count=1) or (default,)
+        if not least <= value <= most:
+            self.expected(key, f"a number from {least:g} to {most:g}")
+            return default
+        return value
+
+    def numbers(self, key: str, default: str, count: int | None = None) -> tuple[float, ...]:
+        """Read comma-separated numbers. If one is invalid, report a problem and return an empty tuple."""
+        text = self.word(key, default)
+        try:
+            values = tuple(float(part) for part in text.split(",") if part)
+        except ValueError:
+            values = (math.nan,)
+        if not all(map(math.isfinite, values)) or (count is not None and len(values) != count):
+            self.expected(key, "a number" if count == 1 else "comma-separated numbers")
+            return ()
+        return values
+
     def _activation(self, default: str) -> Activation:
         name = self.word("activation", default)
         if name not in _ACTIVATIONS:
-            self.report(
-                f"[{self.section.name}] activation={name[:40]}: expected {one_of(_ACTIVATIONS)}",
-                self.line("activation"),
-            )
+            self.expected("activation", one_of(_ACTIVATIONS))
             return "linear"
         return cast(Activation, name)
 
     def _layers(self, key: str) -> tuple[int, ...]:
-        """Read layer numbers from an option; negative numbers count back from the current layer."""
+        """Read layer numbers from an option. Negative numbers count back from the current layer."""
         number = len(self.layers)
         sources = []
         for value in self.numbers(key, "") or (0.5,):
             source = int(value) + (number if value < 0 else 0)
             if value != int(value) or not 0 <= source < number:
-                text = self.section.options.get(key, ("nothing", 0))[0]
-                self.report(
-                    f"[{self.section.name}] {key}={text[:40]}: expected numbers of earlier layers "
-                    f"(0 to {number - 1}, or -1 to -{number})",
-                    self.line(key),
-                )
+                self.expected(key, f"numbers of earlier layers (0 to {number - 1}, or -1 to -{number})")
                 return (0,) if number else (net.IMAGE,)
             sources.append(source)
         return tuple(sources)
@@ -181,7 +244,7 @@ class _Reader(OptionReader):
     def _one_layer(self) -> int:
         sources = self._layers("from")
         if len(sources) != 1:
-            self.report(f"[{self.section.name}] from: expected a single layer", self.line("from"))
+            self.expected("from", "a single layer")
         return sources[0]
 
     def _dropout(self) -> net.Dropout:
@@ -192,7 +255,7 @@ class _Reader(OptionReader):
     def _involution(self) -> net.Involution:
         size = self.integer("size", 7, 1, 255)
         if size % 2 == 0:
-            self.report(f"[involution] size={size}: expected an odd number", self.line("size"))
+            self.expected("size", "an odd number")
         return net.Involution(size)
 
     def _yolo(self) -> net.Yolo:
@@ -200,14 +263,11 @@ class _Reader(OptionReader):
         numbers = self.numbers("anchors", "")
         anchors = tuple(zip(numbers[::2], numbers[1::2], strict=False))
         if not anchors or len(numbers) % 2 or min(numbers) <= 0:
-            self.report("[yolo] anchors: expected pairs of positive width, height", self.line("anchors"))
+            self.expected("anchors", "pairs of positive width, height")
         total = self.integer("num", len(anchors) or 1, 1, 4096)
         mask = tuple(int(value) for value in self.numbers("mask", ",".join(map(str, range(total)))))
         if any(not 0 <= number < len(anchors) for number in mask) or not mask:
-            self.report(
-                f"[yolo] mask={','.join(map(str, mask))}: expected indices of the {len(anchors)} anchors",
-                self.line("mask"),
-            )
+            self.expected("mask", f"indices of the {len(anchors)} anchors")
         self._head_fits(len(mask) * (net.DETECTOR_CHANNELS + classes), classes)
         new_coords = bool(self.integer("new_coords", 0, 0, 1))
         before = self.layers[-1] if self.layers else None
@@ -239,21 +299,15 @@ class _Reader(OptionReader):
                 "anchors in mask × (5 + classes)"
             )
         if self.classes not in (None, classes):
-            self.report(
-                f"[yolo] classes={classes}; expected {self.classes}, as in the [yolo] section before it",
-                self.line("classes"),
-            )
+            self.expected("classes", f"{self.classes}, as in the [yolo] section before it")
         self.classes = classes
 
     def _loss(self) -> HeadLoss:
         box_loss = self.word("iou_loss", "mse")
         if box_loss not in _BOX_LOSSES:
-            self.report(
-                f"[yolo] iou_loss={box_loss[:40]}: expected {one_of(_BOX_LOSSES)}",
-                self.line("iou_loss"),
-            )
+            self.expected("iou_loss", one_of(_BOX_LOSSES))
             box_loss = "mse"
-        limit = self.number("max_delta", math.inf, 0.0, math.inf) if self.has("max_delta") else None
+        given = self.section.options
         return HeadLoss(
             box_loss=cast(BoxLoss, box_loss),
             # pjreddie's Darknet has no such factor; AlexeyAB's default is 0.75.
@@ -261,16 +315,15 @@ class _Reader(OptionReader):
             objectness=self.number("obj_normalizer", 1.0),
             classes=self.number("cls_normalizer", 1.0),
             ignore=self.number("ignore_thresh", 0.5, 0.0, 1.0),
-            smoothing=self.number("label_smooth_eps", 0.0, 0.0, 1.0)
-            if self.has("label_smooth_eps")
+            smoothing=self.number("label_smooth_eps", 0.0, 0.0, 1.0) if "label_smooth_eps" in given else None,
+            largest_gradient=self.number("max_delta", math.inf, 0.0, math.inf)
+            if "max_delta" in given
             else None,
-            largest_gradient=limit,
             smooth_objectness=bool(self.integer("objectness_smooth", 0, 0, 1)),
         )
 
     def read(self) -> Cfg:
-        """Read all sections; raise an error that lists all problems."""
-        sections = list(self.sections(self.text))
+        sections = list(self.sections())
         self._raise()
         if not sections or sections[0].name not in ("net", "network"):
             first = f"[{sections[0].name}] in line {sections[0].line}" if sections else "nothing"
@@ -296,8 +349,9 @@ class _Reader(OptionReader):
     def _backbone(self) -> int:
         """Guess the number of layers in the backbone.
 
-        It ends with the last shortcut at the coarsest resolution before the first head; without shortcuts,
-        with the first layer at that resolution; without such a layer, halfway to the first head.
+        It ends with the last shortcut at the coarsest resolution before the first head. If there is no
+        shortcut, it ends with the first layer at that resolution or, if there is no such layer, halfway to
+        the first head.
         """
         coarsest = max((shape.stride or 0 for shape in self.shapes), default=0)
         first_head = next(n for n, layer in enumerate(self.layers) if isinstance(layer, net.Yolo))
@@ -315,15 +369,15 @@ class _Reader(OptionReader):
         if self.problems:
             raise UserError(self.problems[:40])
 
-    def _net(self, section: Section) -> tuple[tuple[int, int], bool]:
+    def _net(self, section: _Section) -> tuple[tuple[int, int], bool]:
         self.section = section
         width, height = self.integer("width", 416, 1, 16384), self.integer("height", 416, 1, 16384)
         channels = self.integer("channels", 3, 1, MOST_CHANNELS)
         if channels != 3:
-            self.report(f"[net] channels={channels}: expected 3, for color images", self.line("channels"))
+            self.expected("channels", "3, for color images")
         return (height, width), bool(self.integer("letter_box", 0, 0, 1))
 
-    def _layer(self, section: Section) -> None:
+    def _layer(self, section: _Section) -> None:
         self.section = section
         make = SECTIONS.get(section.name)
         if make is None:

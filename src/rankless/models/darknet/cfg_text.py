@@ -26,16 +26,9 @@ def write_cfg(
     nms: Literal["iou", "diou"] = "iou",
     foreign: bool = False,
 ) -> str:
-    """Return a network as the text of a cfg file, which :func:`.cfg.read_cfg` can read.
+    """Return the text of a cfg file for a network without anchor-free heads and PReLU.
 
-    Args:
-        network: a network without anchor-free heads and PReLU.
-        letterbox, nms: see :class:`rankless.models.darknet.cfg.Cfg`.
-        foreign: whether Darknet and OpenCV must be able to read the file, so that ``[involution]`` is
-            refused.
-
-    Raises:
-        UserError: Darknet does not have some of the network's layers.
+    If ``foreign`` is true, Darknet and OpenCV must be able to read the file, so ``[involution]`` is an error.
     """
     height, width = network.size
     lines = [

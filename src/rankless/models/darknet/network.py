@@ -26,10 +26,7 @@ DETECTOR_CHANNELS = 5  # tx, ty, tw, th, objectness
 class Conv:
     """A ``[convolutional]`` layer. With batch norm, it has no bias.
 
-    Attributes:
-        filters: number of output channels.
-        size, stride, dilation, groups: parameters of the convolution.
-        padding: padding in pixels on each side, before dilation; None keeps the resolution at stride 1.
+    ``padding`` is the number of pixels on each side, before dilation. None keeps the resolution at stride 1.
     """
 
     filters: int
@@ -153,9 +150,7 @@ Layer = (
 class Shape:
     """The shape of a layer's output.
 
-    Attributes:
-        channels: number of channels.
-        stride: pixels of the network's input per pixel of the output; None if the output is 1 × 1.
+    ``stride`` is the number of input pixels per output pixel along each side, or None if the output is 1 × 1.
     """
 
     channels: int
@@ -167,12 +162,10 @@ class Network:
     """The description of a detector, layer by layer.
 
     Attributes:
-        layers: the layers in the order of computation.
         names: the layers' names in weights files. Published layers are numbered; inserted layers have other
             names, so that the numbers do not change.
         size: published (height, width) of the input in pixels.
         backbone: number of layers in the backbone, which comes first.
-        classes: number of classes.
         loss: the loss that the network was published with.
     """
 
@@ -195,7 +188,6 @@ class Network:
         return (number - 1,)
 
     def shapes(self) -> list[Shape]:
-        """Return the output shape of every layer."""
         shapes: list[Shape] = []
         image = Shape(3, Fraction(1))
         for number, layer in enumerate(self.layers):
@@ -203,8 +195,31 @@ class Network:
             shapes.append(shape(layer, read))
         return shapes
 
+    def channels_in(self) -> list[int]:
+        """Return the number of channels in the first input of every layer."""
+        shapes = self.shapes()
+        first = (self.inputs(number)[0] for number in range(len(self.layers)))
+        return [shapes[source].channels if source >= 0 else 3 for source in first]
+
+    def parameters(self) -> int:
+        """Count the values in the convolutions and their norms, which are nearly all values of a network."""
+        return sum(
+            layer.filters * (channels // layer.groups * layer.size**2 + (4 if layer.norm else 1))
+            for layer, channels in zip(self.layers, self.channels_in(), strict=True)
+            if isinstance(layer, Conv)
+        )
+
+    def convolution_outputs(self, size: tuple[int, int]) -> list[int]:
+        """Count the output values of each convolution for one image of ``size`` (height, width)."""
+        counts = []
+        for layer, made in zip(self.layers, self.shapes(), strict=True):
+            if isinstance(layer, Conv):
+                stride = made.stride or max(size)  # None means one pixel
+                counts.append(made.channels * int(max(size[0] / stride, 1) * max(size[1] / stride, 1)))
+        return counts
+
     def heads(self) -> tuple[YoloHead | AnchorFreeHead, ...]:
-        """Return the heads' descriptions, in the order of the model's outputs."""
+        """Return the descriptions of the heads, in the order of the model's outputs."""
         heads: list[YoloHead | AnchorFreeHead] = []
         for layer, made in zip(self.layers, self.shapes(), strict=True):
             stride = int(made.stride or 0)
@@ -226,7 +241,7 @@ class Network:
 
     @property
     def anchors(self) -> tuple[tuple[float, float], ...]:
-        """The anchors that all heads share, as (width, height) in pixels; empty if there are none."""
+        """The anchors that all heads share, as (width, height) in pixels. Empty if there are none."""
         return next((layer.anchors for layer in self.layers if isinstance(layer, Yolo)), ())
 
     def predictors(self) -> tuple[int, ...]:
@@ -259,11 +274,9 @@ class Builder:
 
     @property
     def last(self) -> int:
-        """The number of the last layer."""
         return len(self.layers) - 1
 
     def add(self, layer: Layer) -> int:
-        """Add a layer of any type."""
         self.layers.append(layer)
         return self.last
 
@@ -299,6 +312,6 @@ class Builder:
         return self.add(yolo)
 
     def network(self, side: int, backbone: int, classes: int, loss: PublishedLoss) -> Network:
-        """Return the network, for a square input of ``side`` pixels."""
+        """Return the network for a square input of ``side`` pixels."""
         names = tuple(str(number) for number in range(len(self.layers)))
         return Network(tuple(self.layers), names, (side, side), backbone, classes, loss)

@@ -1,10 +1,9 @@
-"""Create modified copies of a network: another width, or other classes, anchors, activations or heads."""
+"""Create modified copies of a network, with another width or with other classes, anchors or heads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from fractions import Fraction
 
 from rankless.models.darknet.network import (
     DETECTOR_CHANNELS,
@@ -17,7 +16,6 @@ from rankless.models.darknet.network import (
     Multiply,
     Network,
     Route,
-    Shape,
     Shortcut,
     Yolo,
 )
@@ -27,30 +25,23 @@ Anchors = tuple[tuple[float, float], ...]
 
 
 def scaled(channels: int, width: float) -> int:
-    """Return ``channels * width`` rounded to a multiple of 8, at least 8; width 1 changes nothing."""
+    """Return ``channels * width`` rounded to a multiple of 8, at least 8. Width 1 changes nothing."""
     return channels if width == 1 else max(8, 8 * int(channels * width / 8 + 0.5))
 
 
 def with_width(network: Network, width: float) -> Network:
-    """Scale the number of channels in all layers except the heads; depthwise layers stay depthwise."""
-    predictors, shapes, image = set(network.predictors()), network.shapes(), Shape(3, Fraction(1))
-    layers: list[Layer] = []
-    for number, layer in enumerate(network.layers):
+    """Scale the number of channels in all layers except the heads. Depthwise layers stay depthwise."""
+    predictors, channels = network.predictors(), network.channels_in()
+    layers = list(network.layers)
+    for number, layer in enumerate(layers):
         if isinstance(layer, Conv) and number not in predictors:
-            source = network.inputs(number)[0]
-            depthwise = (
-                layer.groups > 1 and layer.groups == (image if source < 0 else shapes[source]).channels
-            )
             filters = scaled(layer.filters, width)
-            changed = replace(layer, filters=filters)
-            layers.append(replace(changed, groups=filters) if depthwise else changed)
-        else:
-            layers.append(layer)
+            depthwise = layer.groups > 1 and layer.groups == channels[number]
+            layers[number] = replace(layer, filters=filters, groups=filters if depthwise else layer.groups)
     return replace(network, layers=tuple(layers))
 
 
 def with_classes(network: Network, classes: int) -> Network:
-    """Change the number of classes that the heads predict."""
     layers = list(network.layers)
     for number in network.predictors():
         conv, yolo = layers[number], layers[number + 1]
@@ -72,13 +63,10 @@ def with_activation(network: Network, activation: Activation) -> Network:
 
 
 def with_anchors(network: Network, anchors: Anchors, per_head: int | None = None) -> Network:
-    """Replace the anchors.
+    """Replace the anchors, which are (width, height) in pixels of the input.
 
-    Args:
-        network: a network with ``[yolo]`` heads.
-        anchors: (width, height) in pixels of the input.
-        per_head: number of anchors per head, where the finest head gets the first anchors; None keeps the
-            published masks.
+    If ``per_head`` is given, the finest head gets the first ``per_head`` anchors, and so on. Otherwise, the
+    published masks stay.
     """
     shapes = network.shapes()
     by_stride = sorted(_heads(network), key=lambda number: shapes[number].stride or 0)
@@ -92,18 +80,14 @@ def with_anchors(network: Network, anchors: Anchors, per_head: int | None = None
 
 
 def with_scale_xy(network: Network, scale: float) -> Network:
-    """Replace every head's ``scale_xy``."""
     return _each(network, lambda layer: replace(layer, scale_xy=scale) if isinstance(layer, Yolo) else layer)
 
 
 def with_involution(network: Network, size: int, *, replaces: bool = False) -> Network:
-    """Insert an involution before each head.
+    """Insert an involution with kernels of ``size`` × ``size`` pixels before each head.
 
-    Args:
-        network: the network to copy.
-        size: side length of the kernels in pixels.
-        replaces: whether other layers that read the head's input, such as the next down-sampling, read the
-            output of the involution instead.
+    If ``replaces`` is true, other layers that read the head's input, such as the next down-sampling, read the
+    output of the involution instead.
     """
     involutions: dict[int, tuple[Layer, str]] = {
         _entrance(network, n): (Involution(size), "involution") for n in _heads(network)
@@ -156,7 +140,10 @@ def _each(network: Network, change: Callable[[Layer], Layer]) -> Network:
 
 
 def _insert(network: Network, before: dict[int, tuple[Layer, str]], *, replaces: bool = False) -> Network:
-    """Insert named layers before existing ones, which then read them, as do later layers if ``replaces``."""
+    """Insert named layers before existing layers, which then read the inserted layers.
+
+    If ``replaces`` is true, all later layers read them, too.
+    """
     layers: list[Layer] = []
     names: list[str] = []
     index = {IMAGE: IMAGE}

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rankless.hardware import memory
 from rankless.hardware.precision import without_layers
 from rankless.models.darknet import network as net
-from rankless.models.darknet.sizes import refuse_giant
 from rankless.models.heads.anchor_free import loss as anchor_free
 from rankless.models.heads.anchor_free.layers import AnchorFreeHeadLayers
 from rankless.models.heads.yolo import loss as yolo
@@ -23,7 +23,6 @@ from rankless.models.layers import (
     Involution,
     activate,
     max_pool,
-    upsample,
 )
 from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch, LossSum
@@ -46,7 +45,7 @@ def criterion_of(network: net.Network, options: loss_kinds.LossKeys) -> Criterio
 
 
 class Route(nn.Module):
-    """Concatenation of feature maps, or of one channel group from each map."""
+    """A layer that concatenates feature maps, or one channel group of each map."""
 
     def __init__(self, groups: int, group: int) -> None:
         super().__init__()
@@ -59,14 +58,13 @@ class Route(nn.Module):
 
 
 class Shortcut(nn.Module):
-    """Addition of feature maps. If they differ in the number of channels, only common channels are added."""
+    """A layer that adds feature maps. If their numbers of channels differ, only common channels are added."""
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()
         self.activation = activate(activation)
 
     def forward(self, x: Tensor, *others: Tensor) -> Tensor:
-        """Add maps of the same resolution to ``x`` (B, C, H, W), and return the activated sum."""
         for other in others:
             shared = min(x.shape[1], other.shape[1])
             if shared < x.shape[1]:
@@ -78,89 +76,111 @@ class Shortcut(nn.Module):
 
 
 class Multiply(nn.Module):
-    """Multiplication of two feature maps, of which the second may have a single pixel."""
+    """A layer that multiplies two feature maps, of which the second may have a single pixel."""
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()
         self.activation = activate(activation)
 
     def forward(self, x: Tensor, factor: Tensor) -> Tensor:
-        """Multiply ``x`` (B, C, H, W) by ``factor`` (B, C, h, w), and return the activated product."""
         out: Tensor = self.activation(x * factor)
         return out
 
 
 class Upsample(nn.Module):
-    """Upsampling that repeats every pixel and multiplies the values by a constant."""
+    """A layer that repeats every pixel and multiplies the values by a constant."""
 
     def __init__(self, factor: int, scale: float) -> None:
         super().__init__()
         self.factor, self.scale = factor, scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """Upsample (B, C, H, W) to (B, C, factor · H, factor · W)."""
-        x = upsample(x, self.factor)
+        # Deterministic even on CUDA, where the bilinear kernels use atomic additions.
+        x = F.interpolate(x, scale_factor=float(self.factor), mode="nearest")
         return x if self.scale == 1 else x * self.scale
 
 
 class AveragePool(nn.Module):
-    """Average pooling of each channel over all pixels."""
+    """A layer that averages each channel over all pixels."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pool (B, C, H, W) to (B, C, 1, 1)."""
         return F.adaptive_avg_pool2d(x, 1)
 
 
-class DetectionModel(nn.Module):
-    """A :class:`~rankless.models.detectors.protocol.Detector` that consists of Darknet layers.
+class LayerGraph(nn.Module):
+    """The layers of a Darknet network."""
 
-    Args:
-        network: description of the network.
-        criterion: the loss function; by default, the published one.
-
-    Attributes:
-        network: description of the network.
-        heads: descriptions of the outputs, in order.
-        head_names: prefixes of the names of all parameters that depend on the number of classes.
-    """
-
-    def __init__(
-        self,
-        network: net.Network,
-        criterion: Criterion | None = None,
-    ) -> None:
+    def __init__(self, network: net.Network) -> None:
         super().__init__()
-        if torch.get_default_device().type != "meta":
-            refuse_giant(network)
         self.network = network
-        self.heads = network.heads()
-        self.criterion = criterion or criterion_of(network, loss_kinds.Loss())
         self.sources = [network.inputs(number) for number in range(len(network.layers))]
         self.last_use = {source: number for number, read in enumerate(self.sources) for source in read}
         self.layers = nn.ModuleDict()
-        shapes = network.shapes()
-        heads, named = [], set(network.predictors())
+        channels, predictors = network.channels_in(), network.predictors()
         for number, layer in enumerate(network.layers):
-            read = self.sources[number]
-            channels = shapes[read[0]].channels if read[0] >= 0 else 3
-            if number in named and isinstance(layer, net.Conv):
+            if number in predictors and isinstance(layer, net.Conv):
                 # Darknet's logistic before new_coords is part of the decoding, which expects logits here.
                 layer = replace(layer, activation="linear")
-            built = build_layer(layer, channels, network.classes)
-            if number in named and isinstance(built, ConvBlock):
+            built = build_layer(layer, channels[number], network.classes)
+            if number in predictors and isinstance(built, ConvBlock):
                 _set_priors(built.conv, network.classes)
-            if number in named:
-                heads.append(f"layers.{network.names[number]}.")
-            elif isinstance(built, AnchorFreeHeadLayers):
-                heads.append(f"layers.{network.names[number]}.classes.")
             self.layers[network.names[number]] = built
-        self.head_names = tuple(heads)
+
+    def run(self, images: Tensor) -> list[Tensor]:
+        """Compute the raw output of each head or, if there are no heads, the last feature map."""
+        maps, made = {net.IMAGE: images}, images
+        outputs = []
+        for number, (layer, built) in enumerate(zip(self.network.layers, self.layers.values(), strict=True)):
+            read = [maps[source] for source in self.sources[number]]
+            if isinstance(layer, net.Yolo | net.AnchorFree):
+                outputs.append(read[0] if isinstance(layer, net.Yolo) else built(read[0]))
+                made = read[0]
+            else:
+                made = built(*read)
+            # Free the maps that no later layer reads.
+            for source in set(self.sources[number]):  # a route may name a layer twice
+                if self.last_use[source] == number:
+                    del maps[source]
+            if number in self.last_use:
+                maps[number] = made
+        return outputs or [made]
+
+
+class DetectionModel(LayerGraph):
+    """A :class:`~rankless.models.detectors.protocol.Detector` that consists of Darknet layers.
+
+    By default, ``criterion`` is the published loss function.
+    """
+
+    def __init__(self, network: net.Network, criterion: Criterion | None = None) -> None:
+        if torch.get_default_device().type != "meta":
+            count = network.parameters()
+            memory.ensure(
+                4 * count,
+                f"a network of {count:,} parameters",
+                "use a smaller model.width, or fewer filters or classes",
+            )
+        super().__init__(network)
+        self.heads = network.heads()
+        self.criterion = criterion or criterion_of(network, loss_kinds.Loss())
+        predictors = network.predictors()
+        self.head_names = tuple(
+            f"layers.{name}." if number in predictors else f"layers.{name}.classes."
+            for number, (name, layer) in enumerate(zip(network.names, network.layers, strict=True))
+            if number in predictors or isinstance(layer, net.AnchorFree)
+        )
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Compute one raw output (B, channels, H / stride, W / stride) per head.
+
+        ``images`` are floats in 0..1, (B, 3, H, W), with H and W multiples of the coarsest stride.
+        """
+        return self.run(images)
 
     def head_layout(self, name: str) -> tuple[int, int]:
         return (0, 1) if name.split(".")[-2] == "classes" else (5, 1)  # else each anchor's box and objectness
 
     def backbone(self) -> list[nn.Module]:
-        """Return the layers of the backbone."""
         return list(self.layers.values())[: self.network.backbone]
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -171,44 +191,8 @@ class DetectionModel(nn.Module):
             return torch.cat(boxes, 1), torch.cat(scores, 1)
 
     def loss(self, raw: list[Tensor], batch: DetectionBatch) -> LossSum:
-        """Compute the loss of one micro-batch as a sum and a count, both scalars.
-
-        Args:
-            raw: the outputs of :meth:`forward`, one (B, channels, H, W) per head.
-            batch: the targets; its images are not read.
-        """
         with without_layers():
             return self.criterion(raw, self.heads, batch)
-
-    def forward(self, images: Tensor) -> list[Tensor]:
-        """Compute the raw outputs of the heads.
-
-        Args:
-            images: float images in 0..1, (B, 3, H, W), with H and W multiples of the coarsest stride.
-                channels_last is faster.
-
-        Returns:
-            One output per head, (B, channels, H / stride, W / stride).
-        """
-        maps: dict[int, Tensor] = {net.IMAGE: images}
-        outputs = []
-        for number, (layer, built) in enumerate(zip(self.network.layers, self.layers.values(), strict=True)):
-            read = [maps[source] for source in self.sources[number]]
-            if isinstance(layer, net.Yolo):
-                outputs.append(read[0])
-                made = read[0]
-            elif isinstance(layer, net.AnchorFree):
-                outputs.append(built(read[0]))
-                made = read[0]
-            else:
-                made = built(*read)
-            # Free the maps that no later layer reads.
-            for source in set(self.sources[number]):  # a route may name a layer twice
-                if self.last_use[source] == number:
-                    del maps[source]
-            if number in self.last_use:
-                maps[number] = made
-        return outputs
 
 
 def build_layer(layer: net.Layer, channels: int, classes: int) -> nn.Module:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rankless.errors import UserError, counted, one_of
-from rankless.models.darknet import sizes
 from rankless.models.darknet.architectures import scaled_yolov4, yolov3, yolov3_tiny, yolov4, yolov4_tiny
 from rankless.models.darknet.cfg import read_cfg
 from rankless.models.darknet.cfg_text import write_cfg
@@ -78,7 +77,7 @@ class DarknetSpec(DetectorSpec):
         return DetectionModel(network(self.model, classes), self.criterion)
 
     def activations(self, size: tuple[int, int]) -> list[int]:
-        return sizes.outputs(network(self.model, classes=1), size)
+        return network(self.model, classes=1).convolution_outputs(size)
 
     def self_contained(self) -> model_kinds.ModelKeys:
         model = self.model
@@ -99,12 +98,7 @@ def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> DarknetSpec
 def network(model: model_kinds.ModelKeys, classes: int) -> Network:
     """Return the description of a recipe's network.
 
-    Args:
-        model: the recipe's ``model``. As long as ``anchors`` is ``kmeans``, the anchors are placeholders.
-        classes: number of classes.
-
-    Raises:
-        UserError: the network is unknown, or an option does not fit it.
+    As long as ``model.anchors`` is ``kmeans``, the anchors are placeholders.
     """
     cfg = model.cfg if isinstance(model, model_kinds.YoloModel) else ""
     named = MODELS.get(model.name)

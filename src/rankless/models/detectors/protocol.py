@@ -31,18 +31,15 @@ class Detector(Protocol):
     def head_layout(self, name: str) -> tuple[int, ...]:
         """Return the layout of the rows (the first dimension) of the head parameter with the given name.
 
-        The rows form one or more groups with the same layout, such as one per anchor.
-
-        Returns:
-            The number of rows before the classes, the number of rows per class and, optionally, the number of
-            rows after the classes, all for one group.
+        The rows form one or more groups with the same layout, such as one per anchor. The result is the
+        number of rows before the classes, the number of rows per class and, optionally, the number of rows
+        after the classes, all for one group.
         """
 
     def __call__(self, images: Tensor) -> Any:
         """Compute the raw outputs, which only ``decode`` and ``loss`` understand.
 
-        Args:
-            images: float images in 0..1, (B, 3, H, W), with H and W multiples of 32. channels_last is faster.
+        ``images`` are floats in 0..1, (B, 3, H, W), with H and W multiples of 32. channels_last is faster.
         """
         ...
 
@@ -56,9 +53,7 @@ class Detector(Protocol):
     def loss(self, raw: Any, batch: DetectionBatch) -> LossSum:
         """Compute the loss of one micro-batch as a sum and a count, both scalars.
 
-        Args:
-            raw: the raw outputs.
-            batch: the targets; its images are not read.
+        The images of ``batch`` are not read.
         """
         ...
 
@@ -86,10 +81,8 @@ class DetectorSpec:
     """The specification of a detector: its network with the options of a recipe.
 
     Attributes:
-        model: the recipe's ``model``.
         size: published (height, width) of the input in pixels.
         anchors: anchors that a recipe may replace, (width, height) in pixels; empty if there are none.
-        exports: capabilities of the detector's exported file.
     """
 
     model: model_kinds.ModelKeys
@@ -106,7 +99,7 @@ class DetectorSpec:
         return convolution_outputs(lambda: self.build(1), size)
 
     def self_contained(self) -> model_kinds.ModelKeys:
-        """Return the recipe's ``model``, in which the content of files replaces their paths."""
+        """Return the recipe's ``model`` with the contents of files in place of their paths."""
         return self.model
 
 
@@ -114,9 +107,7 @@ class DetectorSpec:
 class Published:
     """A published detector that is available by name.
 
-    Attributes:
-        source: the paper or the origin of the detector.
-        classes: number of classes that the detector was published for.
+    ``classes`` is the number of classes that the detector was published for.
     """
 
     source: str

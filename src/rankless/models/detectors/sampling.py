@@ -47,7 +47,6 @@ class DeterministicSampling(TorchFunctionMode):
     """A context manager that replaces ``grid_sample`` with :func:`bilinear` in the current thread."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, or :func:`bilinear` instead of ``grid_sample``."""
         options = kwargs or {}
         is_bilinear = options == {"mode": "bilinear", "padding_mode": "zeros", "align_corners": False}
         # In deterministic mode, PyTorch itself refuses the backward pass of other sampling modes.

@@ -1,26 +1,317 @@
-"""Build torchvision detectors by name.
+"""Adapt torchvision detectors to the :class:`~rankless.models.detectors.protocol.Detector` interface.
 
-:mod:`rankless.models.detectors.torchvision_modules` describes how they differ from the originals.
+Layers, anchors, matching and sampling are torchvision's. The detectors differ from the originals as follows,
+so that they train like all other models:
+
+- The input is the letterboxed batch, normalized as in torchvision, and is not resized again.
+- A loss is a sum and a count. The losses of RetinaNet and Faster R-CNN are means within each image, summed
+  over the images. The losses of FCOS and SSDlite are sums, which are divided by the global number of
+  positives.
+- Norms are plain ``BatchNorm2d`` (torchvision freezes the norms of pretrained backbones), so that
+  ``batch_norm`` and ``model.freeze`` have the same meaning as for other models.
+- Faster R-CNN samples with torch's global generator, which the engine seeds for each micro-batch.
+
+State dicts have torchvision's names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankless.models.detectors.protocol import DetectorSpec, Exports, Published
-from rankless.models.detectors.torchvision_modules import (
-    FCOS,
-    SSD,
-    FasterRCNN,
-    RetinaNet,
-    TorchvisionDetector,
-)
+from rankless.models.detectors.protocol import CANDIDATES, DetectorSpec, Exports, Published
+from rankless.models.heads.truths import Truths
 from rankless.recipe import loss_kinds, model_kinds
+from rankless.structures import DetectionBatch, LossSum
+
+# Maximum number of proposals per image in Faster R-CNN, which is assumed on the meta device.
+_PROPOSALS = 1000
+_POOLED = 7  # side length of a pooled proposal in pixels
+
+
+class Dense(NamedTuple):
+    """The outputs of a one-stage detector.
+
+    Attributes:
+        outputs: values for each anchor, (B, A, …), by name, in float32.
+        anchors: xyxy in pixels, (A, 4).
+        cells: number of cells in each feature map.
+    """
+
+    outputs: dict[str, Tensor]
+    anchors: Tensor
+    cells: list[int]
+
+
+class Proposed(NamedTuple):
+    """The outputs of the first stage of Faster R-CNN, which the second stage reads.
+
+    Attributes:
+        features: feature maps by name, (B, 256, h, w).
+        objectness: logits, (B, A).
+        deltas: encoded boxes relative to the anchors, (B, A, 4).
+        anchors: xyxy in pixels, (A, 4).
+        levels: number of anchors in each feature map.
+        size: (height, width) of the input in pixels.
+    """
+
+    features: dict[str, Tensor]
+    objectness: Tensor
+    deltas: Tensor
+    anchors: Tensor
+    levels: list[int]
+    size: tuple[int, int]
+
+
+class TorchvisionDetector(nn.Module):
+    """A :class:`~rankless.models.detectors.protocol.Detector` that wraps a torchvision detector.
+
+    The submodules of ``network`` become submodules of this module. If ``background`` is true, the first class
+    output is the background.
+    """
+
+    network: Any
+
+    def __init__(self, network: nn.Module, head_names: tuple[str, ...], *, background: bool) -> None:
+        super().__init__()
+        for name, part in network.named_children():
+            setattr(self, name, part)
+        self.__dict__["network"] = network  # not a submodule, so the state dict keeps torchvision's names
+        self.head_names, self.background = head_names, background
+
+    def head_layout(self, name: str) -> tuple[int, int]:
+        width = 4 if ".bbox_pred." in name else 1  # Faster R-CNN has a box for each class
+        return (width if self.background else 0), width
+
+    def backbone(self) -> list[nn.Module]:
+        """Return the layers of the backbone, without the feature pyramid."""
+        extractor: Any = self.network.backbone
+        return [extractor.body if hasattr(extractor, "body") else extractor.features]
+
+    def _features(self, images: Tensor) -> dict[str, Tensor]:
+        """Normalize images (B, 3, H, W) in 0..1, and return the backbone's feature maps by name."""
+        transform = self.network.transform
+        mean, std = (_constant(numbers, images) for numbers in (transform.image_mean, transform.image_std))
+        maps: dict[str, Tensor] = self.network.backbone((images - mean) / std)
+        return maps
+
+    def _anchors(self, generator: nn.Module, images: Tensor, maps: Mapping[str, Tensor]) -> Tensor:
+        from torchvision.models.detection.image_list import ImageList
+
+        like = [m.new_empty(m.shape, dtype=_wide(m[:0]).dtype) for m in maps.values()]
+        height, width = images.shape[-2:]
+        anchors: list[Tensor] = generator(ImageList(images, [(height, width)]), like)
+        return anchors[0]
+
+    def _targets(self, batch: DetectionBatch, like: Tensor) -> list[dict[str, Tensor]]:
+        """Convert the ground truth to torchvision's format, with box sides of at least 0.1 pixels."""
+        truths = Truths.of(batch.boxes, batch.labels, batch.valid, like.dtype)
+        return [
+            {"boxes": boxes[valid], "labels": labels[valid] + self.background}
+            for boxes, labels, valid in zip(truths.solid, truths.labels, truths.valid, strict=True)
+        ]
+
+
+class DenseDetector(TorchvisionDetector):
+    """A one-stage detector, which predicts scores and a box for each anchor."""
+
+    def forward(self, images: Tensor) -> Dense:
+        maps = self._features(images)
+        outputs = {name: _wide(one) for name, one in self.network.head(list(maps.values())).items()}
+        anchors = self._anchors(self.network.anchor_generator, images, maps)
+        return Dense(outputs, anchors, [m.shape[-2] * m.shape[-1] for m in maps.values()])
+
+    def _matches(self, targets: list[dict[str, Tensor]], anchors: Tensor) -> list[Tensor]:
+        """Return the index (A,) of the object that each anchor matches, in each image; negative for none."""
+        from torchvision.ops import box_iou
+
+        unmatched = torch.full((len(anchors),), -1, dtype=torch.int64, device=anchors.device)
+        return [
+            self.network.proposal_matcher(box_iou(one["boxes"], anchors)) if len(one["boxes"]) else unmatched
+            for one in targets
+        ]
+
+    def _boxes(self, raw: Dense) -> Tensor:
+        deltas = raw.outputs["bbox_regression"]
+        anchors = raw.anchors.expand(len(deltas), -1, -1)
+        decoded: Tensor = self.network.box_coder.decode_single(deltas.flatten(0, 1), anchors.flatten(0, 1))
+        return decoded.view_as(anchors)
+
+
+class RetinaNet(DenseDetector):
+    """RetinaNet (Lin et al., 2017), trained with focal loss and GIoU."""
+
+    def decode(self, raw: Dense) -> tuple[Tensor, Tensor]:
+        return self._boxes(raw), raw.outputs["cls_logits"].sigmoid()
+
+    def loss(self, raw: Dense, batch: DetectionBatch) -> LossSum:
+        """Compute the loss, summed over the images, and the number of images.
+
+        An image's loss is a mean over its positives.
+        """
+        targets = self._targets(batch, raw.anchors)
+        anchors = [raw.anchors] * len(targets)
+        means = self.network.head.compute_loss(
+            targets, raw.outputs, anchors, self._matches(targets, raw.anchors)
+        )
+        return _sum(means, raw.anchors.new_tensor(float(len(targets))))
+
+
+class FCOS(DenseDetector):
+    """FCOS (Tian et al., 2019), trained with focal loss, GIoU and center-ness."""
+
+    def decode(self, raw: Dense) -> tuple[Tensor, Tensor]:
+        """Return boxes and scores, which are the square roots of class probability times center-ness."""
+        boxes = self.network.box_coder.decode(raw.outputs["bbox_regression"], raw.anchors)
+        centerness = raw.outputs["bbox_ctrness"].sigmoid()
+        return boxes, (raw.outputs["cls_logits"].sigmoid() * centerness).sqrt()
+
+    def loss(self, raw: Dense, batch: DetectionBatch) -> LossSum:
+        """Compute the loss, summed over the positives, and the number of positives."""
+        targets = self._targets(batch, raw.anchors)
+        anchors = [raw.anchors] * len(targets)
+        # FCOS has one anchor per cell.
+        means = self.network.compute_loss(targets, raw.outputs, anchors, raw.cells)
+        return _sum(means, means.pop("positives"))
+
+
+class SSD(DenseDetector):
+    """SSD (Liu et al., 2016), trained with cross-entropy (three negatives per positive) and smooth L1."""
+
+    def decode(self, raw: Dense) -> tuple[Tensor, Tensor]:
+        return self._boxes(raw), raw.outputs["cls_logits"].softmax(-1)[..., 1:]
+
+    def loss(self, raw: Dense, batch: DetectionBatch) -> LossSum:
+        """Compute the loss, summed over the positives, and the number of positives."""
+        targets = self._targets(batch, raw.anchors)
+        matches = self._matches(targets, raw.anchors)
+        means = self.network.compute_loss(targets, raw.outputs, [raw.anchors] * len(targets), matches)
+        return _sum(means, (torch.stack(matches) >= 0).sum())
+
+
+class FasterRCNN(TorchvisionDetector):
+    """Faster R-CNN (Ren et al., 2015), which proposes boxes, then classifies and refines them."""
+
+    def forward(self, images: Tensor) -> Proposed:
+        """Compute the outputs of the first stage for images (B, 3, H, W) in 0..1."""
+        from torchvision.models.detection.rpn import concat_box_prediction_layers
+
+        maps = self._features(images)
+        objectness, deltas = self.network.rpn.head(list(maps.values()))
+        levels = [one[0].numel() for one in objectness]
+        anchors = self._anchors(self.network.rpn.anchor_generator, images, maps)
+        flat_objectness, flat_deltas = concat_box_prediction_layers(objectness, deltas)
+        height, width = images.shape[-2:]
+        return Proposed(
+            maps,
+            _wide(flat_objectness).view(len(images), -1),
+            _wide(flat_deltas).view(len(images), -1, 4),
+            anchors,
+            levels,
+            (height, width),
+        )
+
+    def decode(self, raw: Proposed) -> tuple[Tensor, Tensor]:
+        """Return the ``CANDIDATES`` best pairs of box and class in each image.
+
+        Each of the boxes (B, CANDIDATES, 4) has the score of a single class in the scores (B, CANDIDATES, C).
+        """
+        proposals = self._proposals(raw)
+        counts = [len(one) for one in proposals]
+        logits, deltas = self._second_stage(raw, proposals)
+        scores = logits.softmax(-1)[:, 1:]
+        boxes = self.network.roi_heads.box_coder.decode(deltas, proposals)
+        boxes = boxes.view(*logits.shape, 4)[:, 1:]  # (ΣN, C, 4); there may be no proposals
+        best = [_best(*one) for one in zip(boxes.split(counts), scores.split(counts), strict=True)]
+        return torch.stack([b for b, _ in best]), torch.stack([s for _, s in best])
+
+    def loss(self, raw: Proposed, batch: DetectionBatch) -> LossSum:
+        """Compute the loss, summed over the images, and the number of images.
+
+        An image's loss is a mean over its sampled anchors (first stage) and proposals (second stage).
+        """
+        from torchvision.models.detection.roi_heads import fastrcnn_loss
+
+        rpn, targets = self.network.rpn, self._targets(batch, raw.anchors)
+        anchors = [raw.anchors] * len(targets)
+        labels, matched = rpn.assign_targets_to_anchors(anchors, targets)
+        wanted = rpn.box_coder.encode(matched, anchors)
+        first = [
+            rpn.compute_loss(objectness, deltas, [label], [box])
+            for objectness, deltas, label, box in zip(raw.objectness, raw.deltas, labels, wanted, strict=True)
+        ]
+        samples = self.network.roi_heads.select_training_samples(self._proposals(raw), targets)
+        proposals, _, labels, wanted = samples
+        counts = [len(one) for one in proposals]
+        logits, deltas = self._second_stage(raw, proposals)
+        second = [
+            fastrcnn_loss(logit, delta, [label], [box])
+            for logit, delta, label, box in zip(
+                logits.split(counts), deltas.split(counts), labels, wanted, strict=True
+            )
+        ]
+        names = ("rpn_objectness", "rpn_box", "classes", "box")
+        each = zip(*(one + two for one, two in zip(first, second, strict=True)), strict=True)
+        means = {name: torch.stack(parts).mean() for name, parts in zip(names, each, strict=True)}
+        return _sum(means, raw.anchors.new_tensor(float(len(targets))))
+
+    def _proposals(self, raw: Proposed) -> list[Tensor]:
+        """Return each image's proposals (N, 4), xyxy in pixels, without gradients."""
+        rpn, count = self.network.rpn, len(raw.objectness)
+        boxes = rpn.box_coder.decode(raw.deltas.detach().flatten(0, 1), [raw.anchors] * count)
+        if boxes.is_meta:
+            return [boxes.new_empty(_PROPOSALS, 4)] * count
+        sizes = [raw.size] * count
+        proposals: list[Tensor] = rpn.filter_proposals(
+            boxes.view(count, -1, 4), raw.objectness, sizes, raw.levels
+        )[0]
+        return proposals
+
+    def _second_stage(self, raw: Proposed, proposals: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Compute class logits (ΣN, 1 + C) and deltas (ΣN, (1 + C) · 4) for the proposals of all images."""
+        heads = self.network.roi_heads
+        maps = {name: _wide(one) for name, one in raw.features.items()}
+        if raw.objectness.is_meta:
+            pooled = raw.objectness.new_empty(_PROPOSALS * len(proposals), 256, _POOLED, _POOLED)
+        else:
+            pooled = heads.box_roi_pool(maps, proposals, [raw.size] * len(proposals))
+        logits, deltas = heads.box_predictor(heads.box_head(pooled))
+        return _wide(logits), _wide(deltas)
+
+
+def _best(boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ``CANDIDATES`` best of boxes (N, C, 4) and scores (N, C), padded with zeros."""
+    flat = scores.flatten()
+    order = flat.sort(descending=True, stable=True).indices[:CANDIDATES]
+    rows, missing = flat.new_zeros(len(order), scores.shape[1]), (0, 0, 0, CANDIDATES - len(order))
+    rows = rows.scatter(1, (order % scores.shape[1]).unsqueeze(1), flat[order].unsqueeze(1))
+    return F.pad(boxes.flatten(0, 1)[order], missing), F.pad(rows, missing)
+
+
+def _sum(means: Mapping[str, Tensor], count: Tensor) -> LossSum:
+    """Multiply mean losses by ``count`` (at least 1), to undo torchvision's division."""
+    parts = {name: mean * count.clamp(min=1) for name, mean in means.items()}
+    return LossSum(
+        sum=torch.stack(list(parts.values())).sum(),
+        count=count.to(torch.float32),
+        parts={name: part.detach() for name, part in parts.items()},
+    )
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def _constant(numbers: Sequence[float], like: Tensor) -> Tensor:
+    """Return one value per channel, (3, 1, 1), with the dtype and device of ``like``."""
+    values = torch.tensor(numbers, dtype=like.dtype).view(-1, 1, 1)
+    return values.to(like.device, non_blocking=True)
+
 
 _PREFIX = "torchvision/"
 
@@ -49,7 +340,6 @@ def _fcos(classes: int) -> TorchvisionDetector:
         def compute_loss(
             self, targets: Any, head_outputs: Any, anchors: Any, matched_idxs: list[Tensor]
         ) -> dict[str, Tensor]:
-            """Return the loss terms and the number of positives, all scalars."""
             means = super().compute_loss(targets, head_outputs, anchors, matched_idxs)
             return {**means, "positives": (torch.stack(matched_idxs) >= 0).sum()}
 

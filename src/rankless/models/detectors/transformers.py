@@ -74,9 +74,8 @@ class Raw(NamedTuple):
 class TransformersDetector(nn.Module):
     """A :class:`~rankless.models.detectors.protocol.Detector` that wraps a transformers detector.
 
-    Args:
-        network: the transformers detector, whose submodules become submodules of this module.
-        normalize: whether to normalize the input with ImageNet's mean and standard deviation.
+    The submodules of ``network`` become submodules of this module. If ``normalize`` is true, the input is
+    normalized with ImageNet's mean and standard deviation.
     """
 
     head_names = _HEADS
@@ -93,7 +92,6 @@ class TransformersDetector(nn.Module):
         network.loss_function = _postponed
 
     def train(self, mode: bool = True) -> TransformersDetector:
-        """Set training or evaluation mode for this module and the wrapped network."""
         super().train(mode)
         self.network.training = mode
         return self
@@ -103,15 +101,10 @@ class TransformersDetector(nn.Module):
         return 0, 1, int(is_one_more)
 
     def backbone(self) -> list[nn.Module]:
-        """Return the backbone, without the encoder."""
         return [self.network.model.backbone]
 
     def forward(self, images: Tensor) -> Raw:
-        """Compute the outputs for images (B, 3, H, W) in 0..1. In training, only normalize the images.
-
-        Raises:
-            UserError: the feature maps have fewer cells than the detector has queries.
-        """
+        """Compute the outputs for images (B, 3, H, W) in 0..1. In training, only normalize the images."""
         self._check_size(*images.shape[-2:])
         if self.normalize:
             mean, std = (torch.tensor(one).view(-1, 1, 1).to(images) for one in (IMAGENET_MEAN, IMAGENET_STD))
@@ -133,7 +126,7 @@ class TransformersDetector(nn.Module):
             )
 
     def _run(self, images: Tensor, targets: Sequence[Mapping[str, Tensor]]) -> Any:
-        """Run the network; the ``loss`` in its outputs contains the arguments of the loss function."""
+        """Run the network. The ``loss`` in its outputs contains the arguments of the loss function."""
         has_no_values = images.is_meta or torch.compiler.is_exporting()
         with (
             _unchecked() if has_no_values else nullcontext(),
@@ -142,7 +135,6 @@ class TransformersDetector(nn.Module):
             return self.network(pixel_values=images, labels=targets)
 
     def decode(self, raw: Raw) -> tuple[Tensor, Tensor]:
-        """Return boxes (B, Q, 4), xyxy in input pixels, and scores (B, Q, C)."""
         outputs = raw.outputs if raw.outputs is not None else self._run(raw.images, ())
         logits, boxes = _wide(outputs.logits), _wide(outputs.pred_boxes)
         height, width = raw.images.shape[-2:]
@@ -152,7 +144,7 @@ class TransformersDetector(nn.Module):
         return corners, logits.softmax(-1)[..., :-1] if self.has_background else logits.sigmoid()
 
     def loss(self, raw: Raw, batch: DetectionBatch) -> LossSum:
-        """Compute the loss, summed over the boxes, and the number of boxes, both scalars."""
+        """Compute the loss, summed over the boxes, and the number of boxes."""
         targets = self._targets(raw.images, batch)
         outputs = raw.outputs if raw.outputs is not None else self._run(raw.images, targets)
         (logits, _, *given), named = outputs.loss
@@ -222,11 +214,7 @@ def _wide(value: Any) -> Any:
 
 
 def library(where: str) -> Any:
-    """Import transformers and check its version.
-
-    Raises:
-        UserError: transformers is missing or too old; the message starts with ``where``.
-    """
+    """Import transformers and check its version. Error messages start with ``where``."""
     transformers = needed("transformers", "transformers", where)
     if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < OLDEST:
         raise UserError(
@@ -238,15 +226,9 @@ def library(where: str) -> Any:
 
 
 def classes_of(config: Mapping[str, Any], classes: int, where: str) -> tuple[Any, Any]:
-    """Return a detector's class in transformers, and its configuration object.
+    """Return a detector's class in transformers and its configuration object.
 
-    Args:
-        config: the content of ``config.json``.
-        classes: number of classes.
-        where: the option that refers to the configuration, for messages.
-
-    Raises:
-        UserError: transformers does not accept the configuration.
+    ``config`` is the content of ``config.json``. ``where`` is the option that refers to it, for messages.
     """
     transformers = library(where)
     keys = {**config, "num_labels": classes, "attn_implementation": "eager"}
@@ -275,7 +257,7 @@ class TransformersSpec(DetectorSpec):
         kind, config = classes_of(self.config, classes, where)
         try:
             network = kind(config)
-        except Exception as error:  # transformers and timm raise many types
+        except Exception as error:  # transformers and timm raise errors of many types
             raise _refused(where, error) from error
         auto = self.model.normalize == "auto"
         normalize = normalizes(self.config["model_type"]) if auto else self.model.normalize == "imagenet"
@@ -301,16 +283,11 @@ class _Backbone(nn.Module):
         (self.network,) = detector.backbone()
 
     def forward(self, images: Tensor) -> Any:
-        """Compute the feature maps of images (B, 3, H, W)."""
         return self.network(images, images.new_ones(images.shape[0], *images.shape[2:]))
 
 
 def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> TransformersSpec:
-    """Return the specification of a recipe's detector.
-
-    Raises:
-        UserError: the recipe does not describe a transformers detector.
-    """
+    """Return the specification of a recipe's detector."""
     if not isinstance(model, model_kinds.TransformersModel):
         raise UserError(
             f"'model.name' is '{model.name}', which is not a transformers detector; expected {one_of(MODELS)}"
@@ -331,9 +308,7 @@ def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> Transformer
 class TransformersModel(Published):
     """A transformers detector that is available by name.
 
-    Attributes:
-        parameters, gflops: see :class:`rankless.models.listing.Listed`. They are stored so that models can be
-            listed without transformers.
+    ``parameters`` and ``gflops`` are stored so that models can be listed without transformers.
     """
 
     parameters: int

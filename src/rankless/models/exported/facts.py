@@ -35,7 +35,6 @@ class Facts:
     Attributes:
         recipe: the recipe of the weights, with the input size and the precision (``fp32`` or ``fp16``) of the
             file.
-        class_names: one name per class id.
         size: (height, width) of the input in pixels.
         nms: confidence threshold of the built-in NMS; None without NMS.
         digest: SHA-256 of the weights.
@@ -100,12 +99,7 @@ class Facts:
 
 
 def read(texts: Mapping[str, str], source: str) -> Facts:
-    """Read the metadata from the text entries of a file.
-
-    Raises:
-        UserError: the entries are missing, damaged, or from another version; the message starts with
-            ``source``.
-    """
+    """Read the metadata from the text entries of a file. Error messages start with ``source``."""
     written = texts.get("rankless")
     if written is None:
         raise UserError(

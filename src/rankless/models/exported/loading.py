@@ -18,10 +18,9 @@ _CODE = {".torchscript": "TorchScript", ".pt2": "a program of torch.export"}
 
 @dataclass(frozen=True)
 class Exported(Weights):
-    """An exported file in place of a weights file. Its ``state`` is empty.
+    """An exported file that is used like a weights file. Its ``state`` is empty.
 
     Attributes:
-        path: the file.
         nms: confidence threshold of the built-in NMS; None without NMS.
         computes: the file's precision, ``fp32`` or ``fp16``.
     """
@@ -33,14 +32,12 @@ class Exported(Weights):
     def model(self) -> nn.Module:
         """Return a module that runs the file."""
         session = SESSIONS[self.path.suffix](self.path)
-        classes = len(self.class_names)
-        return as_model(
-            session, str(self.path), task=self.recipe.task, classes=classes, nms=self.nms is not None
-        )
+        task, classes = self.recipe.task, len(self.class_names)
+        return as_model(session, str(self.path), task=task, classes=classes, nms=self.nms is not None)
 
 
 def is_exported(path: Path) -> bool:
-    """Check whether a file has the extension of an export. Raises an error if such files contain code."""
+    """Check whether a file is an export, and raise an error if its format contains code."""
     if path.suffix in _CODE:
         raise UserError(
             f"{path}: is {_CODE[path.suffix]}, which is code, and Rankless never runs code from files; use "
@@ -50,11 +47,7 @@ def is_exported(path: Path) -> bool:
 
 
 def load(path: Path) -> Exported:
-    """Open an exported file.
-
-    Args:
-        path: an ``.onnx`` file, or the ``.xml`` file of an OpenVINO model.
-    """
+    """Open an ``.onnx`` file, or the ``.xml`` file of an OpenVINO model."""
     session = SESSIONS[path.suffix](path)
     facts = read(session.texts, str(path))
     recipe = facts.recipe
@@ -62,15 +55,7 @@ def load(path: Path) -> Exported:
 
 
 def as_model(session: Session, source: str, *, task: str, classes: int, nms: bool) -> nn.Module:
-    """Return a model that computes its outputs with a session.
-
-    Args:
-        session: the session that runs the file.
-        source: path of the file, for messages.
-        task: ``detect`` or ``classify``.
-        classes: number of classes.
-        nms: whether the file includes NMS.
-    """
+    """Return a model that computes its outputs with a session."""
     if task == "classify":
         return ExportedClassifier(session, source)
     return ExportedDetector(session, source, classes, nms=nms)

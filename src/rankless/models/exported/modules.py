@@ -21,14 +21,7 @@ class ExportedModel(nn.Module):
         self.session, self.source = session, source
 
     def outputs(self, images: Tensor) -> list[list[Tensor]]:
-        """Run the file on images (B, 3, H, W), split into batches that it accepts.
-
-        Returns:
-            The outputs for each batch.
-
-        Raises:
-            UserError: the file does not accept images of this size, or cannot be run.
-        """
+        """Run the file on images (B, 3, H, W), and return the outputs for each batch that it accepts."""
         most, _, height, width = self.session.shape
         given = tuple(images.shape[-2:])
         wanted = (height or given[0], width or given[1])
@@ -59,13 +52,7 @@ class ExportedModel(nn.Module):
 
 
 class ExportedDetector(ExportedModel):
-    """A :class:`~rankless.models.detectors.protocol.Detector` without a loss.
-
-    Args:
-        session, source: see :class:`ExportedModel`.
-        classes: number of classes.
-        nms: whether the file includes NMS.
-    """
+    """A :class:`~rankless.models.detectors.protocol.Detector` without a loss."""
 
     head_names: tuple[str, ...] = ()
 
@@ -74,11 +61,9 @@ class ExportedDetector(ExportedModel):
         self.classes, self.nms = classes, nms
 
     def head_layout(self, name: str) -> tuple[int, int]:
-        """Raise ``NotImplementedError``, because an exported file has no parameters."""
         raise NotImplementedError(name)
 
     def backbone(self) -> Sequence[nn.Module]:
-        """Return an empty list, because the layers are unknown."""
         return []
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:

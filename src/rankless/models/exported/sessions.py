@@ -54,7 +54,6 @@ class OnnxSession:
         self._name = inputs[0].name
 
     def __call__(self, images: NDArray[np.float32]) -> list[Array]:
-        """Compute the outputs for images (B, 3, H, W) in 0..1."""
         computed: list[Array] = self._session.run(None, {self._name: images})
         return computed
 
@@ -77,7 +76,6 @@ class OpenVinoSession:
         self.shape = tuple(None if side.is_dynamic else side.get_length() for side in shape)
 
     def __call__(self, images: NDArray[np.float32]) -> list[Array]:
-        """Compute the outputs for images (B, 3, H, W) in 0..1."""
         computed = self._compiled(np.ascontiguousarray(images))
         # Copies are needed, because the next call overwrites the outputs.
         return [np.array(computed[output]) for output in self._compiled.outputs]

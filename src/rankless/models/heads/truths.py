@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +11,7 @@ from torch import Tensor
 SMALLEST_SIDE = 0.1
 
 
-@dataclass(frozen=True)
-class Truths:
+class Truths(NamedTuple):
     """The ground-truth objects of a batch, in pixels of the network's input. Padding consists of zeros.
 
     Attributes:
@@ -20,7 +19,7 @@ class Truths:
         center: x and y of the centers of the boxes, (B, T, 2).
         size: width and height of the boxes, at least ``SMALLEST_SIDE``, (B, T, 2).
         labels: class ids, int64, (B, T).
-        valid: bool, (B, T); true for objects and false for padding.
+        valid: true for objects and false for padding, (B, T).
     """
 
     boxes: Tensor
@@ -31,7 +30,7 @@ class Truths:
 
     @classmethod
     def of(cls, boxes: Tensor, labels: Tensor, valid: Tensor, dtype: torch.dtype) -> Truths:
-        """Create an instance from padded boxes (B, T, 4), xyxy, labels (B, T) and valid (B, T)."""
+        """Create the ground truth from padded boxes (B, T, 4), xyxy, labels (B, T) and valid (B, T)."""
         boxes = torch.where(valid.unsqueeze(-1), boxes.to(dtype), 0)
         first, second = boxes[..., :2], boxes[..., 2:]
         return cls(

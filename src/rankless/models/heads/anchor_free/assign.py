@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -60,12 +60,11 @@ class Predicted:
     radius: float = 1.0
 
 
-@dataclass(frozen=True)
-class Targets:
+class Targets(NamedTuple):
     """The training targets of the points.
 
     Attributes:
-        positive: whether the point is assigned to a ground-truth box, bool, (B, P).
+        positive: whether the point is assigned to a ground-truth box, (B, P).
         boxes: the assigned ground-truth box, xyxy in pixels, arbitrary if not positive, (B, P, 4).
         labels: label of the assigned box, int64, (B, P).
         quality: target score for this label, in 0..1; 0 if not positive, (B, P).
@@ -80,25 +79,16 @@ class Targets:
 
 
 def assign(rule: Assignment, predicted: Predicted, truths: Truths) -> Targets:
-    """Assign at most one ground-truth box to each point, image by image.
-
-    Args:
-        rule: the assignment rule.
-        predicted: predictions at (B, P) points.
-        truths: (B, T) ground-truth boxes; T may be 0.
-    """
+    """Assign at most one ground-truth box to each of the points (B, P)."""
     truths = in_order(truths)
     count, points, _ = predicted.boxes.shape
     at_once = max(1, _PAIRS_AT_ONCE // (truths.valid.shape[1] * points))
-    some = [slice(start, start + at_once) for start in range(0, count, at_once)]
-    parts = [_RULES[rule](_predicted_in(predicted, s), _truths_in(truths, s)) for s in some]
-    return Targets(
-        positive=torch.cat([part.positive for part in parts]),
-        boxes=torch.cat([part.boxes for part in parts]),
-        labels=torch.cat([part.labels for part in parts]),
-        quality=torch.cat([part.quality for part in parts]),
-        weight=torch.cat([part.weight for part in parts]),
-    )
+    parts = []
+    for start in range(0, count, at_once):
+        some = slice(start, start + at_once)
+        found = replace(predicted, boxes=predicted.boxes[some], logits=predicted.logits[some])
+        parts.append(_RULES[rule](found, Truths(*(each[some] for each in truths))))
+    return Targets(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 def in_order(truths: Truths) -> Truths:
@@ -131,9 +121,7 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
     would have almost no weight and be learned late or never, and the loss of a step with only such boxes
     would be divided by almost 0.
 
-    Args:
-        predicted: predictions at (B, P) points.
-        truths: (B, T) ground-truth boxes from :func:`in_order`; T is at least 1.
+    ``truths`` must be sorted by :func:`in_order`.
     """
     overlap = pairwise_iou(truths.boxes, predicted.boxes)  # (B, T, P)
     # This is the logarithm of the metric, because IoU^6 would leave the range of float32.
@@ -160,9 +148,7 @@ def simota(predicted: Predicted, truths: Truths) -> Targets:
     several boxes is assigned to the box with the lowest cost. The quality is the IoU, and all weights are 1.
     Unlike in the paper, the cost has no objectness term, because the heads predict no objectness.
 
-    Args:
-        predicted: predictions at (B, P) points.
-        truths: (B, T) ground-truth boxes from :func:`in_order`; T is at least 1.
+    ``truths`` must be sorted by :func:`in_order`.
     """
     overlap = pairwise_iou(truths.boxes, predicted.boxes)  # (B, T, P)
     inside = _within(predicted, truths, 0.0)
@@ -188,15 +174,9 @@ _RULES: dict[Assignment, Callable[[Predicted, Truths], Targets]] = {
 
 
 def highest(values: Tensor, count: Tensor, most: int) -> Tensor:
-    """Return a mask of the ``count`` largest values in each row, the first ones if values are equal.
+    """Return a mask of the ``count`` largest ``values`` (B, T, P) in each row, the first ones in a tie.
 
-    Args:
-        values: the values, (B, T, P).
-        count: number of values to select in each row, int64 in 1..min(most, P), (B, T).
-        most: upper bound of ``count``.
-
-    Returns:
-        The mask, bool, (B, T, P), with exactly ``count`` true values in each row.
+    Each ``count``, int64 (B, T), is in 1..min(most, P).
     """
     top = values.topk(min(most, values.shape[-1])).values
     # Among equal values, `topk` may choose any, but the smallest value that it returns is well-defined.
@@ -217,7 +197,7 @@ def _within(predicted: Predicted, truths: Truths, radius: float, reach: float = 
 
 
 def _logits_of_labels(predicted: Predicted, truths: Truths) -> Tensor:
-    """Return the logits, (B, T, P), of each point for the class of each ground-truth box."""
+    """Return the logits (B, T, P) of each point for the class of each ground-truth box."""
     by_class = predicted.logits.transpose(1, 2)  # (B, C, P)
     return by_class.gather(1, truths.labels.unsqueeze(-1).expand(-1, -1, by_class.shape[2]))
 
@@ -230,7 +210,6 @@ def _one_truth(chosen: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _targets(truths: Truths, owner: Tensor, won: Tensor, quality: Tensor, weight: Tensor) -> Targets:
-    """Gather the targets of the points from the boxes ``owner`` (B, P) that they are assigned to."""
     return Targets(
         positive=won.any(1),
         boxes=truths.boxes.gather(1, owner.unsqueeze(-1).expand(-1, -1, 4)),
@@ -238,12 +217,3 @@ def _targets(truths: Truths, owner: Tensor, won: Tensor, quality: Tensor, weight
         quality=quality,
         weight=weight,
     )
-
-
-def _predicted_in(predicted: Predicted, some: slice) -> Predicted:
-    return replace(predicted, boxes=predicted.boxes[some], logits=predicted.logits[some])
-
-
-def _truths_in(truths: Truths, some: slice) -> Truths:
-    parts = (truths.boxes, truths.center, truths.size, truths.labels, truths.valid)
-    return Truths(*(part[some] for part in parts))

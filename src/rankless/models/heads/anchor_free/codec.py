@@ -1,4 +1,4 @@
-"""Encode and decode the outputs of anchor-free heads: points, distances and boxes.
+"""Encode and decode the outputs of anchor-free heads.
 
 A head predicts one box and a score per class at the center of each cell, which is called its point. There is
 no objectness. The score of a class is the expected IoU of the box if an object of the class is present,
@@ -50,10 +50,6 @@ class AnchorFreeHead:
 def split(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, Tensor]:
     """Split the output of a head into boxes and classes, and convert it to float32 unless it is float64.
 
-    Args:
-        raw: the output, (B, 4 * max(bins, 1) + C, H, W), of any floating-point dtype.
-        head: the head that produced the output.
-
     Returns:
         The encoded boxes, (B, H, W, 4), or the logits of their distributions, (B, H, W, 4, bins), and the
         class logits, (B, H, W, C).
@@ -65,25 +61,17 @@ def split(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, Tensor]:
 
 
 def points(shape: tuple[int, int], head: AnchorFreeHead, like: Tensor) -> Tensor:
-    """Return the centers, (H, W, 2), of all cells in pixels, with the dtype and device of ``like``."""
+    """Return the centers (H, W, 2) of all cells in pixels, with the dtype and device of ``like``."""
     rows, columns = (torch.arange(side, dtype=like.dtype, device=like.device) + 0.5 for side in shape)
     y, x = torch.meshgrid(rows, columns, indexing="ij")
     return torch.stack((x, y), -1) * head.stride
 
 
 def decode_boxes(box: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
-    """Decode boxes to pixels.
+    """Decode the boxes from :func:`split` at points ``at`` (..., 2) to xyxy in input pixels, (..., 4).
 
     Without bins, center = point + (t0, t1)·stride and size = exp(t2, t3)·stride, where t2 and t3 are clamped
     to ``LARGEST_LOG_SIZE``. With bins, a side is Σ k·softmax(t)_k strides away from the point.
-
-    Args:
-        box: encoded boxes, (..., 4) or (..., 4, bins), as :func:`split` returns them.
-        at: the points in pixels, (..., 2).
-        head: the head, for its stride and bins.
-
-    Returns:
-        Boxes (..., 4), xyxy in input pixels.
     """
     if head.bins:
         reach = expectation(box) * head.stride
@@ -94,37 +82,24 @@ def decode_boxes(box: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
 
 
 def expectation(logits: Tensor) -> Tensor:
-    """Return the mean (...) of a distribution over 0, 1, … n - 1, given by logits of shape (..., n)."""
+    """Return the mean (...) of a distribution over 0, 1, … n - 1 with the given logits (..., n)."""
     # Autocast would compute a matrix product in half precision.
     return (logits.softmax(-1) * _bins(logits.shape[-1], logits)).sum(-1)
 
 
 def neighbors(values: Tensor, bins: int) -> Tensor:
-    """Return distributions over the two nearest bins, whose means are the values (GFL, Li et al., 2020).
+    """Return distributions (..., bins) over the two nearest bins, with the given means (...).
 
-    Args:
-        values: the means (...), of any shape, which are clamped to 0..bins - 1.
-        bins: number of bins.
-
-    Returns:
-        The distributions, (..., bins).
+    The means are clamped to 0..bins - 1. Source: GFL (Li et al., 2020).
     """
     cut = values.clamp(0, bins - 1).unsqueeze(-1)
     return (1 - (cut - _bins(bins, cut)).abs()).clamp(min=0)
 
 
 def encode(boxes: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
-    """Encode boxes relative to points.
+    """Encode boxes (..., 4), xyxy in pixels, relative to the points ``at`` (..., 2), like the head's output.
 
-    Args:
-        boxes: xyxy in pixels, (..., 4).
-        at: the points in pixels, (..., 2).
-        head: the head, for its stride and bins.
-
-    Returns:
-        The encoded boxes, (..., 4), in cells: the shift and the logarithm of the size or, with bins, the
-        left, upper, right and lower distance. Distances are negative if the box does not contain its point,
-        and may exceed bins - 1.
+    With bins, distances are negative if the box does not contain its point, and may exceed bins - 1.
     """
     if head.bins:
         return torch.cat((at - boxes[..., :2], boxes[..., 2:] - at), -1) / head.stride
@@ -134,16 +109,9 @@ def encode(boxes: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
 
 
 def decode(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, None, Tensor]:
-    """Decode the output of a head to boxes and logits.
+    """Decode the output of a head to boxes and class logits, with None in place of objectness.
 
-    Args:
-        raw: the output, (B, 4 * max(bins, 1) + C, H, W), of any floating-point dtype; it is decoded in
-            float32.
-        head: the head that produced the output.
-
-    Returns:
-        Boxes (B, H, W, 4), xyxy in input pixels, not clipped; None in place of objectness; class logits (B,
-        H, W, C).
+    The boxes (B, H, W, 4) are xyxy in input pixels, not clipped. The logits have the shape (B, H, W, C).
     """
     box, classes = split(raw, head)
     height, width = raw.shape[-2:]

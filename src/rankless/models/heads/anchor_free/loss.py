@@ -2,7 +2,7 @@
 
 The target of a class score is the quality of the point's box (binary cross-entropy with a soft target), so a
 score predicts how good its box is. The boxes of positive points are compared with the ground truth. The loss
-is computed in float32, whatever the precision of the network.
+is computed in float32, regardless of the network's precision.
 
 Sources: TOOD (Feng et al., 2021) and YOLOX (Ge et al., 2021) for the positives, GFL (Li et al., 2020) for the
 soft target and the distributions of distances.
@@ -49,9 +49,8 @@ class AnchorFreeLoss:
             batch: the targets; its images are not read.
 
         Returns:
-            The sum over all points; the count, which is the total weight of the positive points (0 if there
-            are none); and the parts ``box``, ``classes`` and, for heads with bins, ``dfl``, which add up to
-            the sum.
+            The sum over all points; the count, which is the total weight of the positive points; and the
+            parts ``box``, ``classes`` and, for heads with bins, ``dfl``, which add up to the sum.
         """
         numbers, logits, at, strides = _flattened(raw, heads)
         placed = torch.cat(

@@ -54,17 +54,12 @@ class Matches:
 def assign(
     truths: Truths, head: YoloHead, shape: tuple[int, int], anchor_iou: float | None = None
 ) -> Matches:
-    """Assign every ground-truth box to anchors of similar shape, in the cell with its center.
+    """Assign every ground-truth box to anchors of similar shape, in the cell that contains its center.
 
     The best anchor is the one, among the anchors of *all* heads, whose shape has the highest IoU with the box
     (the first one in a tie). YOLOv4 also assigns the box to all other anchors whose IoU exceeds
-    ``anchor_iou``.
-
-    Args:
-        truths: (B, T) ground-truth boxes.
-        head: the head whose anchors are assigned.
-        shape: height and width of the head's output in cells.
-        anchor_iou: the IoU threshold; 1 leaves only the best anchor, None uses the head's value.
+    ``anchor_iou``, by default the value of the head. ``shape`` is the (height, width) of the head's output in
+    cells.
     """
     height, width = shape
     threshold = head.anchor_iou if anchor_iou is None else anchor_iou
@@ -95,7 +90,7 @@ def class_targets(truths: Truths, matches: Matches, classes: int) -> Tensor:
 
 
 def slot_values(values: Tensor, matches: Matches) -> Tensor:
-    """Return the largest of the ``values`` (B, T, A) in each slot, (B, A, H, W); 0 without a box."""
+    """Return the largest of the ``values`` (B, T, A) in each slot, (B, A, H, W), or 0 without a box."""
     if not values.shape[1]:
         return values.new_zeros(matches.positive.shape)  # an empty tensor has no maximum
     width = matches.positive.shape[-1]

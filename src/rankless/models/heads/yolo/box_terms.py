@@ -1,5 +1,8 @@
 """The box terms of the YOLO losses: the error of center and size, or 1 minus a similarity such as CIoU.
 
+In this module, ``offsets`` are the raw predictions in the slots, (B, T, A, 4), and ``counted`` is a mask of
+the matches to sum over, (B, T, A).
+
 Sources: YOLOv3 (Redmon and Farhadi, 2018), YOLOv4 (Bochkovskiy, Wang and Liao, 2020), Darknet's yolo_layer.c.
 """
 
@@ -24,14 +27,6 @@ def squared_error(
 
     With ``new_coords``, the error of the size is also a cross-entropy. In both cases, the gradient with
     respect to an offset is the difference from its target.
-
-    Args:
-        offsets: raw predictions in the slots, (B, T, A, 4).
-        head, truths, matches: the head, the ground truth, and the matches of this head.
-        counted: the matches to sum over, bool, (B, T, A).
-
-    Returns:
-        A scalar.
     """
     height, width = matches.positive.shape[-2:]
     with torch.no_grad():
@@ -63,21 +58,12 @@ def dissimilarity(
 ) -> Tensor:
     """Compute factor · Σ (1 - similarity of the decoded and the ground-truth box), with clipped gradients.
 
-    Args:
-        offsets: raw predictions in the slots, (B, T, A, 4).
-        head, truths, matches: the head, the ground truth, and the matches of this head.
-        counted: the matches to sum over, bool, (B, T, A).
-        similarity: one of :data:`rankless.geometry.boxes.SIMILARITIES`.
-        factor: Darknet's ``iou_normalizer``, applied before clipping.
-        largest: limit of each element of the gradient, Darknet's ``max_delta``.
-
-    Returns:
-        A scalar.
+    ``factor`` is Darknet's ``iou_normalizer``, which is applied before clipping. ``largest`` is Darknet's
+    ``max_delta``, the limit of each element of the gradient.
     """
     wanted = truths.solid.unsqueeze(2)  # (B, T, 1, 4)
 
     def loss(leaf: Tensor) -> Tensor:
-        """Compute the scalar loss of offsets (B, T, A, 4)."""
         boxes = placed(leaf, head, matches)
         return factor * torch.where(counted, 1 - similarity(boxes, wanted), 0).sum()
 
@@ -93,13 +79,7 @@ def placed(offsets: Tensor, head: YoloHead, matches: Matches) -> Tensor:
 def clipped(function: Callable[[Tensor], Tensor], x: Tensor, limit: float) -> Tensor:
     """Compute the scalar ``function(x)``, and clip its gradient with respect to ``x`` to ±limit.
 
-    Elements of the gradient that are not finite become 0. Later factors on the result scale the clipped
-    gradient.
-
-    Args:
-        function: maps a tensor with the shape of ``x`` to a scalar.
-        x: a tensor of any shape.
-        limit: limit of each element of the gradient.
+    Elements of the gradient that are not finite become 0. Multiplying the result scales the clipped gradient.
     """
     if not (x.requires_grad and torch.is_grad_enabled()):
         return function(x)
@@ -112,7 +92,6 @@ class _Clipped(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor], limit: float) -> Tensor:
-        """Compute the scalar ``function(x)``, and save the clipped gradient."""
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             result = function(leaf)

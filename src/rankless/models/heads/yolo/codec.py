@@ -20,11 +20,11 @@ BoxLoss = Literal["mse", BoxSimilarity]
 
 @dataclass(frozen=True)
 class HeadLoss:
-    """The published loss parameters of one head, with their names in Darknet. None means the loss's default.
+    """The published loss parameters of one head. None means the default of the loss.
 
     Attributes:
-        box, objectness, classes: factors on the parts of the loss (``iou_normalizer``, ``obj_normalizer`` and
-            ``cls_normalizer``).
+        box, objectness, classes: factors on the parts of the loss (Darknet's ``iou_normalizer``,
+            ``obj_normalizer`` and ``cls_normalizer``).
         ignore: IoU with a ground-truth box above which a negative may be ignored (``ignore_thresh``).
         box_loss: comparison of a box with the ground truth (``iou_loss``).
         smoothing: label smoothing ε of the classes (``label_smooth_eps``).
@@ -49,7 +49,7 @@ class YoloHead:
     """A YOLO head, as a Darknet cfg file describes it.
 
     Attributes:
-        anchors: (width, height) in pixels of the anchors of all heads, whatever the input size, as in
+        anchors: (width, height) in pixels of the anchors of all heads, regardless of the input size, as in
             Darknet.
         mask: indices of this head's anchors, in the order of its channels.
         stride: pixels of the input per cell.
@@ -92,14 +92,9 @@ def _constant(values: object, like: Tensor) -> Tensor:
 
 
 def predictions(raw: Tensor, head: YoloHead) -> Tensor:
-    """Rearrange the output of a head by cells, and convert it to float32 unless it is float64.
+    """Rearrange the output of a head to (B, A, H, W, 5 + C), in float32 unless it is float64.
 
-    Args:
-        raw: the output, (B, A * (5 + C), H, W), of any floating-point dtype.
-        head: the head that produced the output.
-
-    Returns:
-        The values (B, A, H, W, 5 + C): tx, ty, tw, th, objectness logit, class logits.
+    The last dimension contains tx, ty, tw, th, the objectness logit and the class logits.
     """
     wide = raw if raw.dtype == torch.float64 else raw.float()
     batch, _, height, width = wide.shape
@@ -117,7 +112,6 @@ def decode_boxes(offsets: Tensor, columns: Tensor, rows: Tensor, anchors: Tensor
         offsets: tx, ty, tw, th, (..., 4).
         columns, rows: indices of the cells, (...).
         anchors: width and height in pixels, (..., 2).
-        head: the head, for its stride, scale_xy and new_coords.
 
     Returns:
         Boxes (..., 4), xyxy in input pixels.
@@ -143,11 +137,7 @@ def place_all(cells: Tensor, head: YoloHead) -> Tensor:
 
 
 def decode(raw: Tensor, head: YoloHead) -> tuple[Tensor, Tensor, Tensor]:
-    """Decode the output of a head to boxes and logits.
-
-    Args:
-        raw: the output, (B, A * (5 + C), H, W), of any floating-point dtype; it is decoded in float32.
-        head: the head that produced the output.
+    """Decode the output of a head to boxes, objectness logits and class logits.
 
     Returns:
         Boxes (B, A, H, W, 4), xyxy in input pixels, not clipped; objectness logits (B, A, H, W); class logits

@@ -2,7 +2,7 @@
 
 A loss is the sum of a box term, the objectness in all slots except ignored negatives, and the binary
 cross-entropies of the classes in positive slots. The two losses differ in the box term and in the negatives
-that they ignore. They are computed in float32, whatever the precision of the network.
+that they ignore. They are computed in float32, regardless of the network's precision.
 
 For heads with ``new_coords``, objectness and classes are also cross-entropies, as in the original code of
 Scaled-YOLOv4 (Wang, Bochkovskiy and Liao, 2021). Darknet propagates the same differences through σ, so its
@@ -65,12 +65,9 @@ class Settings(NamedTuple):
 class YoloLoss:
     """A YOLO loss function.
 
-    Attributes:
-        options: the recipe's loss options. For ``auto``, the value of the head is used, or the published
-            value if the head has none. With ``quality-focal``, the target of a positive is the highest IoU
-            with its ground-truth boxes.
-        published: the loss that the model was published with. The values of the heads apply only to this
-            loss.
+    Options that are ``auto`` take the value of the head, or the published value if the head has none. The
+    values of the heads apply only to the ``published`` loss. With ``quality-focal``, the target of a positive
+    is the highest IoU with its ground-truth boxes.
     """
 
     options: Options
@@ -207,7 +204,7 @@ class YoloLoss:
 
 
 def _levels(heads: Sequence[YoloHead]) -> list[str]:
-    """Return names of the heads: their levels, such as P3 for stride 8, or numbers if heads share a level."""
+    """Return the levels of the heads, such as P3 for stride 8, or numbers if heads share a level."""
     levels = [f"P{head.stride.bit_length() - 1}" for head in heads]
     return levels if len(set(levels)) == len(levels) else [f"head{n}" for n in range(1, len(levels) + 1)]
 
@@ -217,11 +214,7 @@ def _first(*values: float | Literal["auto"] | None) -> float:
 
 
 def from_recipe(options: Options, published: Name) -> YoloLoss:
-    """Return the loss function of a recipe.
-
-    Raises:
-        UserError: ``loss.anchor_iou`` is set, but the loss is YOLOv3's.
-    """
+    """Return a recipe's loss function for a model with the given published loss."""
     of_yolov4 = isinstance(options, loss_kinds.CfgLoss) and options.anchor_iou not in ("auto", 1.0)
     if of_yolov4 and published == "yolov3":
         raise UserError(

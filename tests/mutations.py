@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,13 +14,12 @@ NUMBERS = (
     "9" * 30, "9" * 5000, "", " ", "true", "null", "1,2", "3/0",
 )  # fmt: skip
 WORDS = (
-    "", " ", ".", "..", "/", "~", "-", "--", "*", "?", "[", "]", "{", "}", "(", ")", "'", '"', "\\", "|",
-    "#", "%s",
-    "%d", "{0}", "$HOME", "`id`", "a b", "é", "e\u0301", "😀",
-    "\u202egpj.exe", "\u200b", "\ufeff", "\x1b[31m",
-    "\x07", "\x00", "\x7f", "\x85", "\u2028", "\r", "\n", "\t", "a\nb", "con", "nul", "../../x", "/dev/zero",
-    "/dev/null", "/etc/passwd", "/proc/self/mem", "x" * 256, "x" * 5000, "é" * 200, "a/" * 200, "\ud800",
-    "evil", "evil:Task", "evil.py:Task", "__import__('evil')", "!!python/object/apply:os.system [id]",
+    "", " ", ".", "..", "/", "~", "-", "--", "*", "?", "[", "]", "{", "}", "(", ")", "'", '"', "\\", "|", "#",
+    "%s", "%d", "{0}", "$HOME", "`id`", "a b", "é", "e\u0301", "😀", "\u202egpj.exe", "\u200b", "\ufeff",
+    "\x1b[31m", "\x07", "\x00", "\x7f", "\x85", "\u2028", "\r", "\n", "\t", "a\nb", "con", "nul", "../../x",
+    "/dev/zero", "/dev/null", "/etc/passwd", "/proc/self/mem", "x" * 256, "x" * 5000, "é" * 200, "a/" * 200,
+    "\ud800", "evil", "evil:Task", "evil.py:Task", "__import__('evil')",
+    "!!python/object/apply:os.system [id]",
 )  # fmt: skip
 
 numbers = st.sampled_from(NUMBERS) | st.integers().map(str) | st.floats().map(repr)
@@ -56,16 +56,8 @@ def overwritten(draw: st.DrawFn, content: bytes) -> bytes:
     return bytes(found)
 
 
-_FOUR = (
-    bytes(4),
-    b"\xff" * 4,
-    b"\0\0\xc0\x7f",
-    b"\0\0\x80\x7f",
-    b"\0\0\x80\xff",
-    b"\1\0\0\0",
-    b"\xff\xff\x7f\x7f",
-)
-"""Zero, NaN and infinity as float32, and the smallest that is not zero."""
+_FOUR = (bytes(4), b"\xff" * 4, b"\0\0\xc0\x7f", b"\0\0\x80\x7f", b"\0\0\x80\xff", b"\1\0\0\0")
+"""Zero, NaNs and infinities as float32, and the smallest that is not zero."""
 
 
 def _span(draw: st.DrawFn, content: bytes) -> tuple[int, int]:
@@ -83,12 +75,8 @@ def _flip(draw: st.DrawFn, content: bytes, _: Sequence[str]) -> bytes:
 def _byte(draw: st.DrawFn, content: bytes, _: Sequence[str]) -> bytes:
     if not content:
         return content
-    at = draw(st.integers(0, len(content) - 1))
-    return (
-        content[:at]
-        + bytes([draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF, 0x0A, 0x22]))])
-        + content[at + 1 :]
-    )
+    at, value = draw(st.integers(0, len(content) - 1)), draw(st.sampled_from(b'\0\1\x7f\x80\xff\n"'))
+    return content[:at] + bytes([value]) + content[at + 1 :]
 
 
 def _cut(draw: st.DrawFn, content: bytes, _: Sequence[str]) -> bytes:
@@ -122,9 +110,7 @@ def _size(draw: st.DrawFn, content: bytes, _: Sequence[str]) -> bytes:
     """A number of 4 or 8 bytes that is no longer true."""
     length = draw(st.sampled_from([2, 4, 8]))
     at = draw(st.integers(0, max(len(content) - length, 0)))
-    value = draw(
-        st.sampled_from([0, 1, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1])
-    )
+    value = draw(st.sampled_from([0, 1, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1]))
     order: Any = draw(st.sampled_from(["little", "big"]))
     return content[:at] + (value % 2 ** (8 * length)).to_bytes(length, order) + content[at + length :]
 
@@ -159,8 +145,6 @@ def damaged_text(draw: st.DrawFn, content: str, tokens: Sequence[str] = ()) -> b
 
 def _other_word(draw: st.DrawFn, line: str, tokens: Sequence[str]) -> str:
     """One run of letters and digits, or one sign, is another."""
-    import re
-
     parts = re.findall(r"[\w.+-]+|\s+|[^\w\s]", line)
     if not parts:
         return draw(odd)

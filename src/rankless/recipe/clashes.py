@@ -1,0 +1,122 @@
+"""Values that are valid by themselves but contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rankless.recipe.loss_kinds import AnchorFreeLoss
+
+if TYPE_CHECKING:
+    from rankless.recipe.schema import Recipe
+
+
+def clashes(recipe: Recipe) -> Iterator[tuple[str, ...]]:
+    """Yield each contradiction as a sentence, followed by the dotted keys involved (the wrong one first)."""
+    yield from _of_model(recipe)
+    yield from _of_data(recipe)
+    yield from _of_training(recipe)
+
+
+def _of_model(recipe: Recipe) -> Iterator[tuple[str, ...]]:
+    model, size = recipe.model, recipe.model.image_size
+    sides = () if isinstance(size, str) else (size,) if isinstance(size, int) else size
+    if recipe.task == "detect" and any(side % 32 for side in sides):
+        nearest = " and ".join(str(max(32, round(side / 32) * 32)) for side in sides)
+        written = list(size) if isinstance(size, tuple) else size
+        yield (
+            f"'model.image_size' is {written}: a detector needs multiples of 32, such as {nearest}",
+            "model.image_size",
+            "task",
+        )
+    anchors = getattr(model, "anchors", "default")
+    if not isinstance(anchors, str) and (least := min(map(min, anchors))) < 1:
+        side = size if isinstance(size, int) else 416
+        first = [round(fraction * side, 1) for fraction in anchors[0]]
+        yield (
+            f"'model.anchors' has a side of {least:g} pixels; expected sides of at least 1 pixel of the "
+            f"input; fractions of the image are multiplied by its size: at {side} pixels the first pair "
+            f"is {first}",
+            "model.anchors",
+        )
+    if getattr(model, "config", "") and model.name.startswith("hf/") and model.name != "hf/config":
+        yield (
+            f"'model.config' is given, but 'model.name' is '{model.name}', which has its own configuration; "
+            "remove model.config, or use model.name=hf/config",
+            "model.config",
+            "model.name",
+        )
+    loss = recipe.loss
+    if isinstance(loss, AnchorFreeLoss) and loss.dfl != AnchorFreeLoss.dfl and getattr(model, "dfl", 1) == 0:
+        yield (
+            f"'loss.dfl' is {loss.dfl}, but model.dfl is 0, so the distances have no distributions; "
+            "remove loss.dfl, or set model.dfl to a number of bins such as 16",
+            "loss.dfl",
+            "model.dfl",
+        )
+
+
+def _of_data(recipe: Recipe) -> Iterator[tuple[str, ...]]:
+    data, augment = recipe.data, recipe.data.augment
+    if data.folder != type(data).folder and not data.root.startswith("torchvision/"):
+        yield (
+            f"'data.folder' is {data.folder!r}, which has an effect only with data.root=torchvision/NAME; "
+            "remove data.folder, or give the folder as data.root",
+            "data.folder",
+            "data.root",
+        )
+    if recipe.task == "classify" and augment.close_mosaic and not augment.mixup and not augment.cutmix:
+        yield (
+            f"'data.augment.close_mosaic' is {augment.close_mosaic!r}, but mixup and cutmix are both "
+            "off; remove data.augment.close_mosaic",
+            "data.augment.close_mosaic",
+            "data.augment.mixup",
+            "data.augment.cutmix",
+        )
+    if recipe.task == "classify" and recipe.evaluate.tta == "full":
+        yield (
+            "'evaluate.tta' is 'full', which needs inputs of several sizes, but many classifiers "
+            "accept only one; expected 'none' or 'flip'",
+            "evaluate.tta",
+        )
+
+
+def _of_training(recipe: Recipe) -> Iterator[tuple[str, ...]]:
+    batch, check = recipe.batch, recipe.check
+    if batch.images % batch.micro:
+        divisors = [d for d in range(1, min(batch.images, 1 << 16) + 1) if batch.images % d == 0]
+        below = max(d for d in divisors if d < batch.micro)
+        above = min((d for d in divisors if d > batch.micro), default=None)
+        yield (
+            f"'batch.micro' is {batch.micro}, which does not divide batch.images ({batch.images}); "
+            f"nearest that do: {below}{f' and {above}' if above else ''}",
+            "batch.micro",
+            "batch.images",
+        )
+    if recipe.optim.nesterov and recipe.optim.name == "sgd" and recipe.optim.momentum == 0:
+        yield (
+            "'optim.nesterov' is true, which needs momentum, but optim.momentum is 0; give a momentum "
+            "such as 0.9, or use optim.nesterov=false",
+            "optim.nesterov",
+            "optim.momentum",
+        )
+    if check.exclude and check.recompute == 0:
+        yield (
+            "'check.exclude' is true, but check.recompute is 0, so no device is checked; "
+            "set check.recompute to a number of steps such as 100, or remove check.exclude",
+            "check.exclude",
+            "check.recompute",
+        )
+    wrong = {}
+    if recipe.batch_norm == "sync":
+        wrong["batch_norm"] = "'sync', with which no micro-batch can be computed alone"
+    if recipe.reduce == "fast":
+        wrong["reduce"] = "'fast', with which a kernel may give different bits the second time"
+    if check.recompute and wrong:
+        found = " and ".join(f"{key} is {why}" for key, why in wrong.items())
+        yield (
+            f"'check.recompute' is {check.recompute}, but {found}; set check.recompute to 0, or use "
+            f"another {' and '.join(wrong)}",
+            "check.recompute",
+            *wrong,
+        )
