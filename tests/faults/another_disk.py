@@ -1,4 +1,4 @@
-"""Do what ``python -m MODULE ARGUMENTS`` does where one folder is another, as on another machine's disk.
+"""Run ``python -m MODULE ARGUMENTS`` where one folder is another, as on another machine's disk.
 
 Only this process, and those that it starts, see it: ``another_disk.py FOLDER OWN -m MODULE ARGUMENTS``.
 """

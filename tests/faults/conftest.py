@@ -1,10 +1,7 @@
-"""The run that nothing happens to, which all others are compared with."""
-
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,6 +10,6 @@ from harness_for_faults import undisturbed_once
 
 
 @pytest.fixture(scope="session")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What every run must leave behind."""
+def expected(tmp_path_factory):
+    """What a run leaves behind that nothing happens to, as every other must."""
     return undisturbed_once(tmp_path_factory, "undisturbed")

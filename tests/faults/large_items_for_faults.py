@@ -11,8 +11,6 @@ from torch import Tensor
 
 @dataclass
 class Batch:
-    """(B, 1048576) numbers."""
-
     values: Tensor
 
 

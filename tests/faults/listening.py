@@ -11,15 +11,12 @@ _LISTEN = "0A"  # <net/tcp_states.h>
 
 
 class Socket(NamedTuple):
-    """One socket that takes what others send."""
-
     kind: str  # tcp, tcp6, udp, udp6, raw, raw6
     address: str
     port: int
 
     @property
     def is_open(self) -> bool:
-        """Whether another machine can reach it."""
         return not ipaddress.ip_address(self.address).is_loopback
 
 
@@ -37,7 +34,6 @@ def listening(pids: Iterable[int]) -> set[Socket]:
 
 
 def _inodes(pid: int) -> Iterable[str]:
-    """The numbers of the sockets that a process holds."""
     try:
         links = list(Path(f"/proc/{pid}/fd").iterdir())
     except OSError:  # it has ended

@@ -46,8 +46,6 @@ SIDE = 12
 
 @dataclass
 class Stripes:
-    """(B, 1, S, S) images and their directions, (B,)."""
-
     images: Tensor
     labels: Tensor
 
@@ -96,7 +94,6 @@ def own_rank() -> str:
 
 
 def flipped(values: Tensor) -> Tensor:
-    """The same numbers with one bit of the first one changed."""
     changed = values.detach().clone()
     changed.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 18)
     return changed

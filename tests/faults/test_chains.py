@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from harness_for_faults import undisturbed_once
@@ -17,7 +16,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="session")
-def scored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def scored(tmp_path_factory):
     """What a run of these recipes leaves behind that nothing happens to."""
     return undisturbed_once(tmp_path_factory, "scored", *faults.WORDS)
 
@@ -30,9 +29,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ],
     ids=["from outside", "from inside"],
 )
-def test_no_fault_changes_a_bit_or_loses_a_saved_step(
-    tmp_path: Path, scored: dict[str, Any], kinds: list[str]
-) -> None:
+def test_no_fault_changes_a_bit_or_loses_a_saved_step(tmp_path, scored, kinds):
     tallies = {kind: faults.Tally() for kind in faults.KINDS}
     late = faults.one_run(kinds, tmp_path / "chain", random.Random(1), scored, tallies, loaders=[0])
     assert not [sentence for tally in tallies.values() for sentence in tally.told]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import resource
-from pathlib import Path
-from typing import Any
 
 import pytest
 from harness_for_faults import Run, finish, outcome
@@ -14,38 +12,32 @@ from small_disk import fill, small_disk
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
-def test_a_full_disk_ends_the_run_with_a_sentence(tmp_path: Path, expected: dict[str, Any]) -> None:
+def test_a_full_disk_ends_the_run_with_a_sentence(tmp_path, expected):
     with small_disk(tmp_path / "disk", 256) as disk:
         with Run(disk / "run", 2, environment={"FAULT_SLEEP": "0.05"}) as run:
             run.until(lambda: run.run.pointed("last"))
             filler = fill(disk)
-            assert run.wait() == 2, run.text()
-            run.gone()
-            assert "warning: the checkpoint of step 6 could not be written ([Errno 28]" in run.text()
-            last = run.text().splitlines()[-1]  # of the journal, or of the last checkpoint
+            said = run.ends(2)
+            assert "warning: the checkpoint of step 6 could not be written ([Errno 28]" in said
+            last = said.splitlines()[-1]  # of the journal, or of the last checkpoint
             assert last.startswith("error: ") and "No space left on device" in last and "make room" in last
-            assert not run.noise(), run.text()
             assert not list((disk / "run").rglob("*.tmp"))
         filler.unlink()
         assert finish(disk / "run", 3) == expected
 
 
-def test_a_disk_that_takes_not_even_the_note_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
+def test_a_disk_that_takes_not_even_the_note_ends_the_run_with_a_sentence(tmp_path):
     with Run(tmp_path / "run", 2, environment={"FAULT_SLEEP": "0.05"}) as run:
         run.until(lambda: run.step() >= 1)
         resource.prlimit(run.pid("rank 0"), resource.RLIMIT_FSIZE, (1, 1))
-        assert run.wait() == 1, run.text()
-        run.gone()
-        # The output is a file here, so the limit swallows what rank 0 says; the launcher still speaks.
-        assert run.text().splitlines()[-1].startswith("error: the ranks could not continue; see ")
-        assert "restarting" not in run.text()
-        assert not run.noise(), run.text()
+        said = run.ends(1)
+    # The output is a file here, so the limit swallows what rank 0 says; the launcher still speaks.
+    assert said.splitlines()[-1].startswith("error: the ranks could not continue; see ")
+    assert "restarting" not in said
 
 
 @pytest.mark.parametrize("place", ["run", "checkpoints"])
-def test_a_run_directory_that_is_closed_in_mid_run_ends_it_with_a_sentence(
-    tmp_path: Path, expected: dict[str, Any], place: str
-) -> None:
+def test_a_run_directory_that_is_closed_in_mid_run_ends_it_with_a_sentence(tmp_path, expected, place):
     folder = tmp_path / "run"
     closed = folder if place == "run" else folder / "checkpoints"
     with Run(folder, 2, environment={"FAULT_SLEEP": "0.05"}, prepared="common") as run:
@@ -73,16 +65,12 @@ def test_a_run_directory_that_is_closed_in_mid_run_ends_it_with_a_sentence(
     assert finish(folder, 1) == expected
 
 
-def test_a_journal_that_cannot_grow_ends_the_run_with_a_sentence(
-    tmp_path: Path, expected: dict[str, Any]
-) -> None:
+def test_a_journal_that_cannot_grow_ends_the_run_with_a_sentence(tmp_path, expected):
     folder = tmp_path / "run"
     with Run(folder, 2, environment={"FAULT_SLEEP": "0.05"}) as run:
         run.until(lambda: run.step() >= 4)
         limit = run.run.journal.stat().st_size + 100  # bytes: a line is longer
         resource.prlimit(run.pid("rank 0"), resource.RLIMIT_FSIZE, (limit, limit))
-        assert run.wait() == 2, run.text()
-        run.gone()
-        assert f"error: {run.run.journal} cannot be written ([Errno 27]" in run.text().splitlines()[-1]
-        assert not run.noise(), run.text()
+        last = run.ends(2).splitlines()[-1]
+        assert f"error: {run.run.journal} cannot be written ([Errno 27]" in last
     assert finish(folder, 1) == expected

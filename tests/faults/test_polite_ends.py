@@ -7,7 +7,6 @@ import signal
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from harness_for_faults import HERE, Run, finish, kill, outcome, recipe_file
@@ -19,74 +18,57 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 SLOW = {"FAULT_SLEEP": "0.1"}
 
 
-def stopped(run: Run, folder: Path, name: str) -> None:
-    run.gone()
-    last = run.text().splitlines()[-1]
+def stopped(run: Run, code: int, name: str) -> None:
+    last = run.ends(code).splitlines()[-1]
     saved = run.run.pointed("last")
     assert saved == run.step(), "the step under way is saved"
-    assert last == (
-        f"stopped by {name}; saved after step {saved}; continue with: rankless train --resume --run {folder}"
-    )
-    assert not run.noise(), run.text()
+    again = f"continue with: rankless train --resume --run {run.run.path}"
+    assert last == f"stopped by {name}; saved after step {saved}; {again}"
 
 
-def test_a_run_stopped_in_every_polite_way_ends_as_if_nothing_had_happened(
-    tmp_path: Path, expected: dict[str, Any]
-) -> None:
+def test_a_run_stopped_in_every_polite_way_ends_as_if_nothing_had_happened(tmp_path, expected):
     folder = tmp_path / "run"
     with Run(folder, 1, "workers=1", environment=SLOW) as run:
         run.until(lambda: run.step() >= 2)
         os.killpg(run.process.pid, signal.SIGINT)  # Ctrl-C
-        assert run.wait() == 130, run.text()
-        stopped(run, folder, "SIGINT")
+        stopped(run, 130, "SIGINT")
     with Run(folder, 3, "--resume", "workers=0", environment=SLOW) as run:
         run.until(lambda: run.step() >= 7)
         kill(run.pid("rank 1"), signal.SIGTERM)
-        assert run.wait() == 85, run.text()
-        stopped(run, folder, "SIGTERM")
+        stopped(run, 85, "SIGTERM")
     with Run(folder, 1, "--resume", environment=SLOW) as run:
         run.until(lambda: run.step() >= 12)
         kill(run.pid("launcher"), signal.SIGTERM)
-        assert run.wait() == 85, run.text()
-        stopped(run, folder, "SIGTERM")
+        stopped(run, 85, "SIGTERM")
     assert finish(folder, 2) == expected
 
 
-def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
+def test_a_second_interrupt_ends_at_once(tmp_path):
     with Run(tmp_path / "run", 2, environment={"FAULT_SLEEP": "30"}) as run:
         run.until(lambda: run.run.journal.exists())
         for _ in range(2):
             os.killpg(run.process.pid, signal.SIGINT)
             time.sleep(0.5)
-        assert run.wait(seconds=5) == 130, run.text()
-        run.gone()
-        assert "stopped by SIGINT; nothing was saved yet" in run.text()
-        assert not run.noise(), run.text()
+        assert "stopped by SIGINT; nothing was saved yet" in run.ends(130, seconds=5)
 
 
 @pytest.mark.parametrize("library", ["_pydantic_core", "libtorch_cpu"])  # the first and the slowest
-def test_a_sigterm_while_libraries_are_loaded_is_one_like_later_ones(tmp_path: Path, library: str) -> None:
+def test_a_sigterm_while_libraries_are_loaded_is_one_like_later_ones(tmp_path, library):
     with Run(tmp_path / "run", 2, new=True) as run:
         maps = Path(f"/proc/{run.process.pid}/maps")
         run.until(lambda: library in maps.read_text())
         kill(run.process.pid, signal.SIGTERM)
-        assert run.wait() == 85, run.text()
-        run.gone()
-        assert run.text() == "stopped by SIGTERM before the run started\n"
+        assert run.ends(85) == "stopped by SIGTERM before the run started\n"
 
 
-def test_an_interrupt_while_it_starts_shows_no_traceback(tmp_path: Path) -> None:
+def test_an_interrupt_while_it_starts_shows_no_traceback(tmp_path):
     with Run(tmp_path / "run", 2) as run:
         run.pid("rank 0")
         os.killpg(run.process.pid, signal.SIGINT)
-        assert run.wait() == 130, run.text()
-        run.gone()
-        assert not run.noise(), run.text()
+        run.ends(130)
 
 
-def test_a_closed_terminal_silences_the_run_and_does_not_end_it(
-    tmp_path: Path, expected: dict[str, Any]
-) -> None:
+def test_a_closed_terminal_silences_the_run_and_does_not_end_it(tmp_path, expected):
     folder = tmp_path / "run"
     words = ["prepared.py", "nohup", "-m", "rankless", "train", str(recipe_file(folder))]
     environment = {**os.environ, "RANKLESS_CPU": "1", **SLOW}
@@ -106,7 +88,7 @@ def test_a_closed_terminal_silences_the_run_and_does_not_end_it(
     assert outcome(folder) == expected
 
 
-def test_requests_are_noted_and_two_at_once_are_one() -> None:
+def test_requests_are_noted_and_two_at_once_are_one():
     before = signal.getsignal(signal.SIGTERM)
     with Requests() as requests:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -119,7 +101,7 @@ def test_requests_are_noted_and_two_at_once_are_one() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_signal_that_is_ignored_stays_ignored() -> None:
+def test_a_signal_that_is_ignored_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Requests() as requests:

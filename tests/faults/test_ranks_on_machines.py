@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from harness_for_faults import HERE, RECIPE, outcome
+from harness_for_faults import FINDS_TASK, RECIPE, outcome, reached
 
-from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "machines"))
@@ -25,74 +22,43 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "a rig can be made"),
 ]
-
-
-def variables(rank: int) -> dict[str, str]:
-    """What MPICH's launcher sets for the only rank of a machine; the user names rank 0's machine."""
-    machine = {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1", "MASTER_ADDR": "h1", "MASTER_PORT": "29511"}
-    return {"PMI_RANK": str(rank), "PMI_SIZE": "2", **machine}
+NAMES = ("h1", "h2")
+# What MPICH's launcher sets for the only rank of a machine; the user names rank 0's machine.
+MACHINE = {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1", "MASTER_ADDR": "h1", "MASTER_PORT": "29511"}
 
 
 def started(rig: Rig, *words: str) -> list[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "rankless", "train", *words, "--run", "run"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return [
-        rig.start(
-            f"h{rank + 1}",
-            command,
-            env=variables(rank),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
+        rig.start(name, command, env={"PMI_RANK": str(rank), "PMI_SIZE": "2", **MACHINE}, **streams)
+        for rank, name in enumerate(NAMES)
     ]
 
 
-def ended(ranks: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
+def ended(ranks: list[subprocess.Popen[str]], code: int) -> list[str]:
     printed = [rank.communicate(timeout=120)[0] for rank in ranks]
-    return [rank.returncode for rank in ranks], printed
+    assert [rank.returncode for rank in ranks] == [code, code], printed
+    return printed
 
 
-def listening(rig: Rig, name: str) -> set[str]:
-    """The addresses at which a machine takes connections, besides its SSH server's."""
-    found = set()
-    for line in Path(f"/proc/{rig.pid(name)}/net/tcp").read_text().splitlines()[1:]:
-        address, port = line.split()[1].split(":")
-        if line.split()[3] == "0A" and int(port, 16) != 22:
-            found.add(str(ipaddress.ip_address(int.from_bytes(bytes.fromhex(address), sys.byteorder))))
-    return found
-
-
-def steps(run: RunDirectory) -> int:
-    try:
-        return max((journal.step_of(entry) for entry in journal.read(run.journal)), default=0)
-    except OSError:
-        return 0
-
-
-def test_two_machines_are_one_training_and_each_has_all_of_it(
-    tmp_path: Path, expected: dict[str, Any]
-) -> None:
-    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH", ""))))
-    with Rig(tmp_path / "rig", 2, {"RANKLESS_CPU": "1", "PYTHONPATH": path, "FAULT_SLEEP": "0.05"}) as rig:
-        runs = [RunDirectory(rig.files(name) / "run") for name in ("h1", "h2")]
-        for name in ("h1", "h2"):
-            rig.files(name).mkdir(parents=True, exist_ok=True)
+def test_two_machines_are_one_training_and_each_has_all_of_it(tmp_path, expected):
+    environment = {"RANKLESS_CPU": "1", "PYTHONPATH": FINDS_TASK, "FAULT_SLEEP": "0.05"}
+    with Rig(tmp_path / "rig", 2, environment) as rig:
+        runs = [RunDirectory(rig.files(name) / "run") for name in NAMES]
+        for name in NAMES:
             (rig.files(name) / "small.yaml").write_text(RECIPE)
         ranks = started(rig, "small.yaml")
         until = time.monotonic() + 100
-        while steps(runs[0]) < 2:
-            assert time.monotonic() < until and not any(rank.poll() for rank in ranks), ended(ranks)
+        while reached(runs[0]) < 2:
+            if time.monotonic() > until or any(rank.poll() for rank in ranks):
+                ended(ranks, 85)
             time.sleep(0.02)
-        assert [listening(rig, name) for name in ("h1", "h2")] == [{rig.address("h1")}, {rig.address("h2")}]
-        os.kill(
-            next(pid for pid, words in rig.processes("h2").items() if "train" in str(words)), signal.SIGUSR1
-        )
-        codes, printed = ended(ranks)
-        assert codes == [85, 85], printed
+        for name in NAMES:
+            assert {address for address, port in rig.listening(name) if port != 22} == {rig.address(name)}
+        processes = rig.processes("h2").items()
+        os.kill(next(pid for pid, words in processes if "train" in str(words)), signal.SIGUSR1)
+        printed = ended(ranks, 85)
         assert printed[0].startswith("training in") and printed[1] == ""
-        ranks = started(rig, "--resume")
-        codes, printed = ended(ranks)
-        assert codes == [0, 0], printed
-        assert printed[1] == ""
+        assert ended(started(rig, "--resume"), 0)[1] == ""
         assert [outcome(run.path) for run in runs] == [expected] * 2

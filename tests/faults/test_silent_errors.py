@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from harness_for_faults import Run, outcome
+from harness_for_faults import Run, finish, outcome
 
 from rankless.runs import journal
 
@@ -17,28 +16,23 @@ EVERY = "check.recompute=2"
 
 
 def disturbed(
-    folder: Path, world: int, flip: str, rank: int, *words: str
-) -> tuple[int, str, list[str], list[str]]:
-    """The exit code, what a person saw, the silent errors and the deaths of a run in which a bit flips."""
+    folder: Path, world: int, flip: str, rank: int, *words: str, code: int = 0
+) -> tuple[str, list[str], list[str]]:
+    """What a person saw, the silent errors and the deaths of a run in which a bit flips."""
     with Run(folder, world, EVERY, *words, environment={"FAULT_FLIP": flip, "FAULT_RANK": str(rank)}) as run:
-        code = run.wait()
-        run.gone()
-        assert not run.noise(), run.text()
+        said = run.ends(code)
         events = [[event["text"] for event in run.events(name)] for name in ("silent error", "death")]
-        return code, run.text(), *events
+        return said, *events
 
 
 @pytest.mark.parametrize(
     ("world", "flip", "rank", "step"),
     [(3, "gradient 3", 1, 2), (3, "image 5", 2, 4), (2, "image 3", 0, 2), (1, "gradient 5", 0, 2)],
 )
-def test_a_step_in_which_a_bit_flips_is_repeated(
-    tmp_path: Path, expected: dict[str, Any], world: int, flip: str, rank: int, step: int
-) -> None:
+def test_a_step_in_which_a_bit_flips_is_repeated(tmp_path, expected, world, flip, rank, step):
     """In what a rank adds, or in what it recomputes."""
-    code, text, (error,), deaths = disturbed(tmp_path / "run", world, flip, rank)
-    assert (code, deaths) == (0, [])
-    assert error.startswith(f"step {step}: rank {rank} on ")
+    text, (error,), deaths = disturbed(tmp_path / "run", world, flip, rank)
+    assert not deaths and error.startswith(f"step {step}: rank {rank} on ")
     assert "(CPU) differs from other" in error or world == 1
     assert error.endswith("; the repeated step shows no difference, so training continues")
     assert f"warning: {error}" in text
@@ -47,12 +41,9 @@ def test_a_step_in_which_a_bit_flips_is_repeated(
     assert error in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_run_goes_on_without_a_device_that_keeps_a_wrong_weight(
-    tmp_path: Path, expected: dict[str, Any]
-) -> None:
+def test_the_run_goes_on_without_a_device_that_keeps_a_wrong_weight(tmp_path, expected):
     """A weight flips in step 5, after the checkpoint of step 3; step 6 is checked."""
-    code, text, (error,), (death,) = disturbed(tmp_path / "run", 3, "weight 7", 2, "check.exclude=true")
-    assert code == 0, text
+    text, (error,), (death,) = disturbed(tmp_path / "run", 3, "weight 7", 2, "check.exclude=true")
     assert error.startswith("step 6: rank 2 on ")
     assert error.endswith(" and the weights; the repeated step also differs")
     assert death.startswith("rank 2 on ")
@@ -70,29 +61,23 @@ def test_the_run_goes_on_without_a_device_that_keeps_a_wrong_weight(
         (2, "weight 8", "step 4 was not applied; it is unknown which results of rank 0 on "),
     ],
 )
-def test_a_run_ends_if_the_error_repeats(tmp_path: Path, world: int, flip: str, said: str) -> None:
-    code, text, (error,), deaths = disturbed(tmp_path / "run", world, flip, 1)
-    assert (code, deaths) == (2, [])
-    assert error.endswith("the repeated step also differs")
-    assert said in text
-    assert (
-        "error: the checkpoint of step 3 is complete; continue from it with: rankless train --resume" in text
-    )
+def test_a_run_ends_if_the_error_repeats(tmp_path, world, flip, said):
+    text, (error,), deaths = disturbed(tmp_path / "run", world, flip, 1, code=2)
+    assert not deaths and error.endswith("the repeated step also differs")
+    again = "error: the checkpoint of step 3 is complete; continue from it with: rankless train --resume"
+    assert said in text and again in text
 
 
-def test_threads_end_where_a_device_is_to_be_left_out(tmp_path: Path, expected: dict[str, Any]) -> None:
-    words = ("--parallel", "threads")
-    code, text, (_,), _ = disturbed(tmp_path / "run", 2, "image 8", 1, "check.exclude=true", *words)
-    assert code == 2
+def test_threads_end_where_a_device_is_to_be_left_out(tmp_path, expected):
+    words = ("check.exclude=true", "--parallel", "threads")
+    text, (_,), _ = disturbed(tmp_path / "run", 2, "image 8", 1, *words, code=2)
     assert "error: step 4 was not applied; rank 1 on " in text
-    with Run(tmp_path / "run", 1, "--resume") as again:
-        assert again.wait() == 0, again.text()
-    assert outcome(tmp_path / "run") == expected
+    assert finish(tmp_path / "run", 1) == expected
 
 
 @pytest.mark.parametrize(("world", "flip"), [(1, "weight 5"), (2, "gradient 1")])
-def test_what_no_check_finds(tmp_path: Path, expected: dict[str, Any], world: int, flip: str) -> None:
+def test_what_no_check_finds(tmp_path, expected, world, flip):
     """A weight of a rank alone, which computes with it both times, and a step that is not checked."""
-    code, _, errors, _ = disturbed(tmp_path / "run", world, flip, 0)
-    assert (code, errors) == (0, [])
+    _, errors, _ = disturbed(tmp_path / "run", world, flip, 0)
+    assert not errors
     assert outcome(tmp_path / "run")["model"] != expected["model"]

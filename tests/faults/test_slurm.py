@@ -6,14 +6,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from harness_for_faults import HERE, RECIPE, outcome
+from harness_for_faults import FINDS_TASK, HERE, RECIPE, entries, outcome
 
-from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 
 sys.path.insert(0, str(HERE.parent / "machines"))
@@ -29,7 +26,7 @@ SLOW = {"FAULT_SLEEP": "0.2"}
 
 
 @pytest.fixture(scope="module")
-def slurm() -> Iterator[Slurm]:
+def slurm():
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder, Slurm(Path(folder)) as cluster:
         yield cluster
 
@@ -37,12 +34,11 @@ def slurm() -> Iterator[Slurm]:
 def submitted(slurm: Slurm, folder: Path, *words: str, **more: str) -> str:
     """The number of a job of two ranks on two nodes."""
     (folder / "small.yaml").write_text(RECIPE)
-    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH", ""))))
     command = [sys.executable, "-m", "rankless", "submit", "slurm", "small.yaml", "--nodes", "2"]
     done = subprocess.run(
         [*command, "--gres", "none", "--out", "run", *words],
         cwd=folder,
-        env={**os.environ, **slurm.variables, "RANKLESS_CPU": "1", "PYTHONPATH": path, **more},
+        env={**os.environ, **slurm.variables, "RANKLESS_CPU": "1", "PYTHONPATH": FINDS_TASK, **more},
         capture_output=True,
         text=True,
         timeout=60,
@@ -52,18 +48,15 @@ def submitted(slurm: Slurm, folder: Path, *words: str, **more: str) -> str:
 
 
 def steps(folder: Path) -> int:
-    run = RunDirectory(folder / "run")
-    return sum("step" in entry for entry in journal.read(run.journal)) if run.journal.exists() else 0
+    return sum("step" in entry for entry in entries(RunDirectory(folder / "run")))
 
 
 def resumed_at(folder: Path) -> list[int]:
-    entries = journal.read(RunDirectory(folder / "run").journal)
-    return [entry["at"] for entry in entries if entry.get("event") == "resume"]
+    found = entries(RunDirectory(folder / "run"))
+    return [entry["at"] for entry in found if entry.get("event") == "resume"]
 
 
-def test_a_job_that_is_preempted_goes_on_at_the_exact_step(
-    slurm: Slurm, tmp_path: Path, expected: dict[str, Any]
-) -> None:
+def test_a_job_that_is_preempted_goes_on_at_the_exact_step(slurm, tmp_path, expected):
     job = submitted(slurm, tmp_path, "--partition", "low", **SLOW)
     slurm.until(lambda: steps(tmp_path) >= 2, 120)
     urgent = ["sbatch", "--parsable", "--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null"]
@@ -76,9 +69,7 @@ def test_a_job_that_is_preempted_goes_on_at_the_exact_step(
     assert outcome(tmp_path / "run") == expected
 
 
-def test_a_rank_that_aborts_is_started_again_in_the_same_allocation(
-    slurm: Slurm, tmp_path: Path, expected: dict[str, Any]
-) -> None:
+def test_a_rank_that_aborts_is_started_again_in_the_same_allocation(slurm, tmp_path, expected):
     job = submitted(slurm, tmp_path, FAULT_ABORT="30")
     slurm.until(lambda: slurm.state(job) == "COMPLETED", 200)
     assert " Restarts=0 " in slurm.ask("scontrol", "--oneliner", "show", "job", job)
@@ -86,7 +77,7 @@ def test_a_rank_that_aborts_is_started_again_in_the_same_allocation(
     assert outcome(tmp_path / "run") == expected
 
 
-def test_a_job_that_is_canceled_saves_and_stays_canceled(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_job_that_is_canceled_saves_and_stays_canceled(slurm, tmp_path):
     job = submitted(slurm, tmp_path, **SLOW)
     slurm.until(lambda: steps(tmp_path) >= 2, 120)
     slurm.ask("scancel", job)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -32,7 +31,7 @@ pytestmark = [
 ]
 
 
-def test_the_list_of_sockets_finds_what_is_open() -> None:
+def test_the_list_of_sockets_finds_what_is_open():
     """The other tests see nothing where there is nothing; here is something."""
     with contextlib.ExitStack() as stack:
         outside = stack.enter_context(socket.create_server(("0.0.0.0", 0)))
@@ -57,9 +56,7 @@ def answers_as_a_store(one: Socket) -> bool:
     return True
 
 
-def test_no_socket_of_a_run_is_open_to_the_network_or_takes_objects(
-    tmp_path: Path, expected: dict[str, Any]
-) -> None:
+def test_no_socket_of_a_run_is_open_to_the_network_or_takes_objects(tmp_path, expected):
     folder = tmp_path / "run"
     with Run(folder, 2, "workers=1", environment={"FAULT_SLEEP": "0.2"}) as run:
         run.until(lambda: run.step() >= 1, seconds=120)
@@ -68,8 +65,7 @@ def test_no_socket_of_a_run_is_open_to_the_network_or_takes_objects(
         assert not [one for one in found if one.is_open]
         with ThreadPoolExecutor(len(found)) as threads:
             assert not any(threads.map(answers_as_a_store, found)), "whose keys could be replaced"
-        assert run.wait() == 0, run.text()
-        run.gone()
+        run.ends(0, noisy=True)
     assert outcome(folder) == expected, "and a stranger's words changed nothing"
 
 
@@ -110,9 +106,7 @@ def ranks(
             process.wait()
 
 
-def test_agents_that_count_restarts_differently_meet_and_resume(
-    tmp_path: Path, expected: dict[str, Any]
-) -> None:
+def test_agents_that_count_restarts_differently_meet_and_resume(tmp_path, expected):
     text, run = tmp_path / "small.yaml", RunDirectory(tmp_path / "run")
     text.write_text(RECIPE)
     job = write_job(Job("train", to_json(load(text)), str(run.logs), run=str(run.path)), tmp_path)

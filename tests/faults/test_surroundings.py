@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import socket
-from pathlib import Path
-from typing import Any
 
 import pytest
 from harness_for_faults import HERE, Run, finish, kill, outcome, recipe_file
@@ -22,9 +20,7 @@ from rankless.recipe.schema import Batch
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
-def test_variables_of_an_outer_launcher_and_a_busy_port_change_nothing(
-    tmp_path: Path, expected: dict[str, Any]
-) -> None:
+def test_variables_of_an_outer_launcher_and_a_busy_port_change_nothing(tmp_path, expected):
     folder = tmp_path / "run"
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as busy:
         outer = {
@@ -43,15 +39,11 @@ def test_variables_of_an_outer_launcher_and_a_busy_port_change_nothing(
             run.until(lambda: run.step() >= 1)
             with pytest.raises(UserError, match="another process is training in this directory"):
                 train(load(folder / "recipe.yaml"), folder, devices=1, resume=True)
-            assert run.wait() == 0, run.text()
-            run.gone()
-            assert not run.noise(), run.text()
+            run.ends(0)
     assert outcome(folder) == expected
 
 
-def test_a_swept_folder_for_temporary_files_and_a_moved_run_change_nothing(
-    tmp_path: Path, expected: dict[str, Any]
-) -> None:
+def test_a_swept_folder_for_temporary_files_and_a_moved_run_change_nothing(tmp_path, expected):
     scratch = tmp_path / "tmp"
     scratch.mkdir()
     with Run(tmp_path / "run", 2, environment={"TMPDIR": str(scratch), "FAULT_SLEEP": "0.1"}) as run:
@@ -63,16 +55,13 @@ def test_a_swept_folder_for_temporary_files_and_a_moved_run_change_nothing(
         kill(run.pid("rank 1"))
         run.until(lambda: run.events("resume"))
         run.process.terminate()
-        assert run.wait() == 85, run.text()
-        run.gone()
+        run.ends(85)
     assert not private.exists()
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     assert finish(tmp_path / "elsewhere", 1) == expected
 
 
-def test_nothing_of_a_start_is_left_in_the_callers_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_a_start_is_left_in_the_callers_environment(tmp_path, monkeypatch):
     monkeypatch.chdir(HERE)  # the ranks find the task there
 
     def variables() -> dict[str, str]:
@@ -83,61 +72,46 @@ def test_nothing_of_a_start_is_left_in_the_callers_environment(
     assert variables() == before
 
 
-def test_an_error_that_one_rank_finds_ends_the_run_at_once(tmp_path: Path) -> None:
+def test_an_error_that_one_rank_finds_ends_the_run_at_once(tmp_path):
     batch = Batch(images=8, micro=2)
     # Of the four micro-batches of step 1, two ranks have two each: the last one is rank 1's.
     (_, image), *_ = micro_batch(IMAGES, 3, 1, 3, batch)
     with Run(tmp_path / "run", 2, environment={"FAULT_IMAGE": str(image)}) as run:
-        assert run.wait() == 2, run.text()
-        run.gone()
-        assert run.text().splitlines()[-1] == f"error: stripes {image}: cannot be read; take the image out"
-        assert "restarting" not in run.text()
-        assert not run.noise(), run.text()
+        said = run.ends(2)
+        assert said.splitlines()[-1] == f"error: stripes {image}: cannot be read; take the image out"
+        assert "restarting" not in said
         assert "lost a peer" in (run.run.logs / "rank-0.log").read_text(encoding="utf-8"), "rank 1 found it"
 
 
-def test_an_error_in_the_users_code_is_reported_at_once_with_its_lines(
-    tmp_path: Path, expected: dict[str, Any]
-) -> None:
+def test_an_error_in_the_users_code_is_reported_at_once_with_its_lines(tmp_path, expected):
     folder = tmp_path / "run"
     with Run(folder, 2, environment={"FAULT_BUG": "loss 9"}) as run:  # two passes a step: in the fifth
-        assert run.wait() == 1, run.text()
-        run.gone()
-        assert "restarting" not in run.text()
-        lines = run.text()[run.text().index("error: ") :].splitlines()
-        assert (
-            lines[0]
-            == "error: the task small_task_for_faults:Small failed: ZeroDivisionError: division by zero"
+        said = run.ends(1, noisy=True)
+        assert "restarting" not in said
+        lines = said[said.index("error: ") :].splitlines()
+        assert lines[0].endswith(
+            "the task small_task_for_faults:Small failed: ZeroDivisionError: division by zero"
         )
         assert re.fullmatch(r"  .*/small_task_for_faults.py:\d+, in loss", lines[1])
         assert lines[2] == "    return divided(batch, 0)"
         assert re.fullmatch(r"  .*/small_task_for_faults.py:\d+, in divided", lines[3])
-        assert lines[5:] == [
-            "the checkpoint of step 3 is complete; once the error is fixed, continue with: "
-            f"rankless train --resume --run {folder}"
-        ]
+        again = f"once the error is fixed, continue with: rankless train --resume --run {folder}"
+        assert lines[5:] == [f"the checkpoint of step 3 is complete; {again}"]
         assert "Traceback" in (run.run.logs / "rank-0.log").read_text(encoding="utf-8"), "the whole of it"
     assert finish(folder, 3) == expected
 
 
-@pytest.mark.parametrize("words", [["workers=1"], ["batch_norm=sync"]], ids=" ".join)  # in its loader; itself
-def test_an_error_in_the_users_code_that_one_rank_meets_ends_the_run_at_once(
-    tmp_path: Path, words: list[str]
-) -> None:
+def test_an_error_in_the_users_code_that_a_loader_of_one_rank_meets_ends_the_run_at_once(tmp_path):
     (_, image), *_ = micro_batch(IMAGES, 3, 1, 3, Batch(images=8, micro=2))  # rank 1's
-    with Run(tmp_path / "run", 2, *words, environment={"FAULT_BUG": f"item {image}"}) as run:
-        assert run.wait() == 1, run.text()
-        run.gone()
-        assert "restarting" not in run.text()
-        assert f"error: the task small_task_for_faults:Small failed: KeyError: 'image {image}'" in run.text()
-        assert ", in item\n    raise KeyError(" in run.text()
+    with Run(tmp_path / "run", 2, "workers=1", environment={"FAULT_BUG": f"item {image}"}) as run:
+        said = run.ends(1, noisy=True)
+    assert "restarting" not in said and ", in item\n    raise KeyError(" in said
+    assert f"error: the task small_task_for_faults:Small failed: KeyError: 'image {image}'" in said
 
 
 def test_a_run_that_never_began_leaves_nothing(tmp_path):
     (tmp_path / "mine.txt").write_text("kept")
-    with pytest.raises(UserError, match="no such file"):
-        train(load_recipe("digits", [f"data.root={tmp_path}/none"]), tmp_path, devices=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    with pytest.raises(UserError, match="no such file"):
-        train(load_recipe("digits", [f"data.root={tmp_path}/none"]), tmp_path / "run", devices=1)
-    assert not (tmp_path / "run").exists()
+    for run in (tmp_path, tmp_path / "run"):
+        with pytest.raises(UserError, match="no such file"):
+            train(load_recipe("digits", [f"data.root={tmp_path}/none"]), run, devices=1)
+        assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,11 +11,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 sys.path.insert(0, str(Path(__file__).parent))
 from harness_for_faults import undisturbed_once
 from harness_for_machines import LONG, clock, machines
-from rig import Rig, why_not
+from rig import why_not
 
 
 @pytest.fixture(scope="session")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def rig(tmp_path_factory):
     """Machines with clocks a minute apart, where there is a C compiler."""
     if reason := why_not():
         pytest.skip(reason)
@@ -29,6 +27,5 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 
 @pytest.fixture(scope="session")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one process leaves behind that nothing happens to."""
+def alone(tmp_path_factory):
     return undisturbed_once(tmp_path_factory, "alone", *LONG)

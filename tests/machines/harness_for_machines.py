@@ -10,15 +10,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from harness_for_faults import RECIPE, Watched, outcome
+from harness_for_faults import RECIPE, Watched, entries, outcome, reached
 from rig import CLIENT, Rig
 
-from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 
 FAULTS = Path(__file__).parents[1] / "faults"
@@ -86,16 +84,7 @@ time_t time(time_t *at) {
 
 
 class HostsRun(Watched):
-    """One start of ``rankless train --hosts`` on the client of a rig; a context manager.
-
-    Args:
-        rig: the machines.
-        name: of the run directory, below ``runs``.
-        hosts: as for ``--hosts``.
-        more: words for the command line.
-        verb: ``verify`` takes no run directory.
-        ssh: options for SSH.
-    """
+    """One start of ``rankless train --hosts``, or of ``verify``, on the client of a rig."""
 
     def __init__(
         self, rig: Rig, name: str, hosts: str, *more: str, verb: str = "train", ssh: str = ""
@@ -119,20 +108,16 @@ class HostsRun(Watched):
     def __enter__(self) -> HostsRun:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for pid, _ in self.client():
             os.kill(pid, signal.SIGKILL)
         self.process.wait()
         self.output.close()
 
     def client(self) -> list[tuple[int, str]]:
-        """The processes of the client."""
         return [(pid, command) for pid, (_, command) in self.rig.processes(CLIENT).items()]
 
     def coordinator(self) -> int:
-        """The process of the command itself."""
         return next(pid for pid, command in self.client() if "rankless train" in command)
 
     def processes(self, host: str) -> dict[str, int]:
@@ -140,21 +125,11 @@ class HostsRun(Watched):
         return {name: pid for pid, (name, _) in self.rig.processes(host).items()}
 
     def supervisor(self, host: str) -> int:
-        """The supervisor on a host."""
-        return next(
-            pid for pid, (_, command) in self.rig.processes(host).items() if "rankless supervisor" in command
-        )
+        processes = self.rig.processes(host).items()
+        return next(pid for pid, (_, command) in processes if "rankless supervisor" in command)
 
     def step(self) -> int:
-        """Steps in the newest journal of any host."""
-        steps = [0]
-        for host in self.rig.numbers:
-            path = RunDirectory(self.rig.files(host) / self.folder).journal
-            try:
-                steps += [journal.step_of(entry) for entry in journal.read(path)]
-            except OSError:
-                continue
-        return max(steps)
+        return max(map(reached, self._runs()))
 
     def steps_on(self, seconds: float = 60) -> None:
         """Wait for a step that is done from now on."""
@@ -163,12 +138,11 @@ class HostsRun(Watched):
 
     def steps(self) -> set[tuple[int, float]]:
         """All steps in the journals of all hosts; one that was done twice took another time."""
-        found = set()
-        for host in self.rig.numbers:
-            path = RunDirectory(self.rig.files(host) / self.folder).journal
-            with suppress(OSError):
-                found |= {(e["step"], e["timing"]["seconds"]) for e in journal.read(path) if "step" in e}
-        return found
+        every = [entry for run in self._runs() for entry in entries(run)]
+        return {(entry["step"], entry["timing"]["seconds"]) for entry in every if "step" in entry}
+
+    def _runs(self) -> list[RunDirectory]:
+        return [RunDirectory(self.rig.files(host) / self.folder) for host in self.rig.numbers]
 
     def gone(self, seconds: float = 30) -> float:
         """Wait until nothing of the run is left on any host; how long it took."""
@@ -181,5 +155,4 @@ class HostsRun(Watched):
         return time.monotonic() - began
 
     def outcome(self, host: str) -> dict[str, Any]:
-        """What a host's copy of the run holds."""
         return outcome(self.rig.files(host) / self.folder)

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 NETWORK = "10.91.7"
@@ -29,7 +28,6 @@ _LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")  # of the instruction se
 
 
 def why_not() -> str:
-    """Why no rig can be made here; empty if one can."""
     if os.geteuid() != 0:
         return "needs root for network namespaces"
     missing = [
@@ -44,15 +42,8 @@ def why_not() -> str:
 class Rig:
     """Hosts ``h1``, ``h2``, … and a client; a context manager.
 
-    Args:
-        folder: for its files. ``folder/work`` is another folder on every machine, under the same path.
-        count: of hosts.
-        environment: what every host's programs find in their environment, beside the limits of the CPU here.
-        own: more for single hosts, by their names.
-        own_name: the address of a host's own name in its /etc/hosts; Debian's installer writes 127.0.1.1.
-
-    Attributes:
-        work: the folder that every machine has to itself.
+    ``folder/work`` is another folder on every machine, under the same path. ``own_name`` is the address of a
+    host's own name in its /etc/hosts; Debian's installer writes 127.0.1.1.
     """
 
     def __init__(
@@ -91,18 +82,14 @@ class Rig:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Take everything down."""
         for name in list(self.holders):
             self._end(name)
 
     def address(self, name: str) -> str:
-        """The address of a machine."""
         return f"{NETWORK}.{self.numbers[name]}"
 
     def files(self, name: str) -> Path:
@@ -110,7 +97,6 @@ class Rig:
         return self.folder / "disks" / name
 
     def power_on(self, name: str) -> None:
-        """Start a machine, with the files that it had."""
         self.files(name).mkdir(parents=True, exist_ok=True)
         hosts = self.folder / f"etc-hosts-{name}"
         others = [f"{self.address(other)} {other}" for other in self.numbers if other != name]
@@ -153,11 +139,9 @@ class Rig:
         self._end(name)
 
     def cut(self, name: str) -> None:
-        """Pull its cable."""
         self._in("switch", "ip", "link", "set", f"v{name}", "down")
 
     def heal(self, name: str) -> None:
-        """Plug it in again."""
         self._in("switch", "ip", "link", "set", f"v{name}", "up")
 
     def start(self, name: str, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
@@ -181,7 +165,6 @@ class Rig:
         return {pid: both for pid, both in found.items() if both[1] and not both[1].startswith(ours)}
 
     def listening(self, name: str) -> set[tuple[str, int]]:
-        """The addresses and ports at which a machine takes connections."""
         found = set()
         for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
             for line in Path(f"/proc/{self.pid(name)}/net/{table}").read_text().splitlines()[1:]:

@@ -47,7 +47,6 @@ PartitionName=high Nodes=t[1-2] PriorityTier=9 PreemptMode=OFF State=UP
 
 
 def missing() -> str:
-    """Why there can be no such Slurm here; "" where there can."""
     if os.geteuid():
         return "a Slurm of its own needs root"
     gone = [name for name in PROGRAMS if shutil.which(name) is None]
@@ -55,14 +54,7 @@ def missing() -> str:
 
 
 class Slurm:
-    """The daemons, from entry to exit.
-
-    Args:
-        folder: for its files, with a short name.
-
-    Attributes:
-        variables: for the commands of Slurm's that are to use it.
-    """
+    """The daemons, from entry to exit, with the variables for Slurm's commands."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -120,14 +112,12 @@ class Slurm:
             )
 
     def ask(self, *command: str) -> str:
-        """What a command of Slurm's prints."""
         done = subprocess.run(
             command, env={**os.environ, **self.variables}, capture_output=True, text=True, timeout=60
         )
         return done.stdout.strip()
 
     def state(self, job: str) -> str:
-        """A job's, such as RUNNING or COMPLETED."""
         shown = self.ask("scontrol", "--oneliner", "show", "job", job)
         return shown.partition("JobState=")[2].partition(" ")[0]
 

@@ -6,12 +6,10 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_for_faults import RECIPE
+from harness_for_machines import machines
 from rig import CLIENT, Rig, why_not
 
 from rankless.launch.doctor.hosts import bandwidth
@@ -26,20 +24,10 @@ LEFT_OVER = (
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """Three machines; what lies in ``site`` of a machine's own folder is in its Python's path."""
+def rig(tmp_path_factory):
     if reason := why_not():
         pytest.skip(reason)
-    folder = tmp_path_factory.mktemp("doctor") / "rig"
-    source, faults = Path(__file__).parents[2] / "src", Path(__file__).parents[1] / "faults"
-    environment = {
-        "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
-        "PYTHONPATH": f"{folder}/work/site:{source}:{faults}",
-        "RANKLESS_CPU": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    with Rig(folder, 3, environment) as made:
-        (made.files(CLIENT) / "small.yaml").write_text(RECIPE, encoding="utf-8")
+    with machines(tmp_path_factory.mktemp("doctor") / "rig", 3) as made:
         yield made
 
 
@@ -60,7 +48,6 @@ def examined(rig: Rig, *words: str) -> tuple[int, str]:
 
 
 def on(rig: Rig, host: str, command: str) -> None:
-    """Run a command on a machine."""
     assert rig.start(host, ["bash", "-c", command]).wait(20) == 0, command
 
 
@@ -68,7 +55,7 @@ def left(rig: Rig, host: str) -> list[str]:
     return [str(command) for command in rig.processes(host).values() if "rankless" in str(command)]
 
 
-def test_hosts_that_are_well_are_measured(rig: Rig) -> None:
+def test_hosts_that_are_well_are_measured(rig):
     code, text = examined(rig, "small.yaml", "--hosts", "h1:1,h2:1", "--json")
     assert code == 0, text
     found: dict[str, Any] = json.loads(text)
@@ -91,7 +78,7 @@ def test_hosts_that_are_well_are_measured(rig: Rig) -> None:
 
 
 @pytest.mark.skipif(not THOROUGH, reason="HYPOTHESIS=thorough measures a slow network")
-def test_a_slow_network_is_measured_as_what_it_is(rig: Rig) -> None:
+def test_a_slow_network_is_measured_as_what_it_is(rig):
     """A link of 400 Mbit/s, by the kernel's own shaping, carries 50 MB/s and no more."""
     shaped = "tc qdisc add dev eth0 root tbf rate 400mbit burst 64kb latency 200ms"
     if rig.start("h1", ["sh", "-c", f"{shaped} && tc qdisc del dev eth0 root"]).wait(20):
@@ -112,7 +99,7 @@ def test_a_slow_network_is_measured_as_what_it_is(rig: Rig) -> None:
     assert bandwidth(largest, 2) < 52e6, largest
 
 
-def test_packets_that_are_too_large_for_the_network_between(rig: Rig) -> None:
+def test_packets_that_are_too_large_for_the_network_between(rig):
     """Cards of 9000 bytes on a switch of 1500: SSH works, and the first all-reduce would hang."""
     for host in ("h1", "h2"):
         on(rig, host, "ip link set eth0 mtu 9000 gso_max_segs 1")
@@ -126,7 +113,7 @@ def test_packets_that_are_too_large_for_the_network_between(rig: Rig) -> None:
     assert "fix: run ip link set eth0 mtu 1500 on h1 and h2" in text
 
 
-def test_all_that_is_wrong_with_all_hosts_is_found_at_once(rig: Rig) -> None:
+def test_all_that_is_wrong_with_all_hosts_is_found_at_once(rig):
     rig.power_off("h3")
     other = rig.files("h2") / "site" / "pillow-0.1.dist-info"
     other.mkdir(parents=True)
