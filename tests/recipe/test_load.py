@@ -529,7 +529,7 @@ def test_nothing_far_away_is_suggested(tmp_path, key):
 
 
 def test_overrides_as_a_mapping_are_answered_in_the_words_of_python() -> None:
-    with pytest.raises(UserError, match=r"overrides is .*: expected a list of texts, as in \['epochs=1'\]"):
+    with pytest.raises(UserError, match=r"overrides is .*: expected a list of strings, as in \['epochs=1'\]"):
         load("digits", {"epochs": 1})
 
 

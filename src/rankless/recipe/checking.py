@@ -82,8 +82,8 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
         raise UserError(f"{source.of(())}: {not_a_section(recipe, (), given)}")
     flat = flattened(given)
     if len(flat) > MOST_KEYS:  # each unknown key is compared with all known ones
-        what = f"this recipe has more than {MOST_KEYS:,} keys"
-        raise UserError(f"{source.of(())}: {what}: expected some of the {len(leaves(recipe))} known keys")
+        known = f"expected at most the {len(leaves(recipe))} known ones; remove the others"
+        raise UserError(f"{source.of(())}: this recipe has more than {MOST_KEYS:,} keys; {known}")
     flat = with_network(flat)
     tree = nested(flat)
     kinds = Kinds.of(tree)
