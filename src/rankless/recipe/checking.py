@@ -153,7 +153,7 @@ def _wrong_loss(tree: Mapping[str, Any]) -> dict[KeyPath, str]:
 
 
 def _wrong_values(recipe: type, flat: Flat, kinds: Kinds) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the path of each key whose value has another type or is out of range, and a message."""
+    """Yield the path of each key whose value has the wrong type or is out of range, and a message."""
     known = leaves(recipe, kinds._replace(task=""))
     for path, value in flat.items():
         try:

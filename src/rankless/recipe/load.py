@@ -249,7 +249,7 @@ def _overridden(overrides: Overrides) -> tuple[Flat, dict[KeyPath, Location], li
 
 
 def _over(old: Flat, new: Flat, *, presets_win: bool = False) -> Flat:
-    """Return the values of ``old``, replaced with those of ``new``.
+    """Merge two sets of values, of which those in ``new`` take precedence.
 
     With ``presets_win``, a preset in ``new`` drops all old values of its section.
     """
