@@ -64,7 +64,7 @@ for left in range(20):
 def write(folder: Path, files: dict[str, str], verb: str | None = "predict", force: bool = False) -> None:
     outputs = Outputs([folder / name for name in files], verb=verb, force=force)
     for name, text in files.items():
-        with outputs.writing(folder / name) as file:
+        with outputs.writing(folder / name, durable=False) as file:
             file.write_text(text)
 
 

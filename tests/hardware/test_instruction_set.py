@@ -60,7 +60,7 @@ print(json.dumps([digests, torch.backends.cpu.get_cpu_capability(), of_onednn()]
 def computed(cpu_isa: str, **environment: str) -> tuple[list[str], str, str, str]:
     """Digests of what a fresh process computes, what ATen and this package say, and oneDNN's own words."""
     done = subprocess.run(
-        [sys.executable, "-c", COMPUTE, cpu_isa],
+        [sys.executable, "-W", "default::ImportWarning", "-c", COMPUTE, cpu_isa],
         env={**os.environ, "ONEDNN_VERBOSE": "1", **environment},
         capture_output=True, text=True, timeout=240, check=True,
     )  # fmt: skip

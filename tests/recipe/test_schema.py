@@ -65,11 +65,6 @@ def test_nearest_divisors(images, micro, nearest):
         Recipe(batch=Batch(images=images, micro=micro))
 
 
-def test_is_frozen():
-    with pytest.raises(AttributeError):
-        Recipe().epochs = 3
-
-
 def test_mappings_serve_as_sections():
     made = Recipe(epochs=2, data={"root": "x", "augment": "heavy"}, batch=Batch(images=4, micro=2))
     assert (made.epochs, made.data.root, made.data.augment.mosaic, made.batch.micro) == (2, "x", 1.0, 2)
@@ -78,21 +73,10 @@ def test_mappings_serve_as_sections():
     assert made == Recipe(epochs=2, data=made.data, batch=made.batch)
 
 
-@pytest.mark.parametrize(
-    ("keys", "sentences"),
-    [
-        ({"epochs": 2.0}, ["Recipe: 'epochs' is 2.0: expected a whole number of at least 1"]),
-        ({"lr": 1}, ["Recipe: key 'lr': no such key; did you mean 'optim.lr'?"]),
-        (
-            {"data": {"rooot": "x"}, "seed": -1},
-            [
-                "Recipe: key 'data.rooot': no such key; did you mean 'data.root'?",
-                "Recipe: 'seed' is -1: expected a whole number of at least 0",
-            ],
-        ),
-    ],
-)
-def test_mistakes_in_python_are_sentences(keys, sentences):
+def test_mistakes_in_python_are_sentences():
     with pytest.raises(UserError) as caught:
-        Recipe(**keys)
-    assert list(caught.value.problems) == sentences
+        Recipe(data={"rooot": "x"}, seed=-1)
+    assert caught.value.problems == (
+        "Recipe: key 'data.rooot': no such key; did you mean 'data.root'?",
+        "Recipe: 'seed' is -1: expected a whole number of at least 0",
+    )

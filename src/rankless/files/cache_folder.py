@@ -133,9 +133,5 @@ def private_folder() -> Path:
 
 def remove_at_exit(folder: Path) -> None:
     """Remove a folder when this process exits, but not when a forked child exits."""
-    atexit.register(_remove_own, folder, os.getpid())
-
-
-def _remove_own(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:
-        shutil.rmtree(folder, ignore_errors=True)
+    owner = os.getpid()
+    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None)

@@ -49,7 +49,7 @@ class Outputs:
         self._verb, self._force, self._option = verb, force, option
         self._lists: dict[Path, OutputList] = {}
         self._before: dict[Path, os.stat_result | None] = {}
-        self._forced: list[Path] = []
+        self.forced: list[Path] = []  # the files that are replaced only because of ``force``
         self._written: list[Path] = []
         self.include(files)
 
@@ -80,7 +80,7 @@ class Outputs:
                 never.append(f"{file}: it cannot be written: {_reason(error)}")
                 continue
             if reason := self._refusal(file, there):
-                self._forced.append(file)
+                self.forced.append(file)
                 is_replaceable = stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)
                 (stay if is_replaceable else never).append(f"{file}: {reason}")
         if never or (stay and not self._force):
@@ -106,11 +106,6 @@ class Outputs:
     def replaced(self) -> list[Path]:
         """The outputs that already existed."""
         return [file for file, there in self._before.items() if there is not None]
-
-    @property
-    def forced(self) -> list[Path]:
-        """The files that can be replaced only with ``force``."""
-        return self._forced
 
     def refuse_inputs(self, inputs: Iterable[Path | str]) -> None:
         """Raise a UserError if an output would replace one of ``inputs``, even with ``force``.

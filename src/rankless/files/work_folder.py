@@ -34,10 +34,13 @@ def new_folder(out: Path) -> Iterator[Path]:
     try:
         with work_folder(target, inside=inside) as made:
             yield made
-            if inside:
-                _move_up(made, target)
-            else:
+            if not inside:
                 made.rename(target)  # fails unless it is still an empty folder
+            elif others := [each for each in target.iterdir() if each != made]:
+                raise FileExistsError(errno.EEXIST, f"{others[0].name} was created in the meantime")
+            else:
+                for entry in sorted(made.iterdir()):
+                    entry.rename(target / entry.name)
     except OSError as error:
         reason = error.strerror or error
         if made is not None and (source := _read_from(error, made)):
@@ -106,13 +109,6 @@ def _read_from(error: OSError, made: Path) -> Path | None:
         return None
     named = Path(os.fsdecode(error.filename))
     return None if made in (named, *named.parents) else named
-
-
-def _move_up(made: Path, target: Path) -> None:
-    if others := [each for each in target.iterdir() if each != made]:
-        raise FileExistsError(errno.EEXIST, f"{others[0].name} was created in the meantime")
-    for entry in sorted(made.iterdir()):
-        entry.rename(target / entry.name)
 
 
 def _free(path: Path) -> str:

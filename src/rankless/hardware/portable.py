@@ -24,23 +24,16 @@ class PortableFunctions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        replacement = _REPLACEMENTS.get(func)
-        if replacement is None or kwargs or not _is_real_on_cpu(args[0]):
-            return func(*args, **kwargs)
-        return replacement(func, *args)
-
-
-def _is_real_on_cpu(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point() and x.device.type == "cpu"
+        if (replacement := _REPLACEMENTS.get(func)) and not kwargs:
+            x = args[0]
+            if isinstance(x, Tensor) and x.is_floating_point() and x.device.type == "cpu":
+                return replacement(func, *args)
+        return func(*args, **kwargs)
 
 
 def _sqrt(func: Callable[..., Tensor], x: Tensor) -> Tensor:
     root: Tensor = _SquareRoot.apply(x)
     return root
-
-
-def _atan(func: Callable[..., Tensor], x: Tensor) -> Tensor:
-    return func(x.double()).to(x.dtype)
 
 
 def _pow(func: Callable[..., Tensor], x: Tensor, exponent: Any) -> Tensor:
@@ -66,6 +59,8 @@ class _SquareRoot(torch.autograd.Function):
 
 _REPLACEMENTS: dict[Callable[..., Any], Callable[..., Tensor]] = {
     **dict.fromkeys((torch.sqrt, Tensor.sqrt), _sqrt),
-    **dict.fromkeys((torch.atan, torch.arctan, Tensor.atan, Tensor.arctan), _atan),
+    **dict.fromkeys(
+        (torch.atan, torch.arctan, Tensor.atan, Tensor.arctan), lambda func, x: func(x.double()).to(x.dtype)
+    ),
     **dict.fromkeys((torch.pow, Tensor.pow, Tensor.__pow__), _pow),
 }

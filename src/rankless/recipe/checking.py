@@ -82,8 +82,8 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
         raise UserError(f"{source.of(())}: {not_a_section(recipe, (), given)}")
     flat = flattened(given)
     if len(flat) > MOST_KEYS:  # each unknown key is compared with all known ones
-        what = f"this recipe has more than {MOST_KEYS:,} keys"
-        raise UserError(f"{source.of(())}: {what}: expected some of the {len(leaves(recipe))} known keys")
+        known = f"expected at most the {len(leaves(recipe))} known ones; remove the others"
+        raise UserError(f"{source.of(())}: this recipe has more than {MOST_KEYS:,} keys; {known}")
     flat = with_network(flat)
     tree = nested(flat)
     kinds = Kinds.of(tree)
@@ -153,7 +153,7 @@ def _wrong_loss(tree: Mapping[str, Any]) -> dict[KeyPath, str]:
 
 
 def _wrong_values(recipe: type, flat: Flat, kinds: Kinds) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the path of each key whose value has another type or is out of range, and a message."""
+    """Yield the path of each key whose value has the wrong type or is out of range, and a message."""
     known = leaves(recipe, kinds._replace(task=""))
     for path, value in flat.items():
         try:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import is_pydantic_dataclass
 
-from rankless.recipe.fields import BUILT_IN_TASKS, FREE, SCORING, Only, Reads, get, given
+from rankless.recipe.fields import BUILT_IN_TASKS, SCORING, Only, Reads, get, given
 from rankless.recipe.loss_kinds import LOSSES, LossKeys, loss_kind
 from rankless.recipe.model_kinds import MODELS, ModelKeys, losses_of, model_kind
 
@@ -69,11 +69,6 @@ class Key:
     @property
     def default(self) -> Any:
         return self.field.default
-
-    @property
-    def is_free(self) -> bool:
-        """Whether the key may change when a run is resumed."""
-        return FREE in self.declared
 
     @property
     def conditions(self) -> list[Only]:

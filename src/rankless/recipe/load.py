@@ -23,6 +23,7 @@ from rankless.files import reading, yaml12
 from rankless.printing import warn
 from rankless.recipe.checking import Location, NameCheck, Source
 from rankless.recipe.familiar import key_of_file, line_of_file, other_yolo, without_key
+from rankless.recipe.fields import FREE
 from rankless.recipe.installed import shipped, shipped_text
 from rankless.recipe.keys import MOST_KEYS, Flat, KeyPath, Kinds, at, flattened, leaves, nested, sections
 from rankless.recipe.mistakes import shown
@@ -137,7 +138,8 @@ def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
 
 def free_keys() -> list[str]:
     """List the dotted keys that may change when a run is resumed, starting with those outside of sections."""
-    return [".".join(path) for path in sorted(leaves(Recipe), key=len) if leaves(Recipe)[path].is_free]
+    free = [path for path, key in leaves(Recipe).items() if FREE in key.declared]
+    return [".".join(path) for path in sorted(free, key=len)]
 
 
 def deciding(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
@@ -223,7 +225,7 @@ def _named_twice(flat: Flat, source: Source) -> Iterator[tuple[Location, str]]:
 
 def _overridden(overrides: Overrides) -> tuple[Flat, dict[KeyPath, Location], list[tuple[Location, str]]]:
     if isinstance(overrides, Mapping):
-        raise UserError(f"overrides is {overrides!r}: expected a list of texts, as in ['epochs=1']")
+        raise UserError(f"overrides is {overrides!r}: expected a list of strings, as in ['epochs=1']")
     flat, places, problems = Flat(), dict[KeyPath, Location](), list[tuple[Location, str]]()
     for order, override in enumerate(several(overrides)):
         where = Location(order=order, name=COMMAND_LINE)
@@ -247,7 +249,7 @@ def _overridden(overrides: Overrides) -> tuple[Flat, dict[KeyPath, Location], li
 
 
 def _over(old: Flat, new: Flat, *, presets_win: bool = False) -> Flat:
-    """Return the values of ``old``, replaced with those of ``new``.
+    """Merge two sets of values, of which those in ``new`` take precedence.
 
     With ``presets_win``, a preset in ``new`` drops all old values of its section.
     """

@@ -27,16 +27,13 @@ KINDS: Mapping[str, str] = {
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 _MOST_CLASSES = 100_000
 # Keys that do not describe the network: classes, where it was saved, and code that would run.
-_LEFT_OUT = frozenset(
-    {
-        *("id2label", "label2id", "num_labels"),
-        *("architectures", "auto_map", "_name_or_path", "use_pretrained_backbone"),
-        *("dtype", "torch_dtype", "transformers_version"),
-    }
+_LEFT_OUT = (
+    *("id2label", "label2id", "num_labels", "architectures", "auto_map", "_name_or_path"),
+    *("use_pretrained_backbone", "dtype", "torch_dtype", "transformers_version"),
 )
-_BACKBONE = frozenset({"backbone", "backbone_kwargs", "use_timm_backbone"})
+_BACKBONE = ("backbone", "backbone_kwargs", "use_timm_backbone")
 # Keys of a backbone that name weights to load, or code that would run.
-_FETCHING = frozenset({"pretrained", "checkpoint_path", "use_pretrained_backbone", "auto_map"})
+_FETCHING = ("pretrained", "checkpoint_path", "use_pretrained_backbone", "auto_map")
 
 
 def normalizes(kind: str) -> bool:

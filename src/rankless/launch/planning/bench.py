@@ -340,8 +340,9 @@ def bench(
 ) -> Bench:
     """Train a recipe with Rankless and with a plain loop in turns, and compare the speeds.
 
-    By default, as many ``devices`` share a step as in training. The measurement takes about ``seconds`` and
-    the startup. With ``pure``, the plain loop is also measured in half precision without float32 weights.
+    By default, as many ``devices`` share a step as in training. The measurement takes about ``seconds``,
+    not counting startup. With ``pure``, the plain loop is also measured in half precision without float32
+    weights.
     """
     recipe, _ = checked(recipe, None, [])
     busy = os.getloadavg()[0] > usable_cores() / 2  # before this function starts processes
