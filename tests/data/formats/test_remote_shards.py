@@ -49,7 +49,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         if self.failures and "Range" in self.headers:
             self.send_error(self.failures.pop())
             return
-        if self.headers.get("If-Match", self.tag()) != self.tag():
+        if self.tag() and self.headers.get("If-Match", self.tag()) != self.tag():
             self.send_error(412)
             return
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
