@@ -224,7 +224,7 @@ def test_labels_say_which_digit_was_drawn(val: DigitScenes) -> None:
     stored = np.concatenate(known).reshape(-1, 64).astype(float)
     stored_labels = np.repeat(np.arange(10), [len(images) for images in known])
     right = total = 0
-    for index in range(60):
+    for index in range(36):
         sample = val.read(index)
         for digit in range(len(sample.labels)):
             x1, y1, x2, y2 = sample.boxes[digit].int().tolist()
@@ -239,7 +239,7 @@ def test_labels_say_which_digit_was_drawn(val: DigitScenes) -> None:
             nearest = stored_labels[((stored - vector) ** 2).sum(1).argmin()]
             right += int(nearest == sample.labels[digit])
             total += 1
-    assert total > 80
+    assert total > 45
     assert right / total > 0.8  # a tenth if labels and ink did not belong together
 
 

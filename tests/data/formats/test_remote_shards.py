@@ -49,36 +49,29 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         if self.failures and "Range" in self.headers:
             self.send_error(self.failures.pop())
             return
-        path = Path(self.translate_path(self.path))
-        if not path.is_file():
-            super().do_GET()
-            return
-        data, tag = path.read_bytes(), f'"{path.stat().st_mtime_ns}-{path.stat().st_size}"'
-        if self.headers.get("If-Match", tag) != tag:
+        if self.tag() and self.headers.get("If-Match", self.tag()) != self.tag():
             self.send_error(412)
             return
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if found and self.ranges:
-            first, last = int(found[1]), min(int(found[2]), len(data) - 1)
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
-            data = data[first : last + 1]
-        else:
-            self.send_response(200)
-        self.send_header("ETag", tag)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def do_HEAD(self) -> None:
-        path = Path(self.translate_path(self.path))
-        if not path.is_file():
-            super().do_HEAD()
+        if not found or not self.ranges or not self.tag():
+            super().do_GET()
             return
-        self.send_response(200)
-        self.send_header("ETag", f'"{path.stat().st_mtime_ns}-{path.stat().st_size}"')
-        self.send_header("Content-Length", str(path.stat().st_size))
+        data = Path(self.translate_path(self.path)).read_bytes()
+        first, last = int(found[1]), min(int(found[2]), len(data) - 1)
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+        self.send_header("Content-Length", str(last + 1 - first))
         self.end_headers()
+        self.wfile.write(data[first : last + 1])
+
+    def end_headers(self) -> None:
+        if self.tag():
+            self.send_header("ETag", self.tag())
+        super().end_headers()
+
+    def tag(self) -> str:
+        path = Path(self.translate_path(self.path))
+        return f'"{path.stat().st_mtime_ns}-{path.stat().st_size}"' if path.is_file() else ""
 
 
 @pytest.fixture(scope="module")

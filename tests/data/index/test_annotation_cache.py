@@ -359,6 +359,7 @@ def test_of_several_processes_one_reads(data: Data, tmp_path: Path, forked: Any)
 @pytest.mark.processes
 @pytest.mark.parametrize("processes", [1, 3])
 def test_states_of_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
+    monkeypatch.setattr(file_states, "BLOCK", 50)
     paths = [str(tmp_path / f"{number} \n é") for number in range(2 * file_states.BLOCK + 5)]
     paths[1] = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
     for number in (0, 1, file_states.BLOCK, 2 * file_states.BLOCK, len(paths) - 1):

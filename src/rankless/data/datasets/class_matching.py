@@ -32,7 +32,7 @@ _GROUPS = {name: group[0] for group in _SAME for name in group}
 
 @dataclass(frozen=True)
 class ClassMatch:
-    """The model's label (or ``LEFT_OUT``) for each class of the data, and notes about differences."""
+    """The model's label (or ``LEFT_OUT``) for each class of the data, and notes on differences."""
 
     labels: tuple[int, ...]
     notes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Names of splits: their order, synonyms and years. Also divides data without splits."""
+"""Sort and match the names of splits, and divide data without splits."""
 
 from __future__ import annotations
 

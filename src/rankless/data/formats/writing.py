@@ -1,4 +1,4 @@
-"""Functions for the writers of all formats: images, names, numbers and notes about lost information."""
+"""Helpers for the writers of all formats: image files, names, numbers and notes on lost information."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def shortest(value: float) -> str:
 
 
 def lost_of(split: str, count: int, one: str, many: str, what: str) -> list[str]:
-    """Return a list with a sentence such as "train: 2 boxes marked difficult: …"; empty if ``count`` is 0."""
+    """Return a list with a note such as "train: 2 boxes marked difficult: …"; empty if ``count`` is 0."""
     return [f"{split}: {counted(count, one, many)} {what}"] if count else []
 
 
@@ -129,7 +129,7 @@ def on_one_line(names: Iterable[str]) -> Iterator[str]:
 
 
 def fit_names(names: Iterable[str], *, distinct: bool) -> tuple[list[str], list[str]]:
-    """Return class names that fit on one line each, and a list with a sentence if any name was changed.
+    """Return class names that fit on one line each, and a list with a note if any name was changed.
 
     With ``distinct``, the class number is appended to repeated names.
     """
