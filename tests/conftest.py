@@ -184,7 +184,6 @@ class Rank:
             )
 
     def close(self) -> None:
-        """End it."""
         self.process.kill()
         self.process.wait()
         with contextlib.suppress(BrokenPipeError):
@@ -239,7 +238,6 @@ class Ranks:
         return [found[rank] for rank in range(size)]
 
     def close(self) -> None:
-        """End all of them; others are started when needed."""
         for rank in self.processes:
             rank.close()
         self.processes = []

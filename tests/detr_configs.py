@@ -71,6 +71,5 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def keys(kind: str, **more: Any) -> ModelKeys:
-    """The recipe's ``model`` of a small detector."""
     config = json.dumps({"model_type": kind, **CONFIGS[kind], **more})
     return TransformersModel(name="hf/config", config=config, image_size=128)

@@ -65,7 +65,6 @@ def scripts() -> list[Line]:
 
 
 def makes() -> list[Line]:
-    """Every call of ``make``."""
     return _calls(r"(make .*)")
 
 

@@ -97,7 +97,6 @@ def network(*blocks: type[nn.Module]) -> nn.Module:
 
 
 def images(step: int, micro_batch: int, count: int = 2) -> Tensor:
-    """(N, 3, H, W)"""
     rng = rankless.generator(7, "images", step, micro_batch)
     return torch.from_numpy(rng.normal(size=(count, 3, SIDE, SIDE))).float()
 
@@ -111,8 +110,6 @@ class Data:
 
 
 class Task:
-    """All of them in one network."""
-
     class_names, score_name = (), "score"
     blocks: tuple[type[nn.Module], ...] = NETWORKS
 

@@ -59,28 +59,23 @@ class Forked:
         self.pid = self._number() or 0
 
     def poll(self) -> int | None:
-        """The exit code, None while it lives."""
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; the exit code."""
         code = self._ended(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, if it lives."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Ask it to end."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it."""
         self.send_signal(signal.SIGKILL)
 
     def _ended(self, seconds: float | None) -> int | None:
@@ -98,10 +93,7 @@ class Forked:
 class ProcessServer:
     """Started when first needed, and ended with the process that started it.
 
-    Args:
-        name: of the server.
-        modules: what it imports beyond PRELOADED, as far as it is installed.
-        parent: the server that it is forked from.
+    It imports ``modules``, as far as they are installed, beyond PRELOADED or what its parent has.
     """
 
     def __init__(self, name: str, *modules: str, parent: ProcessServer | None = None) -> None:
@@ -120,16 +112,7 @@ class ProcessServer:
         errors: IO[Any] | None = None,
         given: IO[Any] | socket.socket | None = None,
     ) -> Forked | subprocess.Popen[bytes]:
-        """Do what ``python WORDS`` does; a new interpreter where none can be forked.
-
-        Args:
-            words: ``-m MODULE ARGUMENTS`` or ``FILE ARGUMENTS``.
-            environment: all of its variables.
-            cwd: where it is started.
-            output: its standard output, and its standard error without ``errors``.
-            errors: its standard error.
-            given: its standard input; without, that is empty.
-        """
+        """Do what ``python WORDS`` does; ``given`` is the standard input, which is otherwise empty."""
         if not AVAILABLE:
             return subprocess.Popen(
                 [sys.executable, *words],
@@ -242,7 +225,6 @@ class RankServer:
     alive, code, pid = True, None, os.getpid()
 
     def fork(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
-        """Fork a rank, which prints where this process does."""
         words = [str(Path(__file__).with_name("forked_rank.py")), *arguments]
         with os.fdopen(os.dup(1), "wb") as output:
             return SERVER.start(words, environment=environment, cwd=Path.cwd(), output=output)

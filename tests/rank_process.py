@@ -48,7 +48,6 @@ def module_at(path: str) -> ModuleType:
 
 
 def run(path: str, name: str, arguments: tuple[Any, ...], rank: int, size: int, store: str) -> Any:
-    """Call one function as ``rank`` of ``size``."""
     function = getattr(module_at(path), name)
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=TIMEOUT
@@ -63,7 +62,6 @@ def run(path: str, name: str, arguments: tuple[Any, ...], rank: int, size: int, 
 
 
 def main() -> None:
-    """Serve until the test session ends."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a function prints is no answer
     warnings.simplefilter("error")

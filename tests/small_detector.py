@@ -65,7 +65,6 @@ def detector(cfg: str = CFG) -> tuple[YoloModel, Any]:
 
 
 def save(path: Path) -> Path:
-    """Write the weights file of the detector."""
     model, network = detector()
     recipe = Recipe(model=model, data=Data(root="gone"))
     weights.save(path, network.state_dict(), recipe=recipe, class_names=NAMES)
@@ -84,7 +83,6 @@ def images_in(folder: Path) -> list[str]:
 
 
 def of_page(page: str, mark: str) -> str:
-    """The code below a mark in a page."""
     text = (Path(__file__).parents[1] / "docs" / page).read_text(encoding="utf-8")
     return text.partition(f"<!-- {mark} -->\n```python\n")[2].partition("```")[0]
 

@@ -221,7 +221,6 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Eight images with a box each."""
     drawn = torch.Generator().manual_seed(0)
     for name in "abcdefgh":
         pixels = torch.randint(0, 256, (64, 64, 3), generator=drawn, dtype=torch.uint8)
@@ -232,9 +231,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.processes
-def test_a_family_a_sink_a_format_and_a_launcher_are_added_in_three_files_each(
-    package: Path, data: Path, tmp_path: Path
-) -> None:
+def test_a_family_a_sink_a_format_and_a_launcher_are_added_in_three_files_each(package, data, tmp_path):
     words = f"train model.name=toy-1 model.channels=4 data.root={data} data.format=toy epochs=2 workers=0 "
     words += "batch.images=4 batch.micro=2 optim.lr=0.001 --sink toy"
     lines = (

@@ -156,7 +156,7 @@ def test_a_format_that_does_not_fit_is_told_apart(cells, capsys):
     for words, said in (
         ("check cells/images/val/8.png", "no known data format: it is an image; expected"),
         ("check cells --format voc", "cells: looks like "),
-        ("stats cells --format coco", "; remove --format coco\n"),
+        ("stats cells --format coco", "; remove --format\n"),
     ):
         assert cli.main(["data", *words.split()]) == 2
         assert said in capsys.readouterr().err, words

@@ -149,9 +149,7 @@ def first(ranks: Any, sources: dict[str, str], tmp_path_factory: pytest.TempPath
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_the_weights_do_not_know_how_images_came(
-    ranks: Any, sources: dict[str, str], first: Any, tmp_path: Path, name: str
-) -> None:
+def test_the_weights_do_not_know_how_images_came(ranks, sources, first, tmp_path, name):
     digests, numbers = outcome(ranks, sources, WAYS[name], tmp_path / "run")
     assert numbers == first[1]
     assert digests == first[0]
@@ -170,9 +168,7 @@ def test_the_data_is_as_dirty_as_it_should_be(first: Any, sources: dict[str, str
     assert "over the edge: 1 box extends beyond the edge of the image" in report
 
 
-def test_other_images_give_other_weights(
-    ranks: Any, sources: dict[str, str], first: Any, tmp_path: Path
-) -> None:
+def test_other_images_give_other_weights(ranks, sources, first, tmp_path):
     """Else equal digests would say nothing."""
     found, _ = outcome(ranks, sources, Way(more=("data.augment.blur=0",)), tmp_path / "run")
     assert all(one != other for one, other in zip(found, first[0], strict=True))

@@ -32,7 +32,7 @@ from documented import Line, commands
 VERBS = {"data", "digest", "errors", "export", "predict", "recipes"}
 SAVED = "checkpoints/step-000000001/model.safetensors"
 HEAVY = re.compile(
-    r"export (?!.*--format darknet)|data show digits|--task|--resume|--chain|\.(onnx|xml|pt2|torchscript|mp4)\b|://|/dev/"
+    r"export (?!.*--format darknet)|data show digits|errors runs/digits|--task|--resume|--chain|\.(onnx|xml|pt2|torchscript|mp4)\b|://|/dev/"
     r"|webcam:"
 )
 
@@ -84,19 +84,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cheap() -> list[Line]:
-    """One line of each different command that needs nothing but what is made here."""
+    """A line of each command that needs only what is made here; paths and numbers make no other command."""
     found: dict[str, Line] = {}
     for line in commands():
         if not (line.is_inline or HEAVY.search(line.text)) and shlex.split(line.text)[0] in VERBS:
-            found.setdefault(line.text, line)
+            found.setdefault(re.sub(r" (?!-)\S*[\d./:]\S*| --out \S+| (?:my\S+|VOC\S+)", "", line.text), line)
     return list(found.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", cheap(), ids=str)
-def test_command_works_as_it_stands(
-    line: Line, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_command_works_as_it_stands(line, made, tmp_path, monkeypatch, capfd):
     shutil.copytree(made, tmp_path / "place")
     monkeypatch.chdir(tmp_path / "place")
     assert cli.main(shlex.split(line.text)) == 0, capfd.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +14,7 @@ def test_an_installed_library_is_imported() -> None:
     assert needed("json.decoder", "onnx", "a.onnx").JSONDecoder
 
 
-def test_a_missing_and_a_broken_library_are_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_and_a_broken_library_are_told_apart(tmp_path, monkeypatch):
     (tmp_path / "broken_library.py").write_text("import missing_library_of_another")
     monkeypatch.syspath_prepend(tmp_path)
     install = "; install it with: pip install 'rankless[onnx]'"

@@ -126,9 +126,7 @@ def test_pipes_and_loops_within_a_data_set(data: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("verb", [["convert", "--to", "coco"], ["split"]], ids=["convert", "split"])
-def test_an_image_without_an_end_is_not_copied(
-    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: list[str]
-):
+def test_an_image_without_an_end_is_not_copied(data, capsys, monkeypatch, verb):
     """It filled the disk."""
     (data / "images" / "train" / "zero.png").symlink_to("/dev/zero")
     (data / "labels" / "train" / "zero.txt").write_text("0 0.5 0.5 0.2 0.2\n")
@@ -176,9 +174,7 @@ def test_a_number_of_thousands_of_digits(capsys: pytest.CaptureFixture[str], wor
         ("model.name=densenet121 model.densenet.growth=1000000", "from 1 to 4,096"),
     ],
 )
-def test_a_digit_too_many_is_reported_with_the_limit(
-    capsys: pytest.CaptureFixture[str], key: str, limit: str
-):
+def test_a_digit_too_many_is_reported_with_the_limit(capsys, key, limit):
     assert limit in reported(
         capsys, "train", *(["digits-classify"] if "densenet" in key else ["digits"]), *key.split()
     )
@@ -270,9 +266,7 @@ def test_names_out_of_files_are_text_on_a_page(data: Path):
     ],
     ids=["deep", "deep images", "deep outline", "digits", "mask"],
 )
-def test_coco_files_of_a_stranger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], annotations: str
-):
+def test_coco_files_of_a_stranger(tmp_path, monkeypatch, capsys, annotations):
     monkeypatch.chdir(tmp_path)
     Path("c/annotations").mkdir(parents=True)
     Path("c/train").mkdir()
@@ -335,10 +329,7 @@ def test_a_network_larger_than_the_memory_is_never_begun(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("data")
-def test_weights_that_ask_for_a_giant_image_are_not_obeyed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-
+def test_weights_that_ask_for_a_giant_image_are_not_obeyed(capsys, monkeypatch):
     recipe = load.default(["model.image_size=16384", "model.width=0.25", "model.name=yolov3-tiny"])
     state = zoo.build(recipe.model, 1).state_dict()
     weights.save(Path("w.safetensors"), state, recipe=recipe, class_names=["cat"])

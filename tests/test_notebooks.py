@@ -8,7 +8,6 @@ import re
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,9 +38,7 @@ def test_a_notebook_is_stored_without_traces_of_a_run(path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_whole(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: Any
-) -> None:
+def test_a_notebook_runs_whole(path, tmp_path, monkeypatch, forked):
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

@@ -47,9 +47,7 @@ def test_a_notebook_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ProgressBar(1, "reading images", file=out).is_live
 
 
-def test_names_of_models_stay_in_their_column(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_of_models_stay_in_their_column(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     longest = Listed("torchvision/a_detector_with_a_long_name", "detect", 91, (320, 640), 10**8, 1234.5, "A")
     print_models([longest, Listed("resnet18", "classify", 1000, (224, 224), 11_689_512, 3.64, "B")])

@@ -19,9 +19,7 @@ def test_the_process_that_saves_is_named_while_it_saves(tmp_path: Path) -> None:
     assert saving_process(run) is None
 
 
-def test_a_process_of_another_machine_is_none_of_this_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_of_another_machine_is_none_of_this_one(tmp_path, monkeypatch):
     """On a directory that machines share a number may be that of a rank on each of them."""
     run, here = RunDirectory(tmp_path), os.uname()
     with saving(run):

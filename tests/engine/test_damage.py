@@ -32,8 +32,10 @@ from rankless.runs.directory import RunDirectory, damage, weights_of
 from rankless.runs.journal import Journal
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from checkpoint_damage import Damage, byte_damage, hostile_json, text_of
+sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 from mutations import damaged_value
+
+from checkpoint_damage import Damage, byte_damage, hostile_json, text_of
 
 RECIPE = Recipe(epochs=7, precision="fp32", optim=Optim(lr=0.0123), seed=12)
 STATE = {

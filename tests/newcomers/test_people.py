@@ -32,8 +32,6 @@ NARROW = "model.width=0.1 model.image_size=64"
 
 
 class Person:
-    """Types commands in a folder."""
-
     def __init__(self, folder: Path, forked: Any) -> None:
         self.folder, self._forked = folder, forked
 
@@ -47,6 +45,12 @@ class Person:
         found: dict[str, Any] = json.loads(self(f"evaluate {run} --devices 1 --json"))
         return found
 
+    def exported(self, run: str) -> dict[str, torch.Tensor]:
+        """The state dict of a run, as a person would load it into a network of theirs."""
+        self(f"export {run} --format pth --out theirs")
+        found: dict[str, Any] = torch.load(self.folder / "theirs.pth", weights_only=True)
+        return found.get("state_dict", found)
+
 
 @pytest.fixture
 def person(tmp_path: Path, forked: Any) -> Person:
@@ -54,65 +58,31 @@ def person(tmp_path: Path, forked: Any) -> Person:
 
 
 def read_by_opencv(stem: Path) -> None:
-    """Run an exported detector in OpenCV."""
     network = cv2.dnn.readNetFromDarknet(str(stem.with_suffix(".cfg")), str(stem.with_suffix(".weights")))
     network.setInput(np.zeros((1, 3, 64, 64), np.float32))
     heads = network.forward(network.getUnconnectedOutLayersNames())
     assert all(head.shape[1] == 5 + 2 and np.isfinite(head).all() for head in heads)
 
 
-def test_a_classifier_under_data_parallel_on_an_image_folder(
-    person: Person, folders: Callable[..., Path]
-) -> None:
-    """``python main.py flowers -a resnet18 -b 8 --gpu_ids 0,1 --resume checkpoint.pth.tar``"""
-    for split, count in (("train", 24), ("val", 9)):
-        folders(person.folder / "flowers" / split, count, side=32)
-    net = torchvision.models.resnet18(num_classes=3)
-    checkpoint = {"epoch": 7, "arch": "resnet18", "state_dict": nn.DataParallel(net).state_dict()}
-    torch.save(checkpoint | {"best_acc1": torch.tensor(51.0)}, person.folder / "checkpoint.pth.tar")
-    (person.folder / "classes.txt").write_text("daisy\nrose\ntulip\n")
-    said = person("import checkpoint.pth.tar --model resnet18 --names classes.txt --out start.safetensors")
-    assert "the prefix 'module.' was removed from all names" in said
-    words = "model.pretrained=start.safetensors data.root=flowers model.image_size=32"
-    person(f"train {words} {SHORT} --devices 2 --run runs/flowers")
-    scores = person.scores("runs/flowers")
-    assert (scores["images"], 0 <= scores["top1"] <= 1) == (12, True)
-    person("export runs/flowers --format pth --out flowers")
-    state = torch.load(person.folder / "flowers.pth", weights_only=True)
-    net.load_state_dict(state.get("state_dict", state))
-    best = weights.load(person.folder / "runs/flowers/best.safetensors").state
-    assert torch.equal(net.state_dict()["fc.weight"], best["fc.weight"])
-
-
-def test_a_ddp_script(person: Person, boxes: Callable[..., Path]) -> None:
-    """``torchrun --nproc_per_node 2 train.py --batch-size 4 --resume last.pt``"""
+def test_a_ddp_script_with_apex(person: Person, boxes: Callable[..., Path]) -> None:
+    """``torchrun --nproc_per_node 2 train.py --batch-size 4 --resume last.pt``, opt_level O1, and SyncBN."""
     boxes(person.folder / "mine", 8, 4)
     net = zoo.build(Model(width=0.1, image_size=64), 2)
     state = {f"module.{name}": value for name, value in net.state_dict().items()}
-    torch.save({"model": state, "optimizer": {"state": {}}, "epoch": 3}, person.folder / "last.pt")
+    amp = {"loss_scaler0": {"loss_scale": 65536.0, "unskipped": 10}}
+    torch.save(
+        {"model": state, "optimizer": {"state": {}}, "amp": amp, "epoch": 3}, person.folder / "last.pt"
+    )
     (person.folder / "mine.names").write_text("cat\ndog\n")
     person(f"import last.pt --model yolov4-tiny --names mine.names --out start.safetensors {NARROW}")
     torchrun = "-m torch.distributed.run --nproc-per-node 2 -m rankless"
-    words = f"model.pretrained=start.safetensors data.root=mine {SHORT} --out runs/my"
-    person(f"train {words}", python=torchrun)
-    assert person.scores("runs/my")["images"] == 4
+    words = f"model.pretrained=start.safetensors data.root=mine {SHORT.replace('fp32', 'fp16')}"
+    person(f"train {words} batch_norm=sync --out runs/my", python=torchrun)
+    scores = person.scores("runs/my")
+    assert (scores["images"], scores["split"]) == (4, "val")
     person("export runs/my --format darknet --out my")
     read_by_opencv(person.folder / "my")
-
-
-def test_an_apex_script(person: Person, boxes: Callable[..., Path]) -> None:
-    """``amp.initialize(model, optimizer, opt_level="O1")`` and ``convert_syncbn_model``."""
-    boxes(person.folder / "mine", 8, 4)
-    net = zoo.build(Model(width=0.1, image_size=64), 2)
-    amp = {"loss_scaler0": {"loss_scale": 65536.0, "unskipped": 10}}
-    torch.save({"model": net.state_dict(), "optimizer": {}, "amp": amp}, person.folder / "amp.pt")
-    person(f"import amp.pt --model yolov4-tiny --out start.safetensors {NARROW}")
-    words = "model.pretrained=start.safetensors data.root=mine batch_norm=sync"
-    person(f"train {words} {SHORT.replace('fp32', 'fp16')} --devices 1 --run runs/mine")
-    assert person.scores("runs/mine")["split"] == "val"
-    person("export runs/mine --format pth --out mine")
-    state = torch.load(person.folder / "mine.pth", weights_only=True)
-    state = state.get("state_dict", state)
+    state = person.exported("runs/my")
     assert not [name for name, value in state.items() if value.dtype == torch.float16]
     net.load_state_dict(state)
 
@@ -164,32 +134,35 @@ def test_an_ultralytics_yaml(person: Person, boxes: Callable[..., Path]) -> None
 
 
 def test_a_torchvision_reference_script(person: Person, folders: Callable[..., Path]) -> None:
-    """``python -m torch.distributed.launch --nproc_per_node 2 train.py --model resnet18 --test-only``"""
+    """``python -m torch.distributed.launch --nproc_per_node 2 train.py --model resnet18 --test-only``
+
+    The checkpoint is one of ``nn.DataParallel``.
+    """
     for split, count in (("train", 24), ("val", 9)):
         folders(person.folder / "imagenet" / split, count, side=32)
     names = sorted(one.name for one in (person.folder / "imagenet/train").iterdir())
     (person.folder / "classes.txt").write_text("\n".join(names))
     net = torchvision.models.resnet18(num_classes=3)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    saved = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
+    model = nn.DataParallel(net).state_dict()
+    saved = {"model": model, "optimizer": optimizer.state_dict(), "epoch": 3, "best": torch.tensor(51.0)}
     torch.save(saved | {"args": argparse.Namespace(model="resnet18", lr=0.1)}, person.folder / "model_3.pth")
-    person("import model_3.pth --model resnet18 --names classes.txt --out r18.safetensors")
+    said = person("import model_3.pth --model resnet18 --names classes.txt --out r18.safetensors")
+    assert "the prefix 'module.' was removed from all names" in said
     scores = person.scores("r18.safetensors data.root=imagenet")
-    assert scores["computed_in"] == "fp32"
+    assert scores["computed_in"] == "fp32" and 0 <= scores["top1"] <= 1
     person("predict r18.safetensors imagenet/val --out found")
     predictions = json.loads((person.folder / "found/predictions.json").read_text())
     assert len(predictions) == scores["images"] > 0
     launch = "-m torch.distributed.launch --nproc_per_node 2 -m rankless"
     words = "fine-tune model.pretrained=r18.safetensors data.root=imagenet model.image_size=32"
     person(f"train {words} {SHORT} --out runs/mine", python=launch)
-    person("export runs/mine --format pth --out mine")
-    state = torch.load(person.folder / "mine.pth", weights_only=True)
-    net.load_state_dict(state.get("state_dict", state))
+    net.load_state_dict(person.exported("runs/mine"))
+    best = weights.load(person.folder / "runs/mine/best.safetensors").state
+    assert torch.equal(net.state_dict()["fc.weight"], best["fc.weight"])
 
 
-def test_weights_of_the_other_task(
-    person: Person, boxes: Callable[..., Path], folders: Callable[..., Path]
-) -> None:
+def test_weights_of_the_other_task(person, boxes, folders):
     """The first hint about a detector's weights on class folders, or the reverse, is a line that works."""
     boxes(person.folder / "mine", 8, 4)
     folders(person.folder / "flowers", 24, side=32)

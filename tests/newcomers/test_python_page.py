@@ -18,9 +18,7 @@ SMALL = ["data.train_images=32", "data.val_images=8", "model.width=0.125", "batc
 pytestmark = pytest.mark.processes
 
 
-def test_the_program_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_program_runs(tmp_path, monkeypatch, capfd):
     def smaller(name: str, overrides: Sequence[str]) -> rankless.Recipe:
         return load(name, [*overrides, *SMALL])
 

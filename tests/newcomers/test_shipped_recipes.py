@@ -33,7 +33,6 @@ QUERIES = {"rtdetr": "model.image_size=160", "dfine": "model.image_size=256"}  #
 def roots(
     tmp_path_factory: pytest.TempPathFactory, boxes: Callable[..., Path], folders: Callable[..., Path]
 ) -> dict[str, Path]:
-    """A data set for each of the tasks."""
     folder = tmp_path_factory.mktemp("data")
     return {"detect": boxes(folder / "boxes", 6, 2), "classify": folders(folder / "classes", 12)}
 
@@ -49,7 +48,6 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def step(world: World, name: str, given: list[str], folder: str) -> list[float]:
-    """Train one step; its loss."""
     recipe, run = load(name, given), RunDirectory(Path(folder))
     with computes_like(recipe):
         loop.train(recipe, run, world, resume=False, dry_run=DryRun(steps=1, images=2))
@@ -57,9 +55,7 @@ def step(world: World, name: str, given: list[str], folder: str) -> list[float]:
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))
-def test_it_runs_with_a_data_set_and_nothing_else(
-    ranks: Any, name: str, roots: dict[str, Path], pretrained: Path, tmp_path: Path
-) -> None:
+def test_it_runs_with_a_data_set_and_nothing_else(ranks, name, roots, pretrained, tmp_path):
     if name in QUERIES:
         pytest.importorskip("transformers")
     given = [f"data.root={roots[load(name).task]}"]

@@ -113,7 +113,7 @@ def digest(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Print a SHA-256 of the weights, independent of the file format."""
+    """Print the SHA-256 digest of the weights, which does not depend on the file format."""
     if chain:
         return check_chains([target, *others], as_json=as_json)
     from rankless.models.checkpoints.weights import digest_file

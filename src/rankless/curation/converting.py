@@ -62,17 +62,17 @@ class Converted:
 
 @dataclass(frozen=True)
 class _ImageWriter(ImageFiles):
-    """Writes images, and records in ``went`` their paths after ``folder`` is renamed to ``out``."""
+    """Writes images, and records their paths after ``folder`` is renamed to ``out``."""
 
     out: Path = Path()
     folder: Path = Path()
     bar: ProgressBar | None = None
-    went: dict[tuple[int, int], str] = field(default_factory=dict)
+    paths: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def put(self, annotations: Annotations, index: int, target: Path) -> None:
         super().put(annotations, index, target)
         path = self.out / target.relative_to(self.folder)
-        self.went[id(annotations), index] = os.path.abspath(path)  # noqa: PTH100 - without following links
+        self.paths[id(annotations), index] = os.path.abspath(path)  # noqa: PTH100 - without following links
         if self.bar:
             self.bar.advance()
 
@@ -97,15 +97,15 @@ def convert(
     refuse_existing(out)
     data = open_data_set(root, format, classes=classes)
     _refuse_unsuitable(to, data)
-    went: dict[tuple[int, int], str] = {}
+    paths: dict[tuple[int, int], str] = {}
     lost: list[str] = []
     if shard_bytes is not None:
         packing.pack(data.splits, out, shard_bytes)
     else:
         images = sum(map(len, data.splits.values()))
         with new_folder(out) as folder, ProgressBar(images, "writing images") as bar:
-            lost = write(to, folder, data.splits, _ImageWriter(how, out, folder, bar, went))
-    differences = compare(data.splits, out, to, went)
+            lost = write(to, folder, data.splits, _ImageWriter(how, out, folder, bar, paths))
+    differences = compare(data.splits, out, to, paths)
     skipped = [
         f"{name}: {note}"
         for name, each in data.splits.items()
@@ -128,14 +128,14 @@ def _refuse_unsuitable(to: str, data: DataSet) -> None:
 
 
 def compare(
-    splits: Mapping[str, Annotations], out: Path, format: str, went: Mapping[tuple[int, int], str]
+    splits: Mapping[str, Annotations], out: Path, format: str, paths: Mapping[tuple[int, int], str]
 ) -> list[str]:
     """Describe the differences between ``splits`` and the splits read back from ``out``.
 
     Classes are compared by name, because some formats renumber them. The order of boxes may differ.
     Information that the writer reports as lost is ignored.
 
-    ``went`` has the new path of each image, by the ``id()`` of the split's annotations and the image's index.
+    ``paths`` has the new path of each image by the ``id()`` of the split's annotations and the image's index.
     A split with missing entries is compared in the order in which it was written.
     """
     differences: list[str] = []
@@ -157,7 +157,7 @@ def compare(
         if missing := [each for each in unseen if each in used]:
             differences.append(f"{name}: the classes {', '.join(missing[:FIRST])} are missing")
         differences += _image_differences(
-            name, old, new, [went.get((id(whole), index)) for index in range(len(old))]
+            name, old, new, [paths.get((id(whole), index)) for index in range(len(old))]
         )
     return differences
 

@@ -96,7 +96,7 @@ def suggest_format(root: str, format: str) -> Iterator[None]:
         hint = []
         with suppress(UserError):
             name, why = recognize(root)
-            hint = [f"{root}: looks like {format_named(name).TITLE}, because {why}; remove --format {format}"]
+            hint = [f"{root}: looks like {format_named(name).TITLE}, because {why}; remove --format"]
         raise UserError([*error.problems, *hint]) from None
 
 

@@ -95,7 +95,7 @@ def facts_of(
 ) -> Facts:
     """Collect facts about a data set. If it has no validation split, divide it into the folder ``divided``.
 
-    The new folder links to the original images. Closing ``undo`` with an error removes it again.
+    The new folder links to the original images. If ``undo`` is closed with an error, the folder is removed.
     """
     if root == DIGITS and not Path(root).exists():
         raise UserError("'digits': this built-in data has its own recipe; run `rankless train digits`")

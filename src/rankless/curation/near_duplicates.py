@@ -72,7 +72,7 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(whole: Annotations, index: int, *, near: bool, decode: bool = False) -> Fingerprint:
-    """Hash an image file, and make a thumbnail if ``near``. With ``decode``, damaged pixels are an error."""
+    """Hash an image file. ``near`` adds a thumbnail, and ``decode`` reveals damaged pixels."""
     digest, small = b"", None
     try:
         data, path = content(whole, index), whole.path(index)
