@@ -79,13 +79,6 @@ def test_the_focal_loss_is_its_formula(gamma, smoothing):
             assert (loss.sum.item(), loss.count.item()) == pytest.approx(expected, rel=1e-5)
 
 
-def test_gamma_0_is_cross_entropy():
-    logits, labels = batch()
-    losses = ClassificationLoss(CrossEntropyLoss()), ClassificationLoss(FocalLoss(gamma=0.0))
-    plain, focal = (loss(logits, one_hot(labels)) for loss in losses)
-    torch.testing.assert_close(plain.sum, focal.sum)
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torchvision.ops import sigmoid_focal_loss
 
-from rankless.losses.logits import cross_entropy, focal, quality_focal
+from rankless.losses.logits import focal, quality_focal
 
 ALPHAS = [None, 0.25, 0.0, 1.0]
 
@@ -34,15 +34,6 @@ def test_quality_focal_equals_the_papers_formula(logit, y, gamma, alpha, present
     given_ = (torch.tensor(value, dtype=torch.float64) for value in (logit, y))
     found = quality_focal(*given_, torch.tensor(present), gamma, alpha)
     assert found.item() == pytest.approx(expected, rel=1e-6, abs=1e-9)
-
-
-def test_without_gamma_and_alpha_both_are_the_cross_entropy():
-    logits = torch.linspace(-30, 30, 61, dtype=torch.float64)
-    for yes in (0.0, 1.0):
-        wanted = torch.full_like(logits, yes)
-        expected = cross_entropy(logits, wanted)
-        torch.testing.assert_close(focal(logits, wanted.bool(), 0.0), expected)
-        torch.testing.assert_close(quality_focal(logits, wanted, wanted.bool(), 0.0), expected)
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0, 3.5])

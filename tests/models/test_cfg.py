@@ -168,6 +168,7 @@ def test_an_error_names_section_and_line(body: str, problem: str) -> None:
 def test_all_errors_come_at_once() -> None:
     found = problems_of(NET + "[gru]\n[convolutional]\nsize=x\nstride=-1\n[crnn]\n" + HEAD)
     assert [problem.split(": ")[0] for problem in found] == [f"model.cfg:{line}" for line in (4, 6, 7, 8)]
+    assert len(problems_of("[net]\n" + "no option\n" * 9)) == 6  # then it is no cfg file
 
 
 @pytest.mark.parametrize(

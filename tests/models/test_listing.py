@@ -21,6 +21,7 @@ def test_entries_have_the_published_sizes() -> None:
     assert (small.task, small.classes, small.size, small.parameters) == (
         "classify", 1000, (224, 224), 11_689_512,
     )  # fmt: skip
+    assert small.source == "He et al., 2016, Deep Residual Learning for Image Recognition"
     assert next(listed()).name == next(iter(MODELS))
 
 

@@ -15,16 +15,10 @@ from rankless.models.layers import ConvBlock
 from rankless.models.zoo import build
 from rankless.recipe import model_kinds
 
-# The layers of cfg/yolov3-tiny.cfg and cfg/yolov4-tiny.cfg in their order: ("c", filters, size, stride),
-# ("m", size, stride), ("r", *layers), ("h", layer) the second half of a layer's channels, ("u",) upsampling,
-# ("y",) a head, whose convolution is linear and has a bias.
+# The layers of cfg/yolov4-tiny.cfg in their order (test_ports.py has other networks): ("c", filters, size,
+# stride), ("m", size, stride), ("r", *layers), ("h", layer) the second half of a layer's channels, ("u",)
+# upsampling, ("y",) a head, whose convolution is linear and has a bias.
 CFG = {
-    "yolov3-tiny": [
-        *(("c", 16, 3, 1), ("m", 2, 2), ("c", 32, 3, 1), ("m", 2, 2), ("c", 64, 3, 1), ("m", 2, 2)),
-        *(("c", 128, 3, 1), ("m", 2, 2), ("c", 256, 3, 1), ("m", 2, 2), ("c", 512, 3, 1), ("m", 2, 1)),
-        *(("c", 1024, 3, 1), ("c", 256, 1, 1), ("c", 512, 3, 1), ("y",), ("y-end",)),
-        *(("r", -4), ("c", 128, 1, 1), ("u",), ("r", -1, 8), ("c", 256, 3, 1), ("y",), ("y-end",)),
-    ],
     "yolov4-tiny": [
         *(("c", 32, 3, 2), ("c", 64, 3, 2), ("c", 64, 3, 1), ("h", -1), ("c", 32, 3, 1), ("c", 32, 3, 1)),
         *(("r", -1, -2), ("c", 64, 1, 1), ("r", -6, -1), ("m", 2, 2)),
@@ -59,8 +53,6 @@ def interpret(layers, parts, x):
             part = next(parts)
             x = F.conv2d(x, part.conv.weight, part.conv.bias)
             heads.append(x)
-        elif kind == "m" and arguments[1] == 1:
-            x = F.max_pool2d(F.pad(x, (0, 1, 0, 1), value=-1e30), 2, 1)
         elif kind == "m":
             x = F.max_pool2d(x, 2, 2)
         elif kind == "u":

@@ -91,7 +91,7 @@ def most_frequent(truths: Integers) -> list[int]:
 
 
 def confusion_entry(matrix: Integers) -> dict[str, Any]:
-    """Return the confusion matrix or, with many classes, the most frequent (truth, prediction, count)."""
+    """Return the confusion matrix or, for many classes, only the most frequent confusions."""
     if len(matrix) <= MOST_CONFUSED + 1:
         return {"confusion": matrix.tolist()}
     off = matrix - np.diag(np.diag(matrix))

@@ -99,15 +99,6 @@ def test_low_precision_and_runaway_numbers_stay_finite(dtype, bins):
 
 
 @pytest.mark.parametrize("bins", [0, 4])
-def test_bf16_is_decoded_in_float32_even_under_autocast(bins):
-    head = AnchorFreeHead(8, bins)
-    raw = raw_of(head, dtype=torch.bfloat16)
-    with torch.autocast("cpu", torch.bfloat16):
-        boxes, _, _ = decode(raw, head)
-    assert torch.equal(boxes, decode(raw.float(), head)[0])
-
-
-@pytest.mark.parametrize("bins", [0, 4])
 def test_split_does_not_depend_on_the_memory_format(bins):
     head = AnchorFreeHead(8, bins)
     raw = raw_of(head)

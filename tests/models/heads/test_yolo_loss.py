@@ -250,12 +250,6 @@ def test_yolov3_of_a_cfg_has_no_further_anchors():
         from_recipe(loss_kinds.CfgLoss(anchor_iou=0.2), "yolov3")
 
 
-@pytest.mark.parametrize("kind", ["focal", "quality-focal"])
-def test_gamma_and_alpha_belong_to_both_focal_losses(kind):
-    found = yolo("yolov4", objectness_loss=kind, gamma=1.0, alpha=0.25).options
-    assert (found.gamma, found.alpha) == (1.0, 0.25)
-
-
 def classes_of_heads(anchors, batch):
     """The class loss of a head of each anchor: 0 where no truth is assigned."""
     heads = [YoloHead(anchors, mask=(number,), stride=32) for number in range(len(anchors))]

@@ -111,7 +111,7 @@ def start_from(
 
 
 def _matched(ours: Sequence[str], known: Sequence[str]) -> dict[int, int]:
-    """Map the model's label of each shared class to the file's label, unless the order decides."""
+    """Map the model's label of each shared class to the file's label, if they are matched by name."""
     if tuple(ours) == tuple(known) or list(known) == [str(label) for label in range(len(known))]:
         return {}  # numbers are not names
     of_file = {name: label for label, name in enumerate(known)}

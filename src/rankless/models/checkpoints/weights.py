@@ -106,7 +106,7 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], source: str) -> Non
 
 
 def digest(state: Mapping[str, Tensor]) -> str:
-    """Compute the SHA-256 of the names, dtypes, shapes and little-endian values, sorted by name.
+    """Compute the SHA-256 of a state dict: names, dtypes, shapes and little-endian values, sorted by name.
 
     The digest depends on every bit of every tensor, but not on the device, memory layout or file format.
 
