@@ -75,7 +75,6 @@ class RunningStatistics:
             norm.momentum = momentum
 
     def give_back(self) -> None:
-        """Restore the norms' momenta."""
         for hook in self.hooks:
             hook.remove()
         for norm, momentum in self.taken:

@@ -102,7 +102,6 @@ def _all_to_all(vector: Tensor) -> None:
 
 
 def _median(work: Callable[[], None]) -> float:
-    """Return the slowest rank's median duration of collective work."""
     once = _slowest([_timed(work)])  # TCP windows grow during this
     if once > _LONG:
         return once
