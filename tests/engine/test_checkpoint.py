@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import shutil
 import subprocess
@@ -184,7 +183,7 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
 
 
 KILLED_AT = """
-import os, signal, sys
+import itertools, os, shutil, signal, sys
 from pathlib import Path
 from test_checkpoint import save
 from rankless.runs.directory import RunDirectory
@@ -208,7 +207,8 @@ def act(run, step):
 act(RunDirectory(folder / "warm"), 5)  # whatever is imported or cached on the way is no operation on the run
 sys.addaudithook(watch)
 for step in (5, 10):  # the same one again, and the next one
-    for number, path in enumerate(sorted(folder.glob(f"{step}-*")), start=1):
+    for number in itertools.count(1):
+        path = Path(shutil.copytree(folder / "first", folder / f"{step}-{number:03}"))
         child = os.fork()
         if child == 0:
             fatal = number
@@ -227,8 +227,6 @@ def test_a_kill_at_any_operation_on_files_leaves_a_whole_one(in_memory: Path, fo
     save(first, 5)
     first.point("best", 5)
     whole = (first.step_directory(5) / "SHA256SUMS").read_text()
-    for step, number in itertools.product((5, 10), range(80)):
-        shutil.copytree(first.path, in_memory / f"{step}-{number:03}")
     (in_memory / "killed_at.py").write_text(KILLED_AT)
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     script = str(in_memory / "killed_at.py")
@@ -236,7 +234,7 @@ def test_a_kill_at_any_operation_on_files_leaves_a_whole_one(in_memory: Path, fo
     assert done.returncode == 0, done.stderr
     for step, kills in zip((5, 10), map(int, done.stdout.split()), strict=True):
         assert kills > 25  # otherwise the hook saw nothing
-        for number in range(kills):
+        for number in range(1, kills + 1):
             run = RunDirectory(in_memory / f"{step}-{number:03}")
             found = checkpoint.newest(run, lambda sentence: pytest.fail(sentence))
             assert found in (5, step), number

@@ -18,7 +18,6 @@ from rankless.engine.environment import compare_ranks, describe, record
 from rankless.errors import UserError
 from rankless.models.checkpoints.weights import digest_file
 from rankless.recipe.schema import Check, Recipe
-from rankless.runs import journal
 from rankless.runs.directory import weights_of
 from rankless.world.process_group import World
 
@@ -179,37 +178,37 @@ def test_a_record_that_is_no_file_or_too_large_is_reported(tmp_path: Path, kind:
     assert len(json.loads(file.read_text())) == 1 and not file.is_symlink()
 
 
+# Half a run and a whole one, by libraries that the first start limits before it loads them.
+HELD = """
+import sys
+from rankless.__main__ import main
+recipe, *words = sys.argv[1:]
+sys.argv[1:] = ["train", recipe, *words, "epochs=1", "--run", "held", "--inline"]
+assert main() == 0
+import rankless
+assert rankless.train(rankless.load_recipe(recipe, [*words, "epochs=2"]), "whole", inline=True) == 0
+"""
+
+
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-def test_another_instruction_set_is_noticed_and_the_recipe_can_hold_it(
-    small_recipe: str, tmp_path: Path, forked: Any
-) -> None:
-    def train(*words: str, **environment: str) -> str:
+def test_a_recipe_can_hold_the_instruction_set(small_recipe: str, tmp_path: Path, forked: Any) -> None:
+    def python(*words: str, **limits: str) -> str:
+        environment = {**os.environ, "RANKLESS_CPU": "1", **limits}
+        command = [sys.executable, *words]
         done = subprocess.run(
-            [sys.executable, "-m", "rankless", "train", *words],
-            cwd=tmp_path, env={**os.environ, "RANKLESS_CPU": "1", **environment},
-            capture_output=True, text=True, timeout=240,
-        )  # fmt: skip
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     recipe = [small_recipe, "batch.images=8", "batch.micro=4", "precision=fp32", "evaluate.every=0"]
-    other = {"ONEDNN_MAX_CPU_ISA": "AVX", "ATEN_CPU_CAPABILITY": "default"}
-    words = ["-m", "rankless", "train", *recipe, "epochs=1", "--run", "native", "--devices", "1"]
-    done = forked(*words, cwd=tmp_path)
+    done = forked("-m", "rankless", "train", *recipe, "epochs=2", "--run", "native", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    train(*recipe, "cpu_isa=avx2", "epochs=1", "--run", "held", "--inline")
-    sentences = {}
-    for run in ("native", "held"):
-        said = train("--resume", "epochs=2", "--run", run, "--inline", **other)
-        sentences[run] = [line for line in said.splitlines() if "instruction set" in line]
-        lines = list(journal.read(tmp_path / run / "journal.jsonl"))
-        written = [f"warning: {one['text']}" for one in lines if one.get("event") == "warning"]
-        assert [one for one in written if "instruction set" in one] == sentences[run]
-    train(*recipe, "cpu_isa=avx2", "epochs=2", "--run", "whole", "--inline", **other)
-    (sentence,) = sentences["native"]
-    assert "the instruction set of oneDNN is AVX, but was " in sentence
-    assert sentences["held"] == []
+    python("-c", HELD, *recipe, "cpu_isa=avx2")
+    resume = ["-m", "rankless", "train", "--resume", "epochs=2", "--run", "held", "--inline"]
+    said = python(*resume, ONEDNN_MAX_CPU_ISA="AVX", ATEN_CPU_CAPABILITY="default")
+    assert "instruction set" not in said
     files = {run: weights_of(tmp_path / run / "checkpoints" / "last") for run in ("native", "held", "whole")}
     digests = {run: digest_file(file) for run, file in files.items()}
     assert digests["held"] == digests["whole"] != digests["native"]

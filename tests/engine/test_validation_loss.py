@@ -65,7 +65,7 @@ def scored(world: World, name: str, extra: list[str]) -> dict[str, Any]:
         return dict(evaluate(task, model, recipe, world))
 
 
-@pytest.mark.parametrize("name", [name for name in NETS if THOROUGH or name not in ("anchor-free", "ssd")])
+@pytest.mark.parametrize("name", [name for name in NETS if THOROUGH or name in ("yolo", "classifier")])
 @pytest.mark.processes
 def test_it_is_that_of_a_plain_loop_on_any_number_of_ranks(name: str, ranks: Any) -> None:
     (found,) = ranks(1, scored, name, [])
@@ -170,6 +170,32 @@ class Overflows(WithLoss):
     def loss(self, model: nn.Module, batch: Tensor) -> Any:
         found = super().loss(model, batch)
         return found if torch.is_grad_enabled() else replace(found, sum=found.sum * torch.inf)
+
+
+class Draws(WithLoss):
+    """Its loss samples, as that of Faster R-CNN does."""
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Any:
+        found = super().loss(model, batch)
+        return replace(found, sum=found.sum * torch.rand(()))
+
+
+def drawn(world: World) -> float:
+    torch.manual_seed(world.rank)  # which changes nothing
+    model = nn.Linear(4, 1)
+    nn.init.ones_(model.weight), nn.init.zeros_(model.bias)
+    recipe = default(["batch.images=2", "batch.micro=2", "precision=fp32", "seed=5"])
+    return float(evaluate(Draws(), model, recipe, world)["loss"])  # type: ignore[arg-type]
+
+
+@pytest.mark.processes
+def test_what_a_loss_samples_is_seeded_by_the_first_image_of_a_batch(ranks: Any) -> None:
+    task, total = WithLoss(), 0.0
+    for first in (0, 2):
+        torch.manual_seed(torch_seed(5, "validation", first))
+        batch = task.collate([task.item(index, 0) for index in (first, first + 1)])
+        total += float((batch.sum(1) - 1).square().sum() * torch.rand(()))
+    assert ranks(1, drawn) + ranks(2, drawn) == pytest.approx([total / 4] * 3)
 
 
 def own(world: World, kind: str, best: str, folder: str) -> dict[str, Any]:

@@ -231,7 +231,7 @@ def test_what_a_stranger_sends_makes_an_error_and_runs_nothing(
 
 @pytest.mark.slow
 def test_many_predictions_take_little_more_memory_than_their_bytes() -> None:
-    images, classes = 20_000, 1000
+    images, classes = 4_000, 1000
     scores = torch.arange(images * classes, dtype=torch.float32).reshape(images, classes)
     predictions = [(index, Classification(index, row)) for index, row in enumerate(scores)]
     tracemalloc.start()

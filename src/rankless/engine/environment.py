@@ -27,7 +27,7 @@ from rankless.runs import starts
 from rankless.world.process_group import World
 
 Environment = dict[str, dict[str, str]]
-"""Values by name in the sections ``hardware``, ``instruction_set``, ``versions`` and ``variables``."""
+"""Environment values by section (``hardware``, ``instruction_set``, ``versions``, ``variables``) and name."""
 
 # Packages that compute numbers, and image decoders.
 _PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "timm")

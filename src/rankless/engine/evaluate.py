@@ -133,7 +133,6 @@ def _predict(
     stop: Callable[[], bool],
     done: _Predicted,
 ) -> None:
-    """Predict this rank's batches and add the results to ``done``."""
     data, workers, device = task.evaluation_data(), min(of_rank(recipe, world), len(lines)), world.device
     with (
         MicroBatches(data, task.collate, lines, workers=workers, pin_memory=device.type == "cuda") as batches,
@@ -159,7 +158,6 @@ def _predict(
 
 
 def _lines(task: Task, data: Examples, size: int, limit: int | None) -> list[Line]:
-    """Return batches of ``size`` images that cover all images or the first ``limit`` images."""
     count = len(data) if limit is None else min(limit, len(data))
     ordered = capabilities(data).evaluation_order()
     if ordered is None:

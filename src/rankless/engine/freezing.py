@@ -37,7 +37,6 @@ class Backbone:
             )
 
     def release(self) -> None:
-        """Train the backbone from now on."""
         for parameter in self.parameters:
             parameter.requires_grad_(True)
         self.norms = []

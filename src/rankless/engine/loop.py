@@ -186,7 +186,6 @@ class _Loop:
         return True
 
     def _train_step(self, step: int) -> Numbers:
-        """Run the step with index ``step``, and log its results."""
         state, saver, batches = self.state, self.saver, self.batches
         self.watchdog.begin("computing", step + 1)
         self.stragglers.begin()

@@ -55,7 +55,6 @@ class Mirrors:
         return self.world.is_first or self.keepers[self.world.rank] == self.world.rank
 
     def name(self, rank: int) -> str:
-        """Return the name of a rank's machine, for messages."""
         host = self.hosts[rank] if self.hosts else ""
         return host if self.hosts.count(host) == 1 else f"rank {rank} on {host}"
 

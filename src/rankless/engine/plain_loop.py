@@ -172,7 +172,6 @@ class _Batch:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """Move a tensor or a container of tensors to a device."""
     if callable(getattr(value, "to", None)):
         return value.to(device)
     if isinstance(value, dict):

@@ -204,7 +204,6 @@ class Alarm:
         return f"; results were recomputed in {steps}{outcome}" if self.compared else ""
 
     def _attempt(self, step: int, batches: Iterator[Any], flags: Flags, attempt: int) -> tuple[Totals, Votes]:
-        """Compute the step and gather the digests of the results from all ranks."""
         weights = digest(checksums(self.state.weights()))  # before a forward pass changes statistics
         compared = self.checks.compared(step, self.world.rank, attempt)
         scale = self.state.scaler.scale

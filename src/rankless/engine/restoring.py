@@ -164,7 +164,6 @@ class _Copies:
             self.run.point("last", last)
 
     def write(self, snapshot: Snapshot, recipe: Recipe, lacking: Sequence[int], source: int) -> None:
-        """Write ``snapshot`` with its recipe on the ranks in ``lacking``."""
         if not lacking:
             return
         hosts = ", ".join(self.mirrors.name(rank) for rank in lacking)

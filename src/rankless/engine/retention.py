@@ -87,7 +87,7 @@ class Retention:
             self.run.point("best", step)
 
     def _make_room(self) -> list[int]:
-        """Remove all checkpoints except the best and the newest, and return their steps.
+        """Remove all checkpoints except the best and the newest, and return the removed steps.
 
         Nothing is removed if the newest checkpoint is damaged.
         """

@@ -225,7 +225,6 @@ class Saver:
         return done
 
     def _write(self, snapshot: Snapshot, lines: str | None, mark: ExitStack) -> Outcome:
-        """Write this rank's copy of a checkpoint and close ``mark``."""
         problem, advice = None, ""
         began = time.monotonic()
         try:

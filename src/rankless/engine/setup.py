@@ -193,7 +193,6 @@ def prepare(
 
 
 def _known_scores(task: Task) -> list[str]:
-    """Return the names of the scores that are known before the first evaluation."""
     names = getattr(task, "score_names", ())
     return [*(["loss"] if has_loss(task) else []), *names] if isinstance(names, tuple) and names else []
 

@@ -83,7 +83,6 @@ class TrainingState:
         self.data: str | None = None
 
     def _wrap(self) -> None:
-        """Create the accumulator and list the trained parameters."""
         self.training_mode()
         self.accumulator = make_accumulator(self.task, self.model, self.statistics, self.recipe, self.world)
         self.trained = [p for p in self.model.parameters() if p.requires_grad]

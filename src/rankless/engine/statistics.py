@@ -55,7 +55,7 @@ class RunningStatistics:
         self.take()
 
     def take(self) -> None:
-        """Set the norms' momenta until :meth:`give_back`, so that buffers contain only one micro-batch."""
+        """Set the norms' momenta until :meth:`give_back`, so that buffers describe a single micro-batch."""
         for norm, _ in self.taken:
             norm.momentum = 1.0
         self.hooks = [norm.register_forward_pre_hook(self._called) for norm, _ in self.taken]
@@ -75,7 +75,6 @@ class RunningStatistics:
             norm.momentum = momentum
 
     def give_back(self) -> None:
-        """Restore the norms' momenta."""
         for hook in self.hooks:
             hook.remove()
         for norm, momentum in self.taken:

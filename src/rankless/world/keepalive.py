@@ -135,7 +135,6 @@ def _watch(transport: GroupTransport, end: threading.Event) -> None:
 
 
 def _broken(transport: GroupTransport) -> str:
-    """Return why a connection is broken, or "" if all connections are open."""
     rank, groups = dist.get_rank(), (dist.group.WORLD, transport.beside)
     try:
         for group in filter(None, groups):

@@ -253,7 +253,6 @@ def _views(buffer: Tensor, bucket: dist.GradBucket) -> list[Tensor]:
 
 
 def _flat(gradients: Gradients, views: Gradients, buffer: Tensor) -> Tensor:
-    """Copy gradients into a flat vector with the bucket's memory layout."""
     flat = torch.empty_like(buffer)
     start = buffer.storage_offset()
     laid_out = [flat.as_strided(v.size(), v.stride(), v.storage_offset() - start) for v in views]

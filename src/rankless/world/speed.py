@@ -74,7 +74,7 @@ def measure(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
 
 
 def measure_exchange(parameters: int, micro_batches: int) -> float:
-    """Return the seconds that exchanging ``parameters`` float32 gradients along the fixed tree takes.
+    """Measure how many seconds the exchange of ``parameters`` float32 gradients along the fixed tree takes.
 
     All ranks must call this.
     """
@@ -102,7 +102,6 @@ def _all_to_all(vector: Tensor) -> None:
 
 
 def _median(work: Callable[[], None]) -> float:
-    """Return the slowest rank's median duration of collective work."""
     once = _slowest([_timed(work)])  # TCP windows grow during this
     if once > _LONG:
         return once

@@ -29,8 +29,7 @@ from rankless.world.exchange import Exchange
 from rankless.world.global_norm import GlobalNorm, batch_statistics, is_recomputed, widened
 
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_END = -1
-"""The index that represents the end of the forward pass."""
+_END = -1  # the index that represents the end of the forward pass
 
 
 def norms_over_batch(module: nn.Module) -> list[tuple[str, _BatchNorm]]:

@@ -46,7 +46,6 @@ class Meeting:
             self._changed.notify_all()
 
     def post(self, number: int, rank: int, value: Any) -> None:
-        """Post the input of ``rank`` to the operation ``number``."""
         with self._changed:
             self._rounds[number].posted[rank] = value
             self._changed.notify_all()

@@ -46,20 +46,14 @@ class _PlainMethods:
 
 
 class PlainSGD(_PlainMethods, SGD):
-    """``torch.optim.SGD`` without code for the compiler."""
-
     step = torch.no_grad()(unwrap(SGD.step))
 
 
 class PlainAdam(_PlainMethods, Adam):
-    """``torch.optim.Adam`` without code for the compiler."""
-
     step = torch.no_grad()(unwrap(Adam.step))
 
 
 class PlainAdamW(_PlainMethods, AdamW):
-    """``torch.optim.AdamW`` without code for the compiler."""
-
     step = torch.no_grad()(unwrap(AdamW.step))
 
 

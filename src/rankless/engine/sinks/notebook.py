@@ -12,8 +12,7 @@ from rankless.printing import clock
 from rankless.report.collected import Collected
 from rankless.structures import Scores
 
-_SHARE = 0.05
-"""Maximum fraction of the time spent on drawing between evaluations."""
+_SHARE = 0.05  # maximum fraction of the time spent on drawing between evaluations
 _WAIT = 1.0  # minimum seconds between two drawings
 _WIDTH = 960  # displayed width of the image in pixels
 

@@ -70,7 +70,6 @@ class Replay:
             self.last = name
 
     def _begin(self, steps: int | None) -> None:
-        """Show the start of the run once its number of steps is known."""
         if self._start is None:
             return
         entry, self._start = self._start, None

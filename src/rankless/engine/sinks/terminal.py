@@ -60,7 +60,6 @@ class Rows:
         self._clear()
 
     def _clear(self) -> None:
-        """Start a new row."""
         self.pace = Pace(begins=self.pace.begins)
         self._loss = self._lr = 0.0
         self._parts: dict[str, float] = {}
@@ -109,7 +108,6 @@ class Rows:
         return self._row(shown, is_best)
 
     def _columns(self, scores: Collection[str]) -> list[str]:
-        """Return the columns for scores with these names."""
         plain = [name for name in scores if name != "loss"]
         first = sorted(plain, key=lambda name: name != self.best)[:_SCORES]  # otherwise in the task's order
         return [*([_VALIDATION] if "loss" in scores else []), *(name for name in plain if name in first)]
