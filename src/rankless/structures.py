@@ -242,7 +242,7 @@ class Detections:
 
 @dataclass(frozen=True)
 class Classification:
-    """A classifier's prediction for one image: natural logarithms, float32 (C,), on the CPU.
+    """A classifier's log probabilities for one image, float32 (C,), on the CPU.
 
     ``index`` and ``unreadable`` are as in :class:`Detections`.
     """

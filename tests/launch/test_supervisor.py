@@ -153,7 +153,9 @@ def test_signs_of_life_are_answered_while_the_process_does_not_read(client):
 
 def test_what_is_written_to_the_process_comes_whole_and_signs_of_life_too(client):
     one = client()
-    one.start("import sys, time\ntime.sleep(0.3)\nr = sys.stdin.readline\nprint(len(r()), len(r()), r())")
+    one.start(
+        'import sys, time\ntime.sleep(0.3)\nr = sys.stdin.readline\nprint(f"{len(r())} {len(r())} {r()}")'
+    )
     one.send("input", text="ä" * 100_000)
     one.send("input", text="y")
     one.send("beat")

@@ -26,12 +26,9 @@ _BEST = 100
 
 @dataclass(frozen=True)
 class Limits:
-    """The maximum differences between an export and PyTorch.
+    """The permitted differences between an export and PyTorch.
 
-    Attributes:
-        scores: of scores or probabilities.
-        boxes: of box coordinates, in pixels of the input.
-        missing: fraction of the detections after NMS.
+    ``boxes`` is in pixels of the input, and ``missing`` is a fraction of the detections after NMS.
     """
 
     scores: float

@@ -19,7 +19,7 @@ _EXPORTS = {
 
 
 def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
-    """Return a target's weights file (see :func:`.directory.weights_of`), but refuse exported files."""
+    """Return the weights file of a target, or raise an error if it is an exported file."""
     path = weights_of(target, warn)
     if what := _EXPORTS.get(path.suffix.lower()):
         raise UserError(
