@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from rankless.errors import UserError, shell_word
 from rankless.files.reading import opened
+from rankless.printing import warn
 from rankless.runs.directory import weights_of
 
 _EXPORTS = {
@@ -16,9 +18,9 @@ _EXPORTS = {
 }
 
 
-def trained_weights_of(target: Path) -> Path:
+def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
     """Return the weights file of a target, or raise an error if it is an exported file."""
-    path = weights_of(target)
+    path = weights_of(target, warn)
     if what := _EXPORTS.get(path.suffix.lower()):
         raise UserError(
             f"{path}: is {what}, whose weights cannot be trained or compared; expected a run or a weights "
