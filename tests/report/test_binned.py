@@ -12,6 +12,7 @@ from scipy.signal import savgol_filter
 
 from rankless.report.charts import shown, smoothed, ticks
 from rankless.report.collected import Binned
+from rankless.report.markup import duration
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200), st.integers(2, 20), st.integers(1, 50))
@@ -59,6 +60,11 @@ def test_ticks_are_few_round_and_reach_both_ends(one, other):
 )  # fmt: skip
 def test_numbers_at_ticks_are_short(value, expected):
     assert shown(value) == expected
+
+
+def test_durations_have_two_units():
+    durations = [duration(seconds) for seconds in (4.25, 210, 7500)]
+    assert durations == ["4.25 s", "3 min 30 s", "2 h 5 min"]
 
 
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=60), st.integers(1, 9))
