@@ -154,7 +154,7 @@ MISTAKES = [
     ("data --hlep", "--hlep: no such option; did you mean '--help'?; see: rankless data --help"),
     ("data chek x", "'chek': no such command: expected one of check, stats"),
     ("train digits --devces 2", "--devces: no such option; did you mean '--devices'?"),
-    ("train digits --run", "--run has no value: expected a value after it; see: rankless train --help"),
+    ("train digits --run", "--run needs a value; see: rankless train --help"),
     ("train digits --resume=maybe", "--resume is 'maybe': expected no value"),
     (
         "data check",
@@ -351,7 +351,7 @@ def test_device_where_it_is_no_option(capsys):
     assert said.startswith("--device: no such option; exports are computed on the CPU; remove --device")
     for command in ("train", "verify"):
         (said,) = problems(capsys, command, "digits", "--hosts", "a,b", "--device", "cpu")
-        assert said.startswith("--device: applies only to this machine; remove --device")
+        assert said.startswith("--device applies only to this machine; remove --device")
 
 
 def test_weights_of_pytorch_in_place_of_a_model_are_named(calls, capsys):

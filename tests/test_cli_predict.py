@@ -48,7 +48,10 @@ def test_options_become_overrides(asked):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["evaluate.iou=0.5", "--iou", "0.5"], "--iou and evaluate.iou are the same; remove one of them"),
+        (
+            ["evaluate.iou=0.5", "--iou", "0.5"],
+            "--iou and evaluate.iou set the same value; remove one of them",
+        ),
         (["--batch", "0"], "--batch is '0': expected a whole number of at least 1"),
         (["--tta", "most"], "--tta is 'most'"),
         (["@gone.txt"], "'@gone.txt': the list cannot be read"),

@@ -142,7 +142,7 @@ def test_a_length_that_is_not_the_published_one_is_refused(
 ) -> None:
     server.claims = str(claims)
     message = failing(UNCONFIRMED, tmp_path)
-    assert f"the server offers {claims:,} bytes; the download was discarded" in message
+    assert f"the server sent a file of {claims:,} bytes; the download was discarded" in message
     assert "expected net.weights of 1,024,000 bytes, whose checksum is not published" in message
     assert list(tmp_path.iterdir()) == []
 
@@ -154,7 +154,7 @@ def test_a_server_that_promises_more_than_it_sends_is_named(server: type[Server]
 
 def test_a_web_page_is_called_one(server: type[Server], tmp_path: Path) -> None:
     server.content, server.kind = b"<!DOCTYPE html><html>please log in</html>", "text/html; charset=utf-8"
-    assert "the server offers 41 bytes, a web page" in failing(OFFER, tmp_path)
+    assert "the server sent a web page of 41 bytes" in failing(OFFER, tmp_path)
     assert "the server sent a web page" in failing(Offer(OFFER.url, digest=SHA), tmp_path)
 
 

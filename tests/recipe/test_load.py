@@ -128,8 +128,8 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
         ("optim: {clip: -.inf}", "'optim.clip' is -inf: expected a number of at least 0"),
         ("optim: {momentum: 1}", "'optim.momentum' is 1: expected a number of at least 0 and below 1"),
         ("optim: {nesterov: 'yes'}", "'optim.nesterov' is 'yes': expected true or false"),
-        ("optim: {betas: [0.9]}", "'optim.betas' is [0.9]: expected a list of 2, "
-         "each a number of at least 0 and below 1"),
+        ("optim: {betas: [0.9]}", "'optim.betas' is [0.9]: expected a pair of numbers "
+         "of at least 0 and below 1"),
         ("optim: {name: adm}", "'optim.name' is 'adm': expected one of sgd, adam, adamw, muon; did you mean "
          "'adam'?"),
         ("precision: FP32", "'precision' is 'FP32': expected one of auto, fp32, tf32, bf16, fp16; "
@@ -159,9 +159,9 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
         ("model: {image_size: [192, 40]}", "'model.image_size' is [192, 40]: a detector needs multiples of "
          "32, such as 192 and 32"),
         ("model: {image_size: 7}", "'model.image_size' is 7: expected 'auto', or a whole number of at least "
-         "8, or a list of 2, each a whole number of at least 8"),
+         "8, or a pair of whole numbers of at least 8"),
         ("model: {anchors: [[1, 2], [3]]}", "'model.anchors' is [[…], […]]: expected one of default, kmeans, "
-         "or a list, each a list of 2, each a number above 0"),
+         "or a list of pairs of numbers above 0"),
         ("checkpoint: {every: 10 minutes}", "'checkpoint.every' is '10 minutes': expected minutes as in "
          "'10 min', or a whole number of at least 1, or a duration as in '5 epochs' or '80%'"),
         ("evaluate: {every: 5 epoch(s)}", "'evaluate.every' is '5 epoch(s)': expected a whole number of at "

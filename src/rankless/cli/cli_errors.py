@@ -45,7 +45,7 @@ def as_user_error(error: CycloptsError) -> UserError:
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         used = error.keyword or next((one.keyword for one in error.argument.tokens if one.keyword), None)
         if used:
-            return UserError(f"{printable(used)} has no value: expected a value after it; {see}")
+            return UserError(f"{printable(used)} needs a value; {see}")
         what = str(error.argument.parameter.help or "a value").partition(". ")[0].rstrip(".")
         return UserError(f"{error.argument.name} is missing: expected {what[:1].lower()}{what[1:]}; {see}")
     if isinstance(error, CoercionError) and error.token is not None:

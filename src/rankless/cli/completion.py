@@ -135,7 +135,7 @@ def _known(shell: str | None) -> Literal["bash", "zsh", "fish"]:
         shell = shell or detect_shell()
     except ShellDetectionError:
         raise UserError(
-            "SHELL is missing, and the current shell is unknown: expected bash, zsh or fish"
+            "SHELL is not set, and the current shell could not be detected: expected bash, zsh or fish"
         ) from None
     if shell not in _SCRIPTS:
         raise UserError(f"SHELL is '{printable(shell)}': expected bash, zsh or fish")

@@ -72,7 +72,9 @@ def check(
     ] = False,
     drop_invalid: Annotated[
         bool,
-        Parameter(help="With --fix: also drop boxes that stop training. Their objects become background."),
+        Parameter(
+            help="With --fix: also drop boxes that would make training fail. Their objects become background."
+        ),
         flag,
     ] = False,
     out: Annotated[

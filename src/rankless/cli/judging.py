@@ -64,8 +64,8 @@ def evaluate(
     classes_map: Annotated[
         str | None,
         Parameter(
-            help="Pairs DATA=MODEL of class names that differ, as in 'motorbike=motorcycle, cow=', or a file "
-            "with one pair per line. A class with nothing after = is ignored.",
+            help="DATA=MODEL pairs for classes whose names differ, such as 'motorbike=motorcycle, cow=', or "
+            "a file with one pair per line. A class with nothing after = is ignored.",
             metavar="PAIRS",
         ),
     ] = None,

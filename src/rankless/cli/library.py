@@ -77,7 +77,7 @@ def recipes(
 def models(
     name: Annotated[
         str | None,
-        Parameter(name="NAME", help="The model whose layers to list.", completer=candidates.models),
+        Parameter(name="NAME", help="The model whose layers are listed.", completer=candidates.models),
     ] = None,
     /,
     *overrides: Annotated[
@@ -160,7 +160,8 @@ def import_(
         str | None,
         Parameter(
             name="--from",
-            help="The YOLOv3 or YOLOv4 port that wrote the checkpoint. An unknown name lists all ports.",
+            help="The YOLOv3 or YOLOv4 port that wrote the checkpoint. Pass an unknown name to list "
+            "all ports.",
             metavar="NAME",
         ),
     ] = None,
@@ -366,7 +367,7 @@ def get(
     force: Force = False,
     offline: Offline = False,
 ) -> int:
-    """Download published weights unless they are cached, and print path, SHA-256 and license."""
+    """Download published weights unless they are cached, and print their path, SHA-256 and license."""
     go_offline(offline)
     from rankless.files import checksums, hub
     from rankless.files.outputs import Outputs

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     sort_key=1.5,
     usage="Usage: rankless new ROOT [OPTIONS]",
     help_epilogue="""\
-Data without a validation split is divided in a new folder, NAME-split, next to the recipe NAME.yaml.
+If the data has no validation split, it is split in a new folder, NAME-split, next to the recipe NAME.yaml.
 The folder contains links to the images.
 
 Examples:

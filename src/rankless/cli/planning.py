@@ -79,7 +79,8 @@ def plan(
     check: Annotated[
         str | None,
         Parameter(
-            help="Also train with these numbers of processes here, to compare times with the prediction.",
+            help="Also train here with these numbers of processes, and compare the measured times with the "
+            "prediction.",
             metavar="N,N",
         ),
     ] = None,
@@ -183,7 +184,7 @@ def benchmark(
     formats: Annotated[
         str | None,
         Parameter(
-            help="Formats in which to time prediction, as in onnx,openvino. Default: all, which are onnx, "
+            help="Export formats to time, such as onnx,openvino. Default: all, which are onnx, "
             "torchscript, pt2 and openvino.",
             metavar="NAMES",
         ),

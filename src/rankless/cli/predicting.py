@@ -177,7 +177,9 @@ def _as_overrides(options: dict[str, str | None], overrides: Sequence[str]) -> l
     given = {option: value for option, value in options.items() if value is not None and option in _KEYS}
     keys = {word.partition("=")[0] for word in overrides}
     if twice := [option for option in given if _KEYS[option] in keys]:
-        raise UserError(f"{option} and {_KEYS[option]} are the same; remove one of them" for option in twice)
+        raise UserError(
+            f"{option} and {_KEYS[option]} set the same value; remove one of them" for option in twice
+        )
     ours = [f"{_KEYS[option]}={value}" for option, value in given.items()]
     from rankless.recipe import load
 

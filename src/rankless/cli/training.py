@@ -70,7 +70,7 @@ class TrainOptions:
         Parameter(
             name="--sink",
             help="Also log metrics to csv, tensorboard, mlflow, wandb or a custom sink (package.module:Class "
-            "or file.py:Class, whose code is run). Repeatable. Repeat it with --resume.",
+            "or file.py:Class, whose code is run). Repeatable. Must be given again with --resume.",
             metavar="SINK",
         ),
         repeatable,
@@ -330,7 +330,7 @@ def train(
     """Train a model. The weights are the same on any number of devices and machines."""
     given = replace(options, words=recipe)
     if given.offline and given.hosts is not None:
-        raise UserError("--offline: applies only to this machine; set HF_HUB_OFFLINE=1 on the hosts instead")
+        raise UserError("--offline applies only to this machine; set HF_HUB_OFFLINE=1 on the hosts instead")
     go_offline(given.offline)
     if environment := environments.detect():
         return train_as_rank(given, environment)
@@ -388,7 +388,7 @@ def verify(
     """Check that the weights are bit-identical for any number of processes or hosts."""
     environments.refuse("verify", "run it once, without the launcher")
     if hosts is not None and device != "auto":
-        raise UserError("--device: applies only to this machine; remove --device")
+        raise UserError("--device applies only to this machine; remove --device")
     _, step_count, (chosen, _), sizes = check_all(
         lambda: compute_on(device),
         lambda: whole_number("--steps", steps),

@@ -192,7 +192,8 @@ def report(
     out: Annotated[
         Path | None,
         Parameter(
-            help="The file to write. Default: report.html in the run directory or, for several runs, here.",
+            help="The file to write. Default: report.html in the run directory or, for several runs, in the "
+            "current one.",
             metavar="FILE",
         ),
     ] = None,

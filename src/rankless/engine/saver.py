@@ -181,9 +181,9 @@ class Saver:
             self.settle(required=True)
 
     def _links(self, *, seconds: float) -> dict[str, Any]:
-        """Return the chain's entries about the next checkpoint, which are the same on all ranks.
+        """Return the hash-chain entries for the next checkpoint, which are the same on all ranks.
 
-        Waits at most ``seconds`` for the list of the data files.
+        Wait at most ``seconds`` for the list of the data files.
         """
         mine: dict[str, Any] = {}
         if self.origin and isinstance(self.mirrors.journal, JournalSink):

@@ -1,10 +1,10 @@
 """Running statistics of batch norms, which do not depend on which rank computes which micro-batch.
 
 During a step, the buffers of every norm contain only the statistics of the last micro-batch, a leaf of the
-fixed reduction tree. If a forward pass calls a norm several times, such as a head on two levels, they
-contain the mean over the calls. After the step, the running statistics are updated once with the mean over
-the micro-batches that called the norm. All buffers of the network are views of one vector, so a leaf is a
-single copy.
+fixed reduction tree. If a forward pass calls a norm several times, for example in a head shared by two
+levels, the buffers contain the mean over the calls. After the step, the running statistics are updated once
+with the mean over the micro-batches that called the norm. All buffers of the network are views of one
+vector, so saving a leaf takes a single copy.
 """
 
 from __future__ import annotations

@@ -251,8 +251,8 @@ def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
         total = at + int(length) if length.isdecimal() else 0
         most = offer.length or 2 * offer.about
         if (offer.length and total not in (0, offer.length)) or (most and total > most):
-            page = ", a web page" if "html" in response.headers.get("Content-Type", "") else ""
-            raise _OtherFileError(f"the server offers {total:,} bytes{page}")
+            what = "a web page" if "html" in response.headers.get("Content-Type", "") else "a file"
+            raise _OtherFileError(f"the server sent {what} of {total:,} bytes")
         file.seek(at)
         with ProgressBar(total or offer.length or 1, offer.name, done=at) as bar:
             _copy(response, file, at, total or offer.length, total or most, bar)

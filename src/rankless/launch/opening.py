@@ -193,7 +193,7 @@ def with_precision(recipe: Recipe) -> Recipe:
 
 
 def record_death(run: RunDirectory, death: Death) -> None:
-    """Add the death of a rank to the run's journal, which no rank must be using."""
+    """Record the death of a rank in the run's journal. No rank may be using the journal at the time."""
     how = {"signal": signal.Signals(-death.code).name} if death.code < 0 else {"code": death.code}
     who = {} if death.rank is None else {"rank": death.rank}
     _append(run, {"event": "death", "at": _step(run), **who, **how, "text": death.text})

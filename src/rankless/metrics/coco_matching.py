@@ -1,6 +1,6 @@
-"""Match the detections with the objects in a data set by the rule of cocoapi's ``cocoeval``.
+"""Match the detections with the objects in a data set by the same rules as cocoapi's ``cocoeval``.
 
-All images and classes are matched at once, for ten IoU thresholds and four ranges of areas.
+All images and classes are matched at once, for ten IoU thresholds and four area ranges.
 """
 
 from __future__ import annotations

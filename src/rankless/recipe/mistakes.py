@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -108,8 +109,11 @@ def expected(schema: Mapping[str, Any]) -> str:
     kind = schema["type"]
     if kind == "array":
         items = schema.get("prefixItems")
-        count = f"a list of {len(items)}" if items else "a list"
-        return f"{count}, each {expected(items[0] if items else schema['items'])}"
+        which = "a list" if not items else "a pair" if len(items) == 2 else f"a list of {len(items)} items"
+        item = expected(items[0] if items else schema["items"])
+        plural = re.sub(r"^(?:a )?(whole number|number|pair|text)(?! that)\b", r"\1s", item)
+        is_plain = plural != item and ", or " not in item
+        return f"{which} of {plural}" if is_plain else f"{which} in which each item is {item}"
     if kind in ("integer", "number"):
         return _number(schema)
     if kind == "boolean":

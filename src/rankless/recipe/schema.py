@@ -122,8 +122,8 @@ class Augment:
     mosaic_min_area: Annotated[Fraction, DETECT_ONLY] = 0.1
     """Minimum fraction of a box's area that a mosaic must show; other boxes are dropped (detection)."""
     close_mosaic: Duration = 0
-    """How long before the end of the run mosaic, mixup, cutmix and copy-paste stop: steps, or a duration such
-    as ``10 epochs`` or ``10%`` (of the run)."""
+    """Stop mosaic, mixup, cutmix and copy-paste this long before the end of the run: a number of steps, or a
+    duration such as ``10 epochs`` or ``10%`` (of the run)."""
     partners: Annotated[Literal["data", "batch"], DETECT_ONLY] = "data"
     """Where mosaic, mixup and copy-paste get other images: from all ``data``, or from the same
     micro-``batch``, which decodes each image only once (detection)."""
@@ -198,8 +198,8 @@ class Data:
     pad: Annotated[Int, Field(ge=0, le=255), DETECT_ONLY, PREDICTING] = 114
     """Gray value of the margin around an image; Darknet uses 128."""
     detail: Annotated[NotNegative, PREDICTING] = 2.0
-    """Decode at 1/2, 1/4 or 1/8 size if the result is at least this many times as large as the image on the
-    input; 0 always decodes at full size."""
+    """Decode at 1/2, 1/4 or 1/8 size if the result is at least this many times as large as the image in the
+    network's input; 0 always decodes at full size."""
     multi_scale: Annotated[Float, Field(ge=0, le=15), DETECT_ONLY, TRAINING] = 0.0
     """Range of random input sizes, from ``1 / (1 + x)`` to ``1 + x`` times ``model.image_size`` (detection);
     0 always uses ``model.image_size``."""
@@ -256,7 +256,7 @@ class Evaluate:
     confidence: Annotated[Fraction, DETECT_ONLY] = 0.001
     """Detections with a lower score are discarded."""
     nms: Annotated[Literal["iou", "diou"], DETECT_ONLY, PREDICTING] = "iou"
-    """Overlap measure of NMS: ``iou``, or ``diou``, IoU minus (d²/c²) ** 0.6, Darknet's ``greedynms``."""
+    """Overlap measure of NMS: ``iou``, or ``diou``, Darknet's ``greedynms``: IoU minus (d²/c²) ** 0.6."""
     iou: Annotated[Fraction, DETECT_ONLY, PREDICTING] = 0.6
     """NMS removes a detection if its overlap with a better one of the same class is higher than this."""
     class_agnostic: Annotated[Bool, DETECT_ONLY, PREDICTING] = False
@@ -395,19 +395,19 @@ class Recipe:
     optim: Annotated[Optim, TRAINING] = field(default_factory=Optim)
     schedule: Annotated[Schedule, TRAINING] = field(default_factory=Schedule)
     precision: Annotated[Precision, PREDICTING] = "auto"
-    """Precision of the forward pass. ``auto`` is bf16 if the device computes it natively, else fp32 (fp16 on
+    """Precision of the forward pass. ``auto`` is bf16 if the device supports it natively, else fp32 (fp16 on
     older GPUs). ``fp32`` is IEEE single precision everywhere; ``tf32`` lets GPUs round the factors of matrix
     products and convolutions to 10 bits, and is fp32 on a CPU."""
     cpu_isa: Annotated[Literal["native", "avx2"], PREDICTING] = "native"
     """Instruction set of the CPU: the best available, or ``avx2``, which gives the same bits on all x86 CPUs
-    but does not compute bf16."""
+    but does not support bf16."""
     batch_norm: Annotated[Literal["micro", "sync", "frozen"], TRAINING] = "micro"
     """Statistics of batch norms: those of the ``micro``-batch, of the global batch (``sync``), or
     ``frozen``."""
     reduce: Annotated[Literal["exact", "fast"], TRAINING] = "exact"
     """``exact`` adds gradients in the order of a fixed tree; ``fast`` leaves the order to the backend."""
     find_unused_parameters: Annotated[Bool, FREE, TRAINING] = False
-    """Accept parameters on which the loss of a micro-batch does not depend, with a gradient of zero;
+    """Accept parameters that do not affect the loss of a micro-batch, and set their gradient to zero;
     otherwise, they are an error."""
     ema: Annotated[Ema, TRAINING] = field(default_factory=Ema)
     evaluate: Evaluate = field(default_factory=Evaluate)
@@ -417,7 +417,7 @@ class Recipe:
     """Number of loader processes per rank; 0 loads in the rank's process, ``auto`` uses the cores that the
     ranks leave free. Results do not depend on it."""
     threads: Annotated[Int, Field(ge=1, le=1024)] = 1
-    """Number of CPU threads per operation. It affects the bits that convolutions compute."""
+    """Number of CPU threads per operation. It affects the exact results of convolutions."""
 
     @model_validator(mode="wrap")
     @classmethod

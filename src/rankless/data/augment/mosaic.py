@@ -102,7 +102,7 @@ class _Tiles:
         return x0 < x1 and y0 < y1
 
     def lay(self, tile: int, sample: Sample, factor: float, matrix: NDArray[np.float32] | None) -> None:
-        """Place an image in tile 0 to 3, in row order, with its inner corner at the meeting point.
+        """Place an image in a tile (0 to 3, row by row), with its inner corner at the meeting point.
 
         ``factor`` multiplies the letterbox scale, and ``matrix`` is a (3, 3) color matrix or None.
         """

@@ -114,7 +114,7 @@ def problems(members: Sequence[Member]) -> list[str]:
 
 
 def warnings(members: Sequence[Member]) -> list[str]:
-    """Return a message for each difference between hosts that may change bits."""
+    """Return a message for each difference between hosts that may change the results."""
     return [
         f"{d.what} is {d.values}: these round differently, so the weights depend on the hosts; {d.fix}"
         for d in rounding(members)
@@ -136,7 +136,7 @@ def differences(members: Sequence[Member]) -> list[Difference]:
 
 
 def rounding(members: Sequence[Member]) -> list[Difference]:
-    """Return the differences between hosts that may change bits."""
+    """Return the differences between hosts that may change the results."""
     found = []
     for section, name, label in (
         ("hardware", "device", "the device"),
@@ -188,7 +188,7 @@ def connect(pool: HostPool) -> None:
 
 
 def compare(pool: HostPool, training: Training, members: Sequence[Member]) -> list[str]:
-    """Compare the properties of hosts, and return warnings about differences that may change bits."""
+    """Compare the properties of hosts, and return warnings about differences that may change the results."""
     replies = must(pool, members, lambda m: messages.Facts(recipe=training.json(m), run=str(training.run)))
     for member in members:
         member.facts = replies[member.index].value

@@ -2,9 +2,9 @@
 
 The loop uses the same model, loss, memory layout, optimizer and weight averaging as Rankless. It keeps the
 images of a step in memory, allows nondeterministic kernels and writes no journal. The process reads the
-resolved recipe (JSON) and a number of threads, and then requests ``[images, precision, steps]``. Each step
-trains the full batch, ``images`` at a time. A precision such as ``pure-bf16`` also converts the weights and
-the optimizer state, like Apex's O3.
+resolved recipe (JSON) and a number of threads, followed by requests of the form ``[images, precision,
+steps]``. Each step trains the full batch, ``images`` at a time. A precision such as ``pure-bf16`` also
+converts the weights and the optimizer state, like Apex's O3.
 """
 
 from __future__ import annotations

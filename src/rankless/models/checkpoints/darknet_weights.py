@@ -90,7 +90,7 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
 
 
 def classes_of(path: Path, network: Network) -> int | None:
-    """Return the number of classes that fits the file size, or None, as for a backbone."""
+    """Return the number of classes that matches the file size, or None if no number does."""
     count = len(_numbers(path)[0])
     one, two = (_size(with_classes(network, classes)) for classes in (1, 2))
     classes, left = divmod(count - one, two - one)
