@@ -11,7 +11,6 @@ import collections
 import faulthandler
 import json
 import os
-import pickle
 import re
 import resource
 import subprocess
@@ -29,7 +28,7 @@ import inputs_models
 import inputs_recipes
 import inputs_runs
 import inputs_words
-from fuzz_case import Case
+from fuzz_case import Case, from_json, to_json
 from fuzz_judge import FINE, Judge
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -57,7 +56,7 @@ MOST_DEATHS = 20
 
 def kept(kind: str, folder: Path, number: int | str) -> Path:
     name = re.sub(r"\W+", "-", kind)
-    return folder / f"{name}-{number}.pickle"
+    return folder / f"{name}-{number}.json"
 
 
 def generate(kind: str, count: int, start: int, folder: Path, skip: int) -> None:
@@ -80,7 +79,7 @@ def generate(kind: str, count: int, start: int, folder: Path, skip: int) -> None
         done += 1
         if done <= skip:
             return
-        current.write_bytes(pickle.dumps(case))
+        current.write_text(to_json(case))
         faulthandler.dump_traceback_later(STUCK, exit=True)
         began = time.process_time()
         verdict = judge(case)
@@ -157,7 +156,7 @@ def main() -> int:
     chosen = parser.parse_args()
     if chosen.again:
         judge = Judge()
-        verdicts = [judge(pickle.loads(file.read_bytes())) for file in chosen.again]
+        verdicts = [judge(from_json(file.read_text())) for file in chosen.again]
         judge.close()
         for file, verdict in zip(chosen.again, verdicts, strict=True):
             print(f"{file}: {verdict.outcome}" + ("" if verdict.fine else f"\n{verdict.detail}"))
