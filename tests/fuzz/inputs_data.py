@@ -13,7 +13,6 @@ from typing import Any
 import fuzz_seeds as seeds
 from fuzz_case import Case, Entry, Fifo, Folder, HardLink, Hole, Link
 from hypothesis import strategies as st
-
 from mutations import (
     argument,
     damaged,

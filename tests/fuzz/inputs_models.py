@@ -13,7 +13,6 @@ import fuzz_seeds as seeds
 from fuzz_case import Case, Entry, Hole
 from hostile_checkpoints import HARM, legacy
 from hypothesis import strategies as st
-
 from mutations import (
     damaged,
     damaged_text,

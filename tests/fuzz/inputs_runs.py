@@ -10,7 +10,6 @@ from typing import Any
 import fuzz_seeds as seeds
 from fuzz_case import Case, Entry, Fifo, Folder, Hole, Link
 from hypothesis import strategies as st
-
 from mutations import damaged, damaged_text, damaged_value, json_values, words
 
 TOKENS = (

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fuzz_seeds as seeds
 from fuzz_case import Case, Entry, Fifo, Folder, Hole, Link
 from hypothesis import strategies as st
-
 from mutations import argument, odd
 
 VERBS: tuple[tuple[str, ...], ...] = (
