@@ -21,7 +21,7 @@ _KEPT = 3  # copies of a replaced file
 def write_atomically(path: Path, text: str) -> None:
     """Replace the content of ``path``; a reader sees either the old or the new text, never a part of it.
 
-    Surrogates, as in a path that is not UTF-8, are written as the bytes that they stand for.
+    Surrogates, as in a path that is not valid UTF-8, are written as the original bytes.
     """
     with beside(path) as part:
         part.write_text(text, encoding="utf-8", errors="surrogateescape")
@@ -68,7 +68,7 @@ def put_aside(path: Path) -> Path:
 
 
 def keep_beside(path: Path) -> Path:
-    """Keep a file that is about to be replaced as ``NAME.replaced-N`` in its folder; return the new path.
+    """Keep a file that is about to be replaced under the name ``NAME.replaced-N``; return the new path.
 
     Only the newest :data:`_KEPT` copies are kept.
     """

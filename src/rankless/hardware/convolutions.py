@@ -2,9 +2,9 @@
 
 On x86 CPUs with bf16 (seen with PyTorch 2.14), two results are wrong: the weight's gradient if the stride
 exceeds the map's width, as in the last levels of detectors on small images, and the output if each group has
-one input channel, several output channels and a horizontal stride above 1. Their values change from call to
-call and are sometimes NaN. In three dimensions, small maps are wrong with any stride, and memory outside the
-result is overwritten. ``benchmarks/onednn_unwritten_memory.py`` demonstrates the errors.
+one input channel, several output channels and a horizontal stride above 1. The wrong values change from call
+to call and are sometimes NaN. In three dimensions, small maps give wrong results with any stride, and memory
+outside the result is overwritten. ``benchmarks/onednn_unwritten_memory.py`` demonstrates the errors.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _transposed_unsoundly(
 
 
 def _last(sides: int | str | tuple[int, ...]) -> int:
-    """Return the value for the width, or 0 for a named padding, which requires a stride of 1."""
+    """Return the value for the width, or 0 for padding given by name, which requires a stride of 1."""
     if isinstance(sides, str):
         return 0
     return int(sides) if isinstance(sides, int) else int(sides[-1])

@@ -46,7 +46,7 @@ def addresses_of(host: str) -> list[str]:
 def address_towards(address: str) -> str | None:
     """Return this machine's source address for packets to ``address``, or None if there is no route.
 
-    The function only looks up the kernel's route and sends nothing.
+    This only looks up the route in the kernel and sends nothing.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as asking:

@@ -97,8 +97,8 @@ class Key:
 def leaves(recipe: type, kinds: Kinds | None = None) -> dict[KeyPath, Key]:
     """Map the path of every key with a value to its :class:`Key`, in the recipe's order.
 
-    With ``kinds``, return only the keys of recipes of these kinds; by default, the keys of all kinds, as
-    declared by the first kind that has the key.
+    With ``kinds``, return only the keys of recipes of these kinds. By default, return the keys of all kinds;
+    a key of several kinds is described as the first of them declares it.
     """
     found: dict[KeyPath, Key] = {}
     for path, one in _walk(recipe, (), kinds, ()):
@@ -118,7 +118,7 @@ def sections(recipe: type, kinds: Kinds | None = None) -> dict[KeyPath, tuple[st
 
 
 def classes(recipe: type) -> list[type]:
-    """List the recipe's class and the classes of its sections in all kinds."""
+    """List the recipe's class and the classes of its sections, for all kinds."""
     return list(dict.fromkeys(one for _, one in _walk(recipe, (), None, ()) if not isinstance(one, Key)))
 
 

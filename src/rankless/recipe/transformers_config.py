@@ -1,6 +1,6 @@
-"""The configuration files of transformers' detectors: ``config.json`` and ``preprocessor_config.json``.
+"""Configuration files of detectors from transformers: ``config.json`` and ``preprocessor_config.json``.
 
-They are read as plain data, without transformers.
+The files are read as plain data, without importing transformers.
 """
 
 from __future__ import annotations

@@ -405,7 +405,7 @@ def leftovers(found: Iterable[Process] | None = None, user: int | None = None) -
 
 
 def _is_adopted(parent: Process | None) -> bool:
-    """Check whether ``parent`` is a process that adopts orphans and not a launcher."""
+    """Check whether ``parent`` is a process that adopts orphans rather than a launcher."""
     if parent is None:  # the parent is outside this container
         return False
     is_reaper = parent.id == 1 or parent.name in _REAPERS

@@ -45,8 +45,8 @@ def consistency(members: Sequence[Member]) -> list[Check]:
 def clocks(skews: Mapping[str, tuple[float, float]]) -> Check:
     """Check how much the clocks differ.
 
-    ``skews`` maps each host to the seconds by which its clock is ahead of this machine's, and the uncertainty
-    of this value.
+    ``skews`` maps each host to the number of seconds by which its clock is ahead of this machine's clock, and
+    to the uncertainty of that number.
     """
     ahead, behind = max(skews, key=lambda name: skews[name][0]), min(skews, key=lambda name: skews[name][0])
     apart = skews[ahead][0] - skews[behind][0]
@@ -108,7 +108,7 @@ def _packets(one: str, other: str, answers: Answers) -> list[Check]:
 
 
 def resolving(answers: Answers, own: Mapping[str, str]) -> list[Check]:
-    """Check that hosts resolve the ``own`` names of other hosts, on which torchrun and MPI may depend."""
+    """Check that hosts can resolve each other's ``own`` names, which torchrun and MPI may use."""
     found = []
     for other, name in own.items():
         missing = [
@@ -141,7 +141,7 @@ def bandwidth(timing: Mapping[str, Any], hosts: int) -> float:
 
 
 def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
-    """Return a finding about latency and bandwidth; below 1 Gbit/s, it is a warning."""
+    """Return a finding about latency and bandwidth, which is a warning if the bandwidth is below 1 Gbit/s."""
     latency = min(timing["seconds"] for timing in timings)
     largest = max((one for one in timings if one["name"] == "all-reduce"), key=lambda one: one["size"])
     rate = bandwidth(largest, hosts)

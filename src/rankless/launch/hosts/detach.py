@@ -1,4 +1,4 @@
-"""Start, follow and stop runs whose first host coordinates them (``--detach`` and ``attach``)."""
+"""Start, follow and stop detached runs, which their first host coordinates (``--detach``, ``attach``)."""
 
 from __future__ import annotations
 

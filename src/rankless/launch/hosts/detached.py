@@ -84,7 +84,7 @@ def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -
 
 
 def wait(run: Path, before: list[str]) -> int | None:
-    """Wait until a new start has trained a step, or until the command ends; ``before`` lists earlier starts.
+    """Wait until a start that is not in ``before`` has trained a step, or until the command ends.
 
     Return the exit code of the command, or None if it is running.
     """

@@ -96,7 +96,7 @@ class HostProcess:
             return Answer(problems=list(known.problems) if known else [f"{type(error).__name__}: {error}"])
 
     def _read(self) -> None:
-        """Read commands, and immediately handle beats and commands about a running round."""
+        """Read commands, and immediately handle heartbeats and commands about a running round."""
         for text in sys.stdin:
             self.silent = 0
             try:
@@ -122,7 +122,7 @@ class HostProcess:
         self.commands.put(None)
 
     def _watch_supervisor(self) -> None:
-        """Kill this process and its ranks if the supervisor no longer passes on the client's beats."""
+        """Kill this process and its ranks if the supervisor no longer passes on the client's heartbeats."""
         while self.silent < _SILENCE:
             time.sleep(1)
             self.silent += 1

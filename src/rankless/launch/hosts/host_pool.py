@@ -131,7 +131,7 @@ class HostPool:
             member.channel.command(command)
 
     def pump(self, seconds: float) -> None:
-        """Handle events, waiting up to ``seconds`` for the first one, and give up silent hosts."""
+        """Handle events, waiting up to ``seconds`` for the first one, and give up on silent hosts."""
         self.urgent()
         wait = seconds
         for _ in range(_EVENTS):  # a host that prints endlessly must not block this loop
@@ -158,7 +158,7 @@ class HostPool:
             self.lose(member, "the end")
 
     def lose(self, member: Member, why: str) -> None:
-        """Give up a host, whose supervisor ends all processes when its lease expires."""
+        """Give up on a host; its supervisor ends all processes there when the lease expires."""
         member.lost, member.is_ready = why, False
         if member.channel is not None:
             member.channel.drop()

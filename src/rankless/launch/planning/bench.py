@@ -369,7 +369,7 @@ def bench(
 
 
 def steady(recipe: Recipe) -> Recipe:
-    """Return the recipe with uniform steps and without evaluations and checkpoints."""
+    """Return the recipe with uniform steps and without evaluations or checkpoints."""
     return replace(
         with_precision(recipe),
         data=replace(recipe.data, multi_scale=0.0),
@@ -382,7 +382,7 @@ def steady(recipe: Recipe) -> Recipe:
 
 
 def _threads(recipe: Recipe, ranks: int) -> int:
-    """Return the number of CPU threads for the plain loop; on a CPU, it is that of all ranks together."""
+    """Return the number of CPU threads for the plain loop; on a CPU, as many as all ranks have together."""
     return recipe.threads if compute_device().type == "cuda" else min(ranks * recipe.threads, usable_cores())
 
 

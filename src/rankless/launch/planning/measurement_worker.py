@@ -117,9 +117,9 @@ def died(what: str, code: int, log: IO[bytes], instead: str = "") -> UserError:
 
 @contextmanager
 def guarded(pid: int, limit: int) -> Iterator[list[int]]:
-    """Kill a process that uses more than ``limit`` bytes, and append its usage to the yielded list.
+    """Kill a process if it uses more than ``limit`` bytes, and append its usage to the yielded list.
 
-    Otherwise, the kernel might kill another process. A ``limit`` of 0 disables the check.
+    Without this check, the kernel might kill another process. A ``limit`` of 0 disables the check.
     """
     over: list[int] = []
     ended = threading.Event()

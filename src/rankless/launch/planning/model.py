@@ -103,7 +103,7 @@ class Machine:
     inside: Link | None = None  # between devices of a single machine; None uses the network's link
 
     def slowdown(self, busy: int) -> float:
-        """Return the factor by which ``busy`` devices of a machine slow down each other's computing."""
+        """Return the factor by which computing is slower if ``busy`` devices of a machine compute at once."""
         if self.slots is None:
             return 1.0
         if busy > self.slots:
