@@ -154,8 +154,8 @@ class Outputs:
     def as_one(self, files: Sequence[Path]) -> Iterator[list[Path]]:
         """Yield temporary files for outputs that belong together; on an error, restore the old files.
 
-        Readers open the first file first. It is moved away first and renamed last, so that a killed process
-        never leaves a mixture of old and new files that looks complete.
+        The first file is the one that readers open first. It is moved away first and renamed last, so that a
+        killed process never leaves a mixture of old and new files that looks complete.
         """
         taken: dict[Path, Path] = {}
         try:

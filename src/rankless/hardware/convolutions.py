@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode
 
 
 class SoundConvolutions(TorchFunctionMode):
-    """A context in which this thread runs a convolution in float32 if oneDNN would compute it incorrectly.
+    """A context manager that makes this thread run a convolution in float32 if oneDNN would be wrong.
 
-    Results and gradients are rounded to the dtype that they would have without the context.
+    Results and gradients are rounded to the dtype that they would have otherwise.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

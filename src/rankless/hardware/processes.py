@@ -33,6 +33,6 @@ def fork() -> int:
 
 
 def name_process(name: str) -> None:
-    """Set the name of this process for ``top`` and ``ps -o comm``, at most 15 characters (Linux only)."""
+    """Set the name of this process in ``top`` and ``ps -o comm`` (at most 15 characters; Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)

@@ -45,7 +45,7 @@ _LATER = 10**8  # steps between checkpoints, so that a copy saves only at its en
 
 
 class Interval(NamedTuple):
-    """The steps after step ``first`` (0 for the start of the run) up to step ``last``."""
+    """The steps from ``first``, exclusive (0 for the start of the run), to ``last``, inclusive."""
 
     first: int
     last: int
@@ -326,7 +326,7 @@ def other_facts(recorded: Mapping[str, str], here: Mapping[str, str], recipe: Re
     """Yield differences between this machine and the run's machine that may change the results."""
     for name in {**recorded, **here}:
         section, _, key = name.partition(".")
-        # An unset variable may change bits, too; a missing package cannot.
+        # An unset variable may change the results, too; a missing package cannot.
         counts = section == "variables" or (name in recorded and name in here)
         is_free = name == "hardware.CPU" and recipe.cpu_isa != "native"
         was, has = recorded.get(name, "not set"), here.get(name, "not set")

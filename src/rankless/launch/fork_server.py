@@ -54,7 +54,7 @@ class Forked(msgspec.Struct):
 
 
 class ForkedProcess:
-    """The process of a rank, which leads a process group and a session."""
+    """A rank's process, which is the leader of a process group and a session."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self._server, self.pid = server, pid

@@ -118,7 +118,7 @@ def reserve_note(path: Path, rank: int) -> None:
 
 
 def leave_note(path: Path, rank: int, note: dict[str, Any]) -> None:
-    """Write a note about how a rank ended into the job's folder."""
+    """Write a note into the job's folder about how a rank ended."""
     beside = path.with_name(f".note-{rank}")
     with beside.open("r+b" if beside.exists() else "wb") as file:
         file.write(json.dumps(note).encode())

@@ -225,8 +225,8 @@ def open_run(
     """Open the run directory on rank 0 until ``held`` is closed; all ranks must call this function.
 
     The run is resumed if the user requests it, or if an earlier start of the same job saved a checkpoint on
-    any machine.
-    Return the job on rank 0, or None if the run is already finished. Return None on the other ranks.
+    any machine. Return the job on rank 0, or None if the run is already finished. Return None on the other
+    ranks.
     """
     if world.is_first:  # also removes new parents of the run directory
         held.enter_context(removed_on_error(wanted.run or Path("runs", wanted.name)))

@@ -54,7 +54,7 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
             :func:`rankless.models.names.problem`; without it, any name is accepted here.
 
     Raises:
-        UserError: lists all problems of the file and the overrides, with line and nearest valid key.
+        UserError: lists all problems of the file and the overrides, with lines and nearest valid keys.
     """
     if key := key_of_file(str(source), ""):
         line = line_of_file(str(source), dict(one.partition("=")[::2] for one in several(overrides)))

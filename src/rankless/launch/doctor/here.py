@@ -171,7 +171,7 @@ def cards(root: Path = Path("/")) -> Cards:
 
 
 def gpus(seen: Cards | None = None) -> Check:
-    """Check that PyTorch sees the GPUs, and that they are of one kind, unused, and connected."""
+    """Check that PyTorch sees the GPUs, and that they are of the same model, unused, and connected."""
     seen = seen or cards()
     if not seen.names:
         if not seen.driver:
@@ -417,7 +417,7 @@ DATA_LIMIT = 300.0  # seconds for reading the data for the first time
 
 
 def checks(directory: Path, threads: int = 1) -> list[Check]:
-    """Run all checks of this machine, and return the findings."""
+    """Run all checks on this machine, and return the findings."""
     return run(
         {
             "software": software,

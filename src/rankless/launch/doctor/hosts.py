@@ -1,4 +1,4 @@
-"""Check several hosts and the network between them, over the same connections as training."""
+"""Check several hosts and the network between them, using the same connections as training."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def bandwidth(timing: Mapping[str, Any], hosts: int) -> float:
 
 
 def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
-    """Return a finding about latency and bandwidth, which is a warning if the bandwidth is below 1 Gbit/s."""
+    """Return a finding about latency and bandwidth: a warning if the bandwidth is below 1 Gbit/s."""
     latency = min(timing["seconds"] for timing in timings)
     largest = max((one for one in timings if one["name"] == "all-reduce"), key=lambda one: one["size"])
     rate = bandwidth(largest, hosts)
@@ -155,8 +155,8 @@ def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
 def step(alone: float, exchange: float, shares: Sequence[int]) -> Check:
     """Estimate the duration of a step, and the network's share of it.
 
-    ``alone`` is the time in seconds of a step on the first host, and ``exchange`` the time to exchange the
-    gradients between one rank of each host. Both results are upper bounds, because computing and
+    ``alone`` is the time in seconds that a step takes on the first host, and ``exchange`` is the time to
+    exchange the gradients between one rank of each host. Both results are upper bounds, because computing and
     communication partly overlap.
     """
     computing = alone * shares[0] / sum(shares)
@@ -264,7 +264,7 @@ class _Doctor:
     def _ask(
         self, command: Commands[A], seconds: float, members: Sequence[Member] | None = None
     ) -> dict[int, A]:
-        """Send a command to hosts, report failures, and return the other replies by index."""
+        """Send a command to hosts, report failures, and return the successful replies by host index."""
         members = self._there() if members is None else members
         replies = self.pool.ask(members, command, seconds)
         self._report_lost()

@@ -36,7 +36,7 @@ BEAT = 1.0  # seconds between two beats, which the supervisor answers
 SILENCE = 30.0  # seconds after which a silent host counts as lost; shorter network outages are tolerated
 MISSED = 8.0  # the same if ranks of other hosts have lost a peer
 OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")  # SSH must never prompt
-# SSH's own keepalive gives up a silent host later than the coordinator does.
+# SSH's own keepalive gives up on a silent host later than the coordinator does.
 _ALIVE = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=8")
 _KEPT_LINES = 20
 _CHANGED = r"(?i)(?:\w+ )?host key for (\S+) has changed[^.;\n]*"

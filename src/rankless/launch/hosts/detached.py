@@ -17,7 +17,7 @@ from pathlib import Path
 
 RECORD = "coordinator.json"
 LOG = "coordinator.log"
-# Starts of lines in a journal.
+# How lines of a journal start.
 STARTS, NUMBERS = ('{"event":"start"', '{"event":"resume"'), ('{"step"', '{"evaluation"')
 
 
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -> int:
-    """Start the command in a new session that logs to the run directory, and wait until the training starts.
+    """Start the command in a new session, log to the run directory, and wait until the training starts.
 
     Print the process ID to standard output and the warnings to standard error, and return 0. If the command
     has ended, print its complete output instead of the warnings, and return its exit code.

@@ -284,7 +284,7 @@ class HostProcess:
 
 
 def facts(recipe: str) -> dict[str, Any]:
-    """Return the properties of this host that affect training, including ``problems`` that prevent it.
+    """Return the properties of this host that affect training, and the ``problems`` that prevent training.
 
     ``recipe`` is JSON with the path of the data on this host; if it is empty, no data is read.
     """
@@ -309,7 +309,7 @@ def facts(recipe: str) -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """Return an ID of this machine and its network namespace, independent of host names."""
+    """Return an ID for this machine and its network namespace that does not depend on host names."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"

@@ -104,7 +104,7 @@ class HostPool:
     def ask(
         self, members: Sequence[Member], command: Commands[A], seconds: float = float("inf")
     ) -> dict[int, A]:
-        """Send a command to hosts that are ready, wait for the replies, and return them by index.
+        """Send a command to hosts that are ready, wait for the replies, and return them by host index.
 
         Hosts that have not replied after ``seconds`` count as lost and are missing from the result.
         """

@@ -24,7 +24,7 @@ _LONGEST = 4 * WAIT  # seconds for a name server
 
 
 class Listener:
-    """A listener on every address that other machines may reach; if ``echo``, it sends bytes back."""
+    """A listener on every address that other machines may reach; if ``echo``, it echoes received bytes."""
 
     def __init__(self, *, echo: bool = False) -> None:
         self.echo, self._room = echo, threading.Semaphore(_AT_ONCE)
@@ -88,8 +88,8 @@ def probe(targets: Mapping[str, Mapping[str, Any]], *, large: bool) -> dict[str,
     """Connect to other hosts at all their addresses at the same time.
 
     For each host, ``targets`` contains the ``ports`` of its :class:`Listener` by address, and a ``host`` name
-    to resolve, which may be empty. For each host, the result contains the results of :func:`attempt` by
-    address (``tried``), and the addresses to which the name resolves (``resolved``).
+    to resolve, which may be empty. The result contains, also for each host, the results of :func:`attempt`
+    by address (``tried``), and the addresses to which the name resolves (``resolved``).
     """
     # An address that this machine also has, such as that of a container bridge, does not lead to the host.
     own = own_addresses()

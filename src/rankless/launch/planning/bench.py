@@ -46,7 +46,7 @@ class Shares:
 
 
 class _Processes(ExitStack):
-    """A context that ends its processes on exit."""
+    """A context manager that ends its processes on exit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class Bench:
     notes: list[str]
 
     def advice(self) -> list[tuple[str, str]]:
-        """Return pairs of a recipe key or option and advice about it, starting with the most useful."""
+        """Return pairs of a recipe key (or an option) and advice about it, starting with the most useful."""
         found = [*_images(self), *_micro(self), *_precision(self)]
         shares = self.shares
         if shares.network >= _NETWORK:

@@ -33,7 +33,7 @@ _SHARED = ".output"
 
 
 class TrialOutput:
-    """A context that redirects standard output and error of this process and its children to a file.
+    """A context manager that redirects standard output and error of this process and its children to a file.
 
     The terminal shows a header and a row per trial. All trials share one file, because the fork server keeps
     the streams with which it was started. After a trial, its output is moved to the log of its run.
