@@ -42,7 +42,7 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
     """Load a recipe and apply overrides.
 
     Args:
-        source: the name of a shipped recipe, or a file: a path, anything that ends in .yaml or .yml, or
+        source: the name of a shipped recipe, or a file: a path, any name with the extension .yaml or .yml, or
             the name of a file that exists.
         overrides: ``key=value`` with dotted keys and YAML values: ``optim.lr=0.02``,
             ``model.image_size=[192, 320]``. If a key is given several times, the last value is used. A
