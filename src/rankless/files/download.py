@@ -45,7 +45,7 @@ _LONGEST_TAG = 500  # characters
 
 @dataclass(frozen=True)
 class Offer:
-    """A file to download from its publisher."""
+    """A published file that can be downloaded."""
 
     url: str
     length: int = 0  # bytes; 0 if the exact length is not known
@@ -59,7 +59,7 @@ class Offer:
 
     @property
     def address(self) -> str:
-        """The address to download from, which is the publisher's or the mirror's."""
+        """The address to download from: the publisher's or the mirror's."""
         mirror = os.environ.get(MIRROR, "").rstrip("/")
         if mirror and not _is_address(mirror):
             raise UserError(

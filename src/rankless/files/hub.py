@@ -47,7 +47,7 @@ _ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".onnx", ".ckpt", ".h5")  # n
 
 
 def parse(text: str) -> HubAddress:
-    """Return the parts of an address, in which ``/`` in a revision is written as ``%2F``."""
+    """Return the parts of an address; a ``/`` in the revision must be written as ``%2F``."""
     match = _ADDRESS.fullmatch(text.removeprefix(PREFIX)) if text.startswith(PREFIX) else None
     repository, revision, file = match.groups(default="") if match else ("", "", "")
     revision = revision.replace("%2F", "/")
@@ -64,8 +64,8 @@ def parse(text: str) -> HubAddress:
 def fetch(address: HubAddress, *, newest: bool = False) -> Path:
     """Return the local folder with a repository's JSON and safetensors files, downloading missing files.
 
-    The folder is named after the commit. If the files of a branch are in the cache, the Hub is asked for a
-    newer commit only with ``newest``. The Hub names large files by their SHA-256 digests, which are verified.
+    The folder is named after the commit. If the files of a branch are cached, the Hub is asked for a newer
+    commit only if ``newest`` is True. The Hub names large files by their SHA-256 digests, which are verified.
     If the address has a ``file``, only that file is downloaded.
     """
     # Weights come last: if they exist, all other files have been fetched, too.

@@ -1,4 +1,4 @@
-"""Output files of a command, which overwrites only its own earlier outputs unless it is forced.
+"""Output files of a command, which overwrites only its own earlier outputs unless forced.
 
 ``.rankless-outputs`` lists the outputs in a folder, each with its command, name, size and digest. The same
 command may replace a file on the list that has not changed since. Everything else belongs to the user:
@@ -140,7 +140,7 @@ class Outputs:
             raise UserError(f"{file}: it cannot be written: {_reason(error)}") from error
 
     def keep(self, files: Iterable[Path]) -> None:
-        """Treat files from an earlier, interrupted call of the command as written by this call."""
+        """Treat files from an earlier, interrupted call of the command as if this call had written them."""
         self._written.extend(files)
 
     def remove_others(self, folder: Path) -> list[Path]:
@@ -154,8 +154,8 @@ class Outputs:
     def as_one(self, files: Sequence[Path]) -> Iterator[list[Path]]:
         """Yield temporary files for outputs that belong together; on an error, restore the old files.
 
-        Readers open the first file first. It is moved away first and renamed last, so that a killed process
-        never leaves a mixture of old and new files that looks complete.
+        The first file is the one that readers open first. It is moved away first and renamed last, so that a
+        killed process never leaves a mixture of old and new files that looks complete.
         """
         taken: dict[Path, Path] = {}
         try:

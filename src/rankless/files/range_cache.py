@@ -1,8 +1,8 @@
 """A disk cache of limited size for byte ranges of remote objects, shared by all processes of a machine.
 
-Each range is a file that appears atomically and is named by the range's key, so no process waits for another.
-The files are spread evenly over folders. Adding a file to a folder removes its least recently used files
-until the folder is within its share of the limit.
+Each range is a file that appears atomically and is named after the range's key, so no process waits for
+another. The files are spread evenly over folders. When a file is added to a folder, the folder's least
+recently used files are removed until the folder is within its share of the limit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RangeCache:
     most: int
 
     def get(self, key: str) -> bytes | None:
-        """Return the bytes under a key, or None if they are missing or damaged."""
+        """Return the bytes stored under a key, or None if they are missing or damaged."""
         path = self._path(key)
         try:
             content = path.read_bytes()

@@ -151,7 +151,7 @@ class State:
 class RemoteFile:
     """An object that is read in byte ranges.
 
-    Its address may end in ``#TAG``, the tag of the expected content.
+    Its address may end with ``#TAG``, the tag of the expected content.
     """
 
     url: str
@@ -243,7 +243,7 @@ def listed(url: str) -> Iterator[tuple[str, bool]]:
 
 
 def _address(folder: str, name: str) -> str:
-    """Return the address of a listed entry; names on S3 have no scheme."""
+    """Return the address of a listed entry, adding the scheme if it is missing, as in listings of S3."""
     return name if "://" in name else f"{folder.partition('://')[0]}://{name.lstrip('/')}"
 
 
@@ -253,7 +253,7 @@ def _files(url: str) -> Any:
 
 @functools.cache
 def _file_system(process: int, scheme: str) -> Any:
-    """Return fsspec's file system for a scheme; each process needs its own, because it starts a thread."""
+    """Return fsspec's file system for a scheme. Each process needs its own, as fsspec starts a thread."""
     where = f"data.root is of {scheme}://"
     fsspec = needed("fsspec", "remote", where)
     options: dict[str, Any] = {}
@@ -302,7 +302,7 @@ def _lasting(error: Exception, url: str) -> OSError | None:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the cause of an error, because fsspec reports any failed size request as a missing file."""
+    """Return the underlying cause of an error: fsspec reports any failed size request as a missing file."""
     if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
         return error.__cause__
     return error

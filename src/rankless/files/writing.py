@@ -19,9 +19,9 @@ _KEPT = 3  # copies of a replaced file
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the content of ``path``; a reader sees either the old or the new text, never a part of it.
+    """Replace the content of ``path``; a reader sees either the old or the new text, never part of one.
 
-    Surrogates, as in a path that is not UTF-8, are written as the bytes that they stand for.
+    Surrogates, as in a path that is not valid UTF-8, are written as the original bytes.
     """
     with beside(path) as part:
         part.write_text(text, encoding="utf-8", errors="surrogateescape")
@@ -68,7 +68,7 @@ def put_aside(path: Path) -> Path:
 
 
 def keep_beside(path: Path) -> Path:
-    """Keep a file that is about to be replaced as ``NAME.replaced-N`` in its folder; return the new path.
+    """Keep the old version of a file as ``NAME.replaced-N`` before it is replaced; return the new path.
 
     Only the newest :data:`_KEPT` copies are kept.
     """
@@ -138,7 +138,7 @@ def _remove_unlocked(path: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk so that they survive a power failure."""
+    """Flush a file, or the names in a folder, to disk so that they survive a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

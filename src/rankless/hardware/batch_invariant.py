@@ -28,7 +28,7 @@ _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 
 @contextmanager
 def batch_invariant(device: torch.device) -> Iterator[None]:
-    """Make float32 layers on a CPU compute the same output for an image as in a batch of 2 to 15 images.
+    """Make float32 layers on a CPU compute each image's output as in a batch of 2 to 15 images.
 
     This is for inference. Training does not need it, because its micro-batches have a fixed size.
     """

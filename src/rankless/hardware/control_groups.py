@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool]]:
-    """Yield pairs of a control group's folder and whether the group uses version 2.
+    """Yield the folder of each control group, and whether the group uses version 2.
 
-    The pairs include ancestors, whose limits apply as well. In a container, the folder of the process's own
+    Ancestors are included because their limits apply as well. In a container, the folder of the process's own
     group may be missing. ``root`` is the folder that contains ``proc`` and ``sys``.
     """
     try:

@@ -2,9 +2,9 @@
 
 On x86 CPUs with bf16 (seen with PyTorch 2.14), two results are wrong: the weight's gradient if the stride
 exceeds the map's width, as in the last levels of detectors on small images, and the output if each group has
-one input channel, several output channels and a horizontal stride above 1. Their values change from call to
-call and are sometimes NaN. In three dimensions, small maps are wrong with any stride, and memory outside the
-result is overwritten. ``benchmarks/onednn_unwritten_memory.py`` demonstrates the errors.
+one input channel, several output channels and a horizontal stride above 1. The wrong values change from call
+to call and are sometimes NaN. In three dimensions, small maps give wrong results with any stride, and memory
+outside the result is overwritten. ``benchmarks/onednn_unwritten_memory.py`` demonstrates the errors.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode
 
 
 class SoundConvolutions(TorchFunctionMode):
-    """A context in which this thread runs a convolution in float32 if oneDNN would compute it incorrectly.
+    """A context manager that makes this thread run a convolution in float32 if oneDNN would be wrong.
 
-    Results and gradients are rounded to the dtype that they would have without the context.
+    Results and gradients are rounded to the dtype that they would have otherwise.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -66,7 +66,7 @@ def _transposed_unsoundly(
 
 
 def _last(sides: int | str | tuple[int, ...]) -> int:
-    """Return the value for the width, or 0 for a named padding, which requires a stride of 1."""
+    """Return the value for the width, or 0 for padding given by name, which requires a stride of 1."""
     if isinstance(sides, str):
         return 0
     return int(sides) if isinstance(sides, int) else int(sides[-1])

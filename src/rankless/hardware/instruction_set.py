@@ -118,7 +118,7 @@ def fix(cpu_isa: str) -> None:
 
 
 def _more_than_avx2_in_numpy() -> str:
-    """Return the features beyond AVX2 that this version of NumPy knows; others would cause a warning."""
+    """Return the features beyond AVX2 that this version of NumPy knows; naming others causes a warning."""
     major, minor = map(int, metadata.version("numpy").split(".")[:2])
     if (major, minor) >= (2, 4):
         return "X86_V4 AVX512_ICL AVX512_SPR"

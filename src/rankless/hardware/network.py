@@ -46,7 +46,7 @@ def addresses_of(host: str) -> list[str]:
 def address_towards(address: str) -> str | None:
     """Return this machine's source address for packets to ``address``, or None if there is no route.
 
-    The function only looks up the kernel's route and sends nothing.
+    This only looks up the route in the kernel and sends nothing.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as asking:
@@ -141,7 +141,7 @@ def listening_at(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # Allows the port of a run that has just ended.
+        # Allow reusing the port of a run that has just ended.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
         listener.listen(4096)

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class PortableFunctions(TorchFunctionMode):
-    """A context that replaces square roots and float32 arctangents of this thread's CPU tensors.
+    """A context manager that replaces square roots and float32 arctangents of this thread's CPU tensors.
 
     In-place variants and variants with ``out`` are not replaced.
     """

@@ -53,7 +53,7 @@ def autocast(precision: str, device: torch.device) -> Iterator[None]:
 
 
 def replaced_kernels(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context that replaces kernels with wrong or CPU-dependent results."""
+    """Return a context manager that replaces kernels with wrong or CPU-dependent results."""
     if device.type != "cpu":
         return nullcontext()
     if torch.is_autocast_enabled("cpu"):
@@ -65,8 +65,8 @@ def replaced_kernels(device: torch.device) -> AbstractContextManager[object]:
 def without_layers() -> Iterator[None]:
     """Disable function interception within a block that calls no convolutions or linear layers.
 
-    :func:`autocast` and ``batch_invariant`` intercept all functions, which takes up half the time of small
-    ones.
+    :func:`autocast` and ``batch_invariant`` intercept every function call, which accounts for half the time
+    of small functions.
     """
     with nullcontext() if is_limited() else torch._C.DisableTorchFunction():
         yield

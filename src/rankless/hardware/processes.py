@@ -14,7 +14,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # <linux/prctl.h>
 def die_with_parent(parent: int | None = None) -> None:
     """Make the kernel kill this process when its parent dies for any reason (Linux only).
 
-    ``parent`` is the id of the parent process; if the parent has already died, this process exits at once.
+    ``parent`` is the ID of the parent process; if the parent has already died, this process exits at once.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -33,6 +33,6 @@ def fork() -> int:
 
 
 def name_process(name: str) -> None:
-    """Set the name of this process for ``top`` and ``ps -o comm``, at most 15 characters (Linux only)."""
+    """Set the name of this process in ``top`` and ``ps -o comm`` (at most 15 characters; Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)

@@ -45,7 +45,7 @@ _LATER = 10**8  # steps between checkpoints, so that a copy saves only at its en
 
 
 class Interval(NamedTuple):
-    """The steps after step ``first`` (0 for the start of the run) up to step ``last``."""
+    """The steps from ``first``, exclusive (0 for the start of the run), to ``last``, inclusive."""
 
     first: int
     last: int
@@ -89,7 +89,7 @@ class AuditReport:
 
 
 def examine(run: RunDirectory) -> Chain:
-    """Check a run's chain against its files and ``recipe.yaml`` without training, and return the chain."""
+    """Check a run's hash chain against its files and ``recipe.yaml`` without training; return the chain."""
     if not run.steps():
         what = "has no checkpoints" if run.path.exists() else "no such directory"
         raise UserError(f"{run.path}: {what}; expected a run directory with checkpoints")
@@ -109,7 +109,7 @@ def examine(run: RunDirectory) -> Chain:
 
 
 class Audit:
-    """An audit of a run, which only reads the run directory.
+    """An audit of a run. It only reads the run directory.
 
     ``overrides`` sets the paths of the data and of the pretrained weights. ``task`` is the run's custom task,
     whose code will be executed. ``echo`` receives the report line by line.
@@ -137,7 +137,7 @@ class Audit:
         self.starts = [starts.facts(entry) for entry in starts.read(self.run.environment)[0]]
 
     def repeat(self, steps: int | None, seed: int) -> AuditReport:
-        """Retrain randomly chosen intervals with at least ``steps`` steps in total, or all if it is None."""
+        """Retrain random intervals with at least ``steps`` steps in total, or all intervals if None."""
         link = self.chain.lines[-1].link if self.chain.lines else None
         report = AuditReport(seed, link, self.chain.problems, self.chain.notes)
         intervals = [Interval(*pair) for pair in pairwise([0, *self.chain.sound])]
@@ -323,10 +323,10 @@ def _sample(possible: Sequence[Interval], steps: int | None, seed: int) -> list[
 
 
 def other_facts(recorded: Mapping[str, str], here: Mapping[str, str], recipe: Recipe) -> Iterator[str]:
-    """Yield differences between the run's machine and this machine that may change bits."""
+    """Yield differences between this machine and the run's machine that may change the results."""
     for name in {**recorded, **here}:
         section, _, key = name.partition(".")
-        # An unset variable may change bits, too; a missing package cannot.
+        # An unset variable may change the results, too; a missing package cannot.
         counts = section == "variables" or (name in recorded and name in here)
         is_free = name == "hardware.CPU" and recipe.cpu_isa != "native"
         was, has = recorded.get(name, "not set"), here.get(name, "not set")
@@ -335,7 +335,7 @@ def other_facts(recorded: Mapping[str, str], here: Mapping[str, str], recipe: Re
 
 
 def compare(one: Snapshot, other: Snapshot) -> tuple[int, str | None]:
-    """Return the number of tensors in two states, and a description of the first difference or None."""
+    """Return the number of tensors in two states, and a description of the first difference, if any."""
     count, first = 0, None
     for part in ("model", "ema", "training"):
         ours, theirs = getattr(one, part) or {}, getattr(other, part) or {}

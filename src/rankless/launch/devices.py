@@ -16,9 +16,10 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @contextmanager
 def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
-    """Make only the listed GPUs visible to child processes, and yield their number.
+    """Make only the listed GPUs visible to child processes, and yield the number of GPUs.
 
-    GPUs are numbered as in PyTorch, within ``CUDA_VISIBLE_DEVICES``. A number or None is yielded unchanged.
+    GPUs are numbered as in PyTorch, within ``CUDA_VISIBLE_DEVICES``. If ``devices`` is a number or None, it
+    is yielded unchanged.
     """
     if devices is None or isinstance(devices, int):
         yield devices
@@ -44,7 +45,7 @@ def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
 class LeftOut:
     """The devices of this machine that ranks no longer use because they computed wrong results.
 
-    Without GPUs, each of them reduces the number of ranks by one, because ranks are not bound to cores.
+    Without GPUs, each excluded device means one rank less, because ranks are not bound to cores.
     """
 
     def __init__(self, numbers: Iterable[int] = ()) -> None:
@@ -58,7 +59,7 @@ class LeftOut:
         return there
 
     def add(self, ranks: Sequence[int]) -> None:
-        """Exclude the devices of the given ranks, which are numbered within this machine."""
+        """Exclude the devices of the given ranks (numbered within this machine)."""
         there = self.remaining()
         self.numbers += {there[rank % len(there)] for rank in ranks} if there else ranks
 

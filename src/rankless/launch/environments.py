@@ -1,7 +1,7 @@
 """Detect the launcher that started this process as a rank.
 
-Each kind of launcher has a class. Its method :meth:`Environment.export` sets PyTorch's environment variables,
-which are the only ones that the rest of the package reads.
+Each kind of launcher has a class, whose :meth:`Environment.export` sets PyTorch's environment variables. The
+rest of the package reads only those variables.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Environment(ABC):
 
     @classmethod
     def job_of(cls, variables: Mapping[str, str]) -> str:
-        """Return the name of the job, which restarts and requeues preserve, or "" if there is none."""
+        """Return the name of the job, which survives restarts and requeues, or "" if there is none."""
         return ""
 
     @abstractmethod
@@ -358,7 +358,7 @@ def refuse(what: str, instead: str, variables: Mapping[str, str] = os.environ) -
 
 
 def speaks(variables: Mapping[str, str] = os.environ) -> bool:
-    """Check whether this process should print messages, unlike ranks other than 0."""
+    """Check whether this process should print messages: of several ranks, only rank 0 should."""
     try:
         environment = detect(variables)
     except UserError:
@@ -367,6 +367,6 @@ def speaks(variables: Mapping[str, str] = os.environ) -> bool:
 
 
 def job(variables: Mapping[str, str] = os.environ) -> str:
-    """Return the name of the job, which restarts and requeues preserve, or "" if there is none."""
+    """Return the name of the job, which survives restarts and requeues, or "" if there is none."""
     named = (variables.get(_JOB), *(kind.job_of(variables) for kind in _KINDS))
     return next(filter(None, named), "")

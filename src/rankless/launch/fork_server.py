@@ -1,9 +1,9 @@
-"""The fork server, a process that has imported PyTorch, so that ranks forked from it start at once.
+"""The fork server: a process that has already imported PyTorch, so ranks forked from it start immediately.
 
 Importing PyTorch takes several seconds in every rank and at every restart. The server is forked before the
 launcher opens or computes anything, because forking is safe only before threads or GPUs are used. Only
-processes that run nothing but Rankless may start a server. Ranks started from a notebook, a script or a test,
-and ranks that need other libraries than the loaded ones (``cpu_isa``, a GPU), are new interpreters.
+processes that run nothing but Rankless may start a server. Ranks started from a notebook, a script or a test
+run in new interpreters, and so do ranks that cannot use the loaded libraries because of ``cpu_isa`` or a GPU.
 
 The launcher and the server communicate over a private socket pair.
 """
@@ -54,7 +54,7 @@ class Forked(msgspec.Struct):
 
 
 class ForkedProcess:
-    """The process of a rank, which leads a process group and a session."""
+    """A rank's process, which is the leader of a process group and a session."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self._server, self.pid = server, pid
@@ -134,7 +134,7 @@ class ForkServer:
             self.code = os.waitstatus_to_exitcode(status)
 
     def _messages(self, seconds: float | None) -> list[Forked]:
-        """Return the messages that arrive within ``seconds``, and store the exit codes in them."""
+        """Return the messages that arrive within ``seconds``, and store the exit codes that they report."""
         ready, _, _ = select.select([self._connection], [], [], seconds)
         if not ready:
             return []

@@ -91,7 +91,7 @@ def _train_in_threads(job: Job, recipe: Recipe, size: int, stop: StopRequest) ->
 
 
 def _main_error(errors: Sequence[BaseException | None]) -> BaseException | None:
-    """Return the error to raise for all ranks, if possible not one that only reports a lost peer."""
+    """Return the error to raise for all ranks, preferably not one that merely reports a lost peer."""
     met = [error for error in errors if error is not None]
     causes = [error for error in met if not isinstance(error, LostPeerError)]
     others = [error for error in causes if not isinstance(error, UserError)]

@@ -1,7 +1,7 @@
 """The job that a launcher gives its ranks, and the notes that the ranks leave, as JSON files.
 
-Launchers and ranks share only a private folder with these files. For training, it is in the run directory,
-because the system's temporary folder may be cleaned during a long run.
+Launchers and ranks share only a private folder with these files. For training, the folder is in the run
+directory, because the system's temporary folder may be cleaned during a long run.
 """
 
 from __future__ import annotations
@@ -112,13 +112,13 @@ def read_job(path: Path) -> Job:
 
 
 def reserve_note(path: Path, rank: int) -> None:
-    """Reserve disk space for :func:`leave_note`, because the disk may be full by then."""
+    """Reserve disk space for :func:`leave_note`, because the disk may be full when a rank ends."""
     with suppress(OSError):  # leave_note then tries without the reserved space
         path.with_name(f".note-{rank}").write_bytes(b" " * _NOTE)
 
 
 def leave_note(path: Path, rank: int, note: dict[str, Any]) -> None:
-    """Write a note about how a rank ended into the job's folder."""
+    """Write a note into the job's folder about how a rank ended."""
     beside = path.with_name(f".note-{rank}")
     with beside.open("r+b" if beside.exists() else "wb") as file:
         file.write(json.dumps(note).encode())

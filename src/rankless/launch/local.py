@@ -90,7 +90,7 @@ def train(
             weights are the same.
 
     Returns:
-        The exit code: 0 if the training finished, 85 if a signal stopped it and it was saved, 130 after
+        The exit code: 0 if the training finished, 85 if a signal stopped it and the run was saved, 130 after
         Ctrl-C, and 1 if the ranks could not continue.
 
     Raises:

@@ -81,7 +81,7 @@ class MemberRun:
         return self._checked(self.wanted.recipe, first=True) if self.wanted.recipe else None
 
     def _checked(self, recipe: Recipe, *, first: bool) -> Recipe:
-        """Check and resolve a recipe; with ``first``, only the first rank of a machine resolves it."""
+        """Check and resolve a recipe; with ``first``, only the first rank on each machine resolves it."""
         recipe, self.sinks = checked(recipe, None, self.wanted.sinks)
         if first:
             rank_job.fork_loaders_early(recipe)
@@ -224,8 +224,9 @@ def open_run(
 ) -> Job | None:
     """Open the run directory on rank 0 until ``held`` is closed; all ranks must call this function.
 
-    The run is resumed if the user requests it, or if an earlier start of the same job saved on any machine.
-    Return the job on rank 0, or None if the run is already finished. Return None on the other ranks.
+    The run is resumed if the user requests it, or if an earlier start of the same job saved a checkpoint on
+    any machine. Return the job on rank 0, or None if the run is already finished. Return None on the other
+    ranks.
     """
     if world.is_first:  # also removes new parents of the run directory
         held.enter_context(removed_on_error(wanted.run or Path("runs", wanted.name)))

@@ -136,7 +136,7 @@ def report_nothing_left(run: Path, step: int, epochs: int, again: str) -> None:
 
 @contextmanager
 def _optional_output(run: RunDirectory) -> Iterator[None]:
-    """Warn instead of raising an error if standard output cannot be written, because the run is saved."""
+    """If standard output cannot be written, warn instead of raising an error: the run is already saved."""
     try:
         yield
         sys.stdout.flush()

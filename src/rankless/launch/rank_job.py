@@ -46,8 +46,8 @@ from rankless.world.process_group import TIMEOUT, LostPeerError, World, is_lost_
 def do(job: Job, path: Path, rank: int, meeting: Path | None, screen: int) -> int:
     """Run a job as a rank of Rankless's launcher, leave a note about how it ended, and return the exit code.
 
-    The ranks of one machine meet at the file ``meeting``; None means the address in the environment. Rank 0
-    shows the progress of an evaluation on the descriptor ``screen``.
+    The ranks of one machine meet at the file ``meeting``. If ``meeting`` is None, ranks meet at the address
+    in the environment. Rank 0 shows the progress of an evaluation on the descriptor ``screen``.
     """
     try:
         stop = StopRequest()

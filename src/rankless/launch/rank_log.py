@@ -47,7 +47,7 @@ def log_or_nothing(path: Path, why: str) -> int:
 
 
 def last_traceback(path: Path) -> list[str]:
-    """Return the last traceback since the last start and the lines after it, or an empty list."""
+    """Return a log's lines from the last traceback onwards, or an empty list if the last start has none."""
     try:
         lines = _lines(path)
     except OSError:

@@ -34,7 +34,7 @@ _TOUCH = 3600.0  # seconds; systems remove temporary files that are days old
 
 
 class Process(Protocol):
-    """The process of a rank, which leads its own process group."""
+    """A rank's process, which is the leader of its own process group."""
 
     pid: int
 

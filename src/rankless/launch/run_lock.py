@@ -1,4 +1,4 @@
-"""Lock a run directory so that only one training run uses it, and remove what killed runs have left."""
+"""Lock a run directory so that only one training run uses it, and remove what killed runs left behind."""
 
 from __future__ import annotations
 

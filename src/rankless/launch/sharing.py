@@ -9,7 +9,7 @@ from rankless.recipe.schema import Recipe
 
 
 def too_few(ranks: int, devices: int, kind: str) -> str:
-    """Return a message that a step has too few micro-batches for ``devices`` devices."""
+    """Return a message saying that a step has too few micro-batches for ``devices`` devices."""
     return (
         f"a step has only {counted(ranks, 'micro-batch', 'micro-batches')} (batch.images / batch.micro), so "
         f"only {ranks} of the {devices} {kind} will train"

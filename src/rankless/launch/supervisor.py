@@ -104,7 +104,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def culprit(self) -> int | None:
-        """The rank whose failure ended the round, if possible not one that merely lost a peer."""
+        """The rank whose failure ended the round, preferably not one that merely lost a peer."""
         codes = {rank: failure.code for rank, failure in self.failed.items()}
         return min(codes, key=lambda rank: (codes[rank] == LOST_PEER, codes[rank]), default=None)
 

@@ -49,7 +49,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the bits were the same at every step with all numbers of ranks."""
+        """Whether every step gave the same bits with all numbers of ranks."""
         return all(result.difference is None for result in self.worlds)
 
     def as_json(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def compare(
 ) -> VerifyReport:
     """Train with each number of ranks in turn, and report the differences.
 
-    Each function in ``worlds`` receives the trace of the first one; the first one receives an empty trace.
+    The first function in ``worlds`` receives an empty trace; the others receive the trace of the first.
     """
     report = VerifyReport(steps)
     echo(f"{'world size':>10}  {'SHA-256 of the weights':<64}  {'img/s':>7}")

@@ -125,7 +125,7 @@ def _without(flat: Flat, bad: Mapping[KeyPath, str]) -> Flat:
 
 
 def _wrong_keys(recipe: type, flat: Flat, kinds: Kinds, source: Source) -> dict[KeyPath, str]:
-    """Return messages about keys that recipes of these kinds do not have, and about values of sections."""
+    """Return messages about unknown keys, values in place of sections, and sections in place of values."""
     any_task = kinds._replace(task="")  # keys of the other task are reported by _without_effect
     known, inner = leaves(recipe, any_task), sections(recipe, any_task)
     bad = {}

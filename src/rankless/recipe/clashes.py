@@ -1,4 +1,4 @@
-"""Values that are valid by themselves but contradict each other."""
+"""Find values that are valid individually but contradict each other."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The types of recipe values, and annotations of recipe keys.
 
-Every number has a limit, so that a typo cannot exhaust the memory.
+Every number has a limit, so that a typo cannot exhaust memory.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ Milestones = Annotated[tuple[Period, ...], AfterValidator(_rising)]
 
 
 def get(value: Any, key: str, default: Any) -> Any:
-    """Return the value of a key in a section, which is an instance or a mapping."""
+    """Return the value of a key in a section (an instance or a mapping)."""
     return value.get(key, default) if isinstance(value, Mapping) else getattr(value, key, default)
 
 

@@ -47,7 +47,7 @@ class Kinds(NamedTuple):
 
     @classmethod
     def of(cls, recipe: Any) -> Kinds:
-        """Return the kinds of a recipe, which is an instance or a mapping.
+        """Return the kinds of a recipe (an instance or a mapping).
 
         A loss that the model does not support counts as the model's published one.
         """
@@ -97,8 +97,8 @@ class Key:
 def leaves(recipe: type, kinds: Kinds | None = None) -> dict[KeyPath, Key]:
     """Map the path of every key with a value to its :class:`Key`, in the recipe's order.
 
-    With ``kinds``, return only the keys of recipes of these kinds; by default, the keys of all kinds, as
-    declared by the first kind that has the key.
+    With ``kinds``, return only the keys of recipes of these kinds. By default, return the keys of all kinds,
+    each as declared by the first kind that has it.
     """
     found: dict[KeyPath, Key] = {}
     for path, one in _walk(recipe, (), kinds, ()):
@@ -118,7 +118,7 @@ def sections(recipe: type, kinds: Kinds | None = None) -> dict[KeyPath, tuple[st
 
 
 def classes(recipe: type) -> list[type]:
-    """List the recipe's class and the classes of its sections in all kinds."""
+    """List the recipe's class and the classes of its sections, for all kinds."""
     return list(dict.fromkeys(one for _, one in _walk(recipe, (), None, ()) if not isinstance(one, Key)))
 
 
@@ -139,7 +139,7 @@ def _walk(
 
 
 def at(tree: Any, path: KeyPath, default: Any = None) -> Any:
-    """Return the value at a path in nested sections, which are mappings or instances."""
+    """Return the value at a path in nested sections (mappings or instances)."""
     for name in path:
         tree = get(tree, name, default)
         if tree is default:
@@ -148,7 +148,7 @@ def at(tree: Any, path: KeyPath, default: Any = None) -> Any:
 
 
 def flattened(tree: Any) -> Flat:
-    """Return the values in nested sections by path, at most ``MOST_KEYS + 1``.
+    """Return the values in nested sections by path, at most ``MOST_KEYS + 1`` of them.
 
     The limit is needed because YAML anchors can make a tree endless. A section that is empty or has only
     default values counts as a value. A shorthand (:data:`SHORTHANDS`) becomes the key that it sets.

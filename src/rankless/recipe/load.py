@@ -42,19 +42,19 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
     """Load a recipe and apply overrides.
 
     Args:
-        source: the name of a shipped recipe, or a file: a path, anything that ends in .yaml or .yml, or
+        source: the name of a shipped recipe, or a file: a path, any name with the extension .yaml or .yml, or
             the name of a file that exists.
         overrides: ``key=value`` with dotted keys and YAML values: ``optim.lr=0.02``,
             ``model.image_size=[192, 320]``. If a key is given several times, the last value is used. A
-            preset, as in ``data.augment=heavy``, replaces the file's values in its section. With
-            ``model.pretrained`` and no network, the network is that of the weights
+            preset, as in ``data.augment=heavy``, replaces the file's values in its section. If
+            ``model.pretrained`` is given without a network, the network of the weights is used
             (:func:`.recorded.with_network`). Keys of a shipped recipe that the network does not have are
             dropped, with a warning.
-        check_name: returns the problem with a model's name for a task, as
-            :func:`rankless.models.names.problem` does; without it, any name is accepted here.
+        check_name: a function that returns the problem with a model's name for a task, such as
+            :func:`rankless.models.names.problem`; without it, any name is accepted here.
 
     Raises:
-        UserError: lists all problems of the file and the overrides, with line and nearest valid key.
+        UserError: lists all problems of the file and the overrides, with lines and nearest valid keys.
     """
     if key := key_of_file(str(source), ""):
         line = line_of_file(str(source), dict(one.partition("=")[::2] for one in several(overrides)))
@@ -92,7 +92,7 @@ def is_cut(path: Path) -> bool:
 
 
 def data_root(path: Path) -> str:
-    """Return ``data.root`` of a recipe with errors; empty if it is missing or the task is a custom one."""
+    """Return ``data.root`` of a recipe that may have errors, or "" if it is missing or the task is custom."""
     tree = _readable_part(path)
     root, task = at(tree, ("data", "root"), ""), at(tree, ("task",), Recipe.task)
     return root if isinstance(root, str) and task in BUILT_IN_TASKS else ""
@@ -249,7 +249,7 @@ def _overridden(overrides: Overrides) -> tuple[Flat, dict[KeyPath, Location], li
 
 
 def _over(old: Flat, new: Flat, *, presets_win: bool = False) -> Flat:
-    """Merge two sets of values, of which those in ``new`` take precedence.
+    """Merge two sets of values; those in ``new`` take precedence.
 
     With ``presets_win``, a preset in ``new`` drops all old values of its section.
     """

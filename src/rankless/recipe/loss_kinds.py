@@ -148,7 +148,7 @@ class FocalLoss(_ClassifierLoss):
 
 
 def _left_open(*kinds: type[LossKeys]) -> type[LossKeys]:
-    """Return a loss class with the keys of all given classes, which may also be ``auto``."""
+    """Return a loss class with the keys of all given classes; each key may also be ``auto``."""
     types: dict[str, Any] = {"name": Literal["auto"]}
     for kind in kinds:
         for name, one in get_type_hints(kind, include_extras=True).items():

@@ -23,7 +23,7 @@ from rankless.recipe.keys import KINDS, Key, KeyPath, Kinds, leaves, sections
 from rankless.recipe.model_kinds import MODELS
 
 _FAR = 10_000
-"""Maximums from this on are only guards, which messages mention only if a value exceeds them."""
+"""Maximums of at least this value are only guards; messages mention them only if a value exceeds them."""
 
 
 def unknown_key(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:

@@ -56,7 +56,7 @@ def instruction_set_of(path: Path) -> str:
 
 
 def with_network(flat: Flat) -> Flat:
-    """Return a recipe's values with the network of ``model.pretrained``, unless it has its own network.
+    """Return a recipe's values with the network of ``model.pretrained``, unless the recipe has its own.
 
     The task, the keys of ``model`` and the placement of images on the input come from the weights' recipe;
     the recipe's own values take precedence. A file without a readable recipe adds nothing; training reports
@@ -100,7 +100,7 @@ def upgrade(flat: Flat) -> Flat:
     """Translate a recorded recipe to current keys and values with the same meaning.
 
     Durations used to be bare numbers, most of them in epochs. Before ``mosaic_min_area`` existed, mosaics
-    dropped boxes with less than a quarter of their area left.
+    dropped boxes that kept less than a quarter of their area.
     """
     if any(flat.get(path) is None for path in _RECORDED):
         return flat

@@ -1,6 +1,6 @@
-"""The configuration files of transformers' detectors: ``config.json`` and ``preprocessor_config.json``.
+"""Configuration files of detectors from transformers: ``config.json`` and ``preprocessor_config.json``.
 
-They are read as plain data, without transformers.
+The files are read as plain data, without importing transformers.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def read_config(given: str, where: str = "model.config") -> dict[str, Any]:
 def _without_fetching(tree: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration whose backbone can be built without a request to the Hub.
 
-    Unless it is DETR's default, transformers looks on the Hub for a repository with the backbone's name.
+    Unless the backbone is DETR's default, transformers looks for a repository with its name on the Hub.
     """
     parts = {
         key: {inner: one for inner, one in tree[key].items() if inner not in _FETCHING}
@@ -121,7 +121,7 @@ def _without_fetching(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def class_names(folder: Path, where: str) -> tuple[str, ...]:
-    """Return the class names of a folder's ``id2label``."""
+    """Return the class names in the configuration of a transformers folder."""
     tree = _object(folder / CONFIG, where)
     labels = tree.get("id2label")
     if labels is None:  # transformers omits the names if they are LABEL_0 and LABEL_1

@@ -17,7 +17,7 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Check:
-    """A finding about one item, such as the memory."""
+    """A finding about one item, such as memory."""
 
     name: str
     level: Level  # error if the finding prevents training, warning if it may do so
@@ -67,7 +67,7 @@ _LONG = 24  # maximum width of host names in columns
 
 
 def merged(checks: Sequence[Check], hosts: Sequence[str]) -> list[Check]:
-    """Merge equal findings of several hosts, and sort them by level, with errors last.
+    """Merge equal findings from several hosts, and sort them by level, with errors last.
 
     ``hosts`` contains the names of all hosts; it is empty if only this machine was checked.
     """

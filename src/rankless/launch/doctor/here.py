@@ -171,7 +171,7 @@ def cards(root: Path = Path("/")) -> Cards:
 
 
 def gpus(seen: Cards | None = None) -> Check:
-    """Check that PyTorch sees the GPUs, and that they are of one kind, unused, and connected."""
+    """Check that PyTorch sees the GPUs, and that they are of the same model, unused, and connected."""
     seen = seen or cards()
     if not seen.names:
         if not seen.driver:
@@ -405,7 +405,7 @@ def leftovers(found: Iterable[Process] | None = None, user: int | None = None) -
 
 
 def _is_adopted(parent: Process | None) -> bool:
-    """Check whether ``parent`` is a process that adopts orphans and not a launcher."""
+    """Check whether ``parent`` is a process that adopts orphans rather than a launcher."""
     if parent is None:  # the parent is outside this container
         return False
     is_reaper = parent.id == 1 or parent.name in _REAPERS
@@ -417,7 +417,7 @@ DATA_LIMIT = 300.0  # seconds for reading the data for the first time
 
 
 def checks(directory: Path, threads: int = 1) -> list[Check]:
-    """Run all checks of this machine, and return the findings."""
+    """Run all checks on this machine, and return the findings."""
     return run(
         {
             "software": software,

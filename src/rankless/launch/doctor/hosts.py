@@ -1,4 +1,4 @@
-"""Check several hosts and the network between them, over the same connections as training."""
+"""Check several hosts and the network between them, using the same connections as training."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def consistency(members: Sequence[Member]) -> list[Check]:
 def clocks(skews: Mapping[str, tuple[float, float]]) -> Check:
     """Check how much the clocks differ.
 
-    ``skews`` maps each host to the seconds by which its clock is ahead of this machine's, and the uncertainty
-    of this value.
+    ``skews`` maps each host to the number of seconds by which its clock is ahead of this machine's clock, and
+    to the uncertainty of that number.
     """
     ahead, behind = max(skews, key=lambda name: skews[name][0]), min(skews, key=lambda name: skews[name][0])
     apart = skews[ahead][0] - skews[behind][0]
@@ -108,7 +108,7 @@ def _packets(one: str, other: str, answers: Answers) -> list[Check]:
 
 
 def resolving(answers: Answers, own: Mapping[str, str]) -> list[Check]:
-    """Check that hosts resolve the ``own`` names of other hosts, on which torchrun and MPI may depend."""
+    """Check that hosts can resolve each other's ``own`` names, which torchrun and MPI may use."""
     found = []
     for other, name in own.items():
         missing = [
@@ -141,7 +141,7 @@ def bandwidth(timing: Mapping[str, Any], hosts: int) -> float:
 
 
 def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
-    """Return a finding about latency and bandwidth; below 1 Gbit/s, it is a warning."""
+    """Return a finding about latency and bandwidth: a warning if the bandwidth is below 1 Gbit/s."""
     latency = min(timing["seconds"] for timing in timings)
     largest = max((one for one in timings if one["name"] == "all-reduce"), key=lambda one: one["size"])
     rate = bandwidth(largest, hosts)
@@ -155,8 +155,8 @@ def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
 def step(alone: float, exchange: float, shares: Sequence[int]) -> Check:
     """Estimate the duration of a step, and the network's share of it.
 
-    ``alone`` is the time in seconds of a step on the first host, and ``exchange`` the time to exchange the
-    gradients between one rank of each host. Both results are upper bounds, because computing and
+    ``alone`` is the time in seconds that a step takes on the first host, and ``exchange`` is the time to
+    exchange the gradients between one rank of each host. Both results are upper bounds, because computing and
     communication partly overlap.
     """
     computing = alone * shares[0] / sum(shares)
@@ -264,7 +264,7 @@ class _Doctor:
     def _ask(
         self, command: Commands[A], seconds: float, members: Sequence[Member] | None = None
     ) -> dict[int, A]:
-        """Send a command to hosts, report failures, and return the other replies by index."""
+        """Send a command to hosts, report failures, and return the successful replies by host index."""
         members = self._there() if members is None else members
         replies = self.pool.ask(members, command, seconds)
         self._report_lost()

@@ -36,7 +36,7 @@ BEAT = 1.0  # seconds between two beats, which the supervisor answers
 SILENCE = 30.0  # seconds after which a silent host counts as lost; shorter network outages are tolerated
 MISSED = 8.0  # the same if ranks of other hosts have lost a peer
 OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")  # SSH must never prompt
-# SSH's own keepalive gives up a silent host later than the coordinator does.
+# SSH's own keepalive gives up on a silent host later than the coordinator does.
 _ALIVE = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=8")
 _KEPT_LINES = 20
 _CHANGED = r"(?i)(?:\w+ )?host key for (\S+) has changed[^.;\n]*"
@@ -108,10 +108,10 @@ Events = queue.Queue[tuple["Channel", Event]]
 
 
 class Channel:
-    """A connection to a host's supervisor, which is started with the connection.
+    """A connection to a host's supervisor. Connecting starts the supervisor.
 
-    Each event is put into ``events`` as (channel, event). The ``lost`` field of the last event gives the
-    reason why the connection ended.
+    Each event is put into ``events`` as (channel, event). The ``lost`` field of the last event says why the
+    connection ended.
     """
 
     def __init__(self, host: Host, ssh: Sequence[str], python: str, events: Events) -> None:
@@ -146,7 +146,7 @@ class Channel:
         self.send("input", text=msgspec.json.encode(command).decode())
 
     def close(self, grace: float = 0.0) -> None:
-        """Tell the supervisor to end itself and all processes that it started, without waiting for it."""
+        """Tell the supervisor to end all processes that it started and to exit, but do not wait for it."""
         self.send("end", grace=grace)
 
     def drop(self) -> None:
@@ -189,7 +189,7 @@ class Channel:
                     self._output.append(message)
 
     def _write(self) -> None:
-        """Write queued requests to the supervisor, and a beat whenever the queue is empty."""
+        """Write queued requests to the supervisor, and a heartbeat whenever the queue is empty."""
         pipe = _piped(self._process.stdin)
         beat = line(Beat())
         with suppress(OSError, ValueError):
@@ -213,7 +213,7 @@ def _piped(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 def main_part(output: str) -> str:
-    """Return ``output``, or only the sentence in it about a changed host key."""
+    """Return only the sentence about a changed host key if ``output`` contains one, otherwise ``output``."""
     changed = re.search(_CHANGED, output)
     return changed[0] if changed else output
 

@@ -278,7 +278,7 @@ class Coordinator:
     def _exclude_unable(
         self, members: list[Member], replies: Mapping[int, messages.RoundEnded]
     ) -> list[Member]:
-        """Give up the hosts that could not run their ranks; raise a UserError if too few hosts remain."""
+        """Give up on hosts that could not run their ranks; raise a UserError if too few hosts remain."""
         problems = {index: reply.problems for index, reply in replies.items() if reply.problems}
         unable = [member for member in members if member.index in problems]
         if unable and len([m for m in members if not m.lost]) - len(unable) < self.wanted.least:
@@ -346,7 +346,7 @@ class Membership:
         return found
 
     def exclude(self, member: Member, why: str) -> None:
-        """Give up a host that cannot be used, and wait longer before each attempt to readmit it."""
+        """Give up on a host that cannot be used, and wait longer before each attempt to readmit it."""
         self._refused[member.index] += 1
         self._reasons[member.index, why] += 1
         if member.index not in self.joined and self._reasons[member.index, why] == _REPORTED:
@@ -356,7 +356,7 @@ class Membership:
         self._wait(member)
 
     def forget(self, member: Member, why: str) -> None:
-        """Give up a host permanently."""
+        """Give up on a host permanently."""
         self.joined.discard(member.index)
         self.pool.lose(member, why)
         self._retry_at[member.index] = float("inf")
@@ -367,7 +367,7 @@ class Membership:
             del self._refused[index]
 
     def readmit(self, training: Training, token: str) -> bool:
-        """Take the next step to reconnect lost hosts and let them join; return whether one has joined."""
+        """Take the next step towards reconnecting lost hosts, and return whether one has joined."""
         now, found = time.monotonic(), False
         for member in self.pool.members:
             if member.index in self.joined:

@@ -1,4 +1,4 @@
-"""Start, follow and stop runs whose first host coordinates them (``--detach`` and ``attach``)."""
+"""Start, follow and stop detached runs, which their first host coordinates (``--detach``, ``attach``)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def read_record(run: Path) -> Coordinator:
 
 
 def remote_command(program: ModuleType, host: Host, ssh: Sequence[str], python: str) -> list[str]:
-    """Return the command that sends a module to a host and runs it there without packages."""
+    """Return the command that sends a module to a host and runs it there without requiring any packages."""
     source = base64.b64encode(Path(str(program.__file__)).read_bytes()).decode()
     words = [python, "-u", "-c", f"import base64;exec(base64.b64decode('{source}'))"]
     return words if host.is_here else [*ssh, *OPTIONS, host.address, shlex.join(words)]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 RECORD = "coordinator.json"
 LOG = "coordinator.log"
-# Starts of lines in a journal.
+# How lines of a journal start.
 STARTS, NUMBERS = ('{"event":"start"', '{"event":"resume"'), ('{"step"', '{"evaluation"')
 
 
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -> int:
-    """Start the command in a new session that logs to the run directory, and wait until the training starts.
+    """Start the command in a new session, log to the run directory, and wait until the training starts.
 
     Print the process ID to standard output and the warnings to standard error, and return 0. If the command
     has ended, print its complete output instead of the warnings, and return its exit code.
@@ -84,7 +84,7 @@ def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -
 
 
 def wait(run: Path, before: list[str]) -> int | None:
-    """Wait until a new start has trained a step, or until the command ends; ``before`` lists earlier starts.
+    """Wait until a start that is not in ``before`` has trained a step, or until the command ends.
 
     Return the exit code of the command, or None if it is running.
     """

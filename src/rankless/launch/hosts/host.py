@@ -96,7 +96,7 @@ class HostProcess:
             return Answer(problems=list(known.problems) if known else [f"{type(error).__name__}: {error}"])
 
     def _read(self) -> None:
-        """Read commands, and immediately handle beats and commands about a running round."""
+        """Read commands, and immediately handle heartbeats and commands about a running round."""
         for text in sys.stdin:
             self.silent = 0
             try:
@@ -122,7 +122,7 @@ class HostProcess:
         self.commands.put(None)
 
     def _watch_supervisor(self) -> None:
-        """Kill this process and its ranks if the supervisor no longer passes on the client's beats."""
+        """Kill this process and its ranks if the supervisor no longer passes on the client's heartbeats."""
         while self.silent < _SILENCE:
             time.sleep(1)
             self.silent += 1
@@ -284,7 +284,7 @@ class HostProcess:
 
 
 def facts(recipe: str) -> dict[str, Any]:
-    """Return the properties of this host that affect training, including ``problems`` that prevent it.
+    """Return the properties of this host that affect training, and the ``problems`` that prevent training.
 
     ``recipe`` is JSON with the path of the data on this host; if it is empty, no data is read.
     """
@@ -309,7 +309,7 @@ def facts(recipe: str) -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """Return an ID of this machine and its network namespace, independent of host names."""
+    """Return an ID for this machine and its network namespace that does not depend on host names."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"

@@ -104,7 +104,7 @@ class HostPool:
     def ask(
         self, members: Sequence[Member], command: Commands[A], seconds: float = float("inf")
     ) -> dict[int, A]:
-        """Send a command to hosts that are ready, wait for the replies, and return them by index.
+        """Send a command to hosts that are ready, wait for the replies, and return them by host index.
 
         Hosts that have not replied after ``seconds`` count as lost and are missing from the result.
         """
@@ -131,7 +131,7 @@ class HostPool:
             member.channel.command(command)
 
     def pump(self, seconds: float) -> None:
-        """Handle events, waiting up to ``seconds`` for the first one, and give up silent hosts."""
+        """Handle events, waiting up to ``seconds`` for the first one, and give up on silent hosts."""
         self.urgent()
         wait = seconds
         for _ in range(_EVENTS):  # a host that prints endlessly must not block this loop
@@ -158,7 +158,7 @@ class HostPool:
             self.lose(member, "the end")
 
     def lose(self, member: Member, why: str) -> None:
-        """Give up a host, whose supervisor ends all processes when its lease expires."""
+        """Give up on a host; its supervisor ends all processes there when the lease expires."""
         member.lost, member.is_ready = why, False
         if member.channel is not None:
             member.channel.drop()

@@ -293,7 +293,7 @@ def least_connected(pool: HostPool, missed: Mapping[int, Sequence[Member]]) -> M
 
 
 def must(pool: HostPool, members: Sequence[Member], command: Commands[A]) -> dict[int, A]:
-    """Send a command to hosts, and return the replies by index; raise a UserError if any host fails."""
+    """Send a command to hosts, and return the replies by host index; raise a UserError if any host fails."""
     replies = pool.ask(members, command)
     refuse_lost(members)
     found = [f"{m.name}: {text}" for m in members if m.index in replies for text in replies[m.index].problems]
@@ -308,7 +308,7 @@ def refuse_lost(members: Sequence[Member]) -> None:
 
 
 def behind(pool: HostPool, members: Sequence[Member], run: str) -> dict[str, str]:
-    """Return the hosts that lack the newest checkpoint, each with a phrase such as ``40 of 240``."""
+    """Return the hosts that lack the newest checkpoint, each with its progress, such as ``40 of 240``."""
     here = [member for member in members if not member.lost]
     replies = pool.ask(here, messages.Holds(run=run))
     steps = {m.name: replies[m.index].step or 0 for m in here if m.index in replies}

@@ -1,7 +1,7 @@
 """Find the addresses at which hosts reach each other by connecting to them.
 
-Names are not reliable: a host's name may resolve to 127.0.1.1 on that host, and elsewhere to an address in
-another network or of a container bridge.
+Names are not reliable: a host's name may resolve to 127.0.1.1 on that host, and on other hosts to an address
+in another network or to that of a container bridge.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LONGEST = 4 * WAIT  # seconds for a name server
 
 
 class Listener:
-    """A listener on every address that other machines may reach; if ``echo``, it sends bytes back."""
+    """A listener on every address that other machines may reach; if ``echo``, it echoes received bytes."""
 
     def __init__(self, *, echo: bool = False) -> None:
         self.echo, self._room = echo, threading.Semaphore(_AT_ONCE)
@@ -64,7 +64,7 @@ class Listener:
 
 
 def attempt(address: str, port: int, *, large: bool) -> dict[str, Any]:
-    """Connect to a :class:`Listener`, and return this machine's address as ``source``, or ``failed``.
+    """Connect to a :class:`Listener`; return this machine's address as ``source``, or an error as ``failed``.
 
     If ``large``, send more than one packet, and also return the ``interface``, its ``mtu``, and whether the
     bytes came back (``large``).
@@ -87,9 +87,9 @@ def attempt(address: str, port: int, *, large: bool) -> dict[str, Any]:
 def probe(targets: Mapping[str, Mapping[str, Any]], *, large: bool) -> dict[str, dict[str, Any]]:
     """Connect to other hosts at all their addresses at the same time.
 
-    ``targets`` maps each host to the ``ports`` of its :class:`Listener` by address, and its ``host`` name,
-    which is resolved unless it is empty. For each host, return the results of :func:`attempt` by address as
-    ``tried``, and the addresses of its name as ``resolved``.
+    For each host, ``targets`` contains the ``ports`` of its :class:`Listener` by address, and a ``host`` name
+    to resolve, which may be empty. The result contains, also for each host, the results of :func:`attempt`
+    by address (``tried``), and the addresses to which the name resolves (``resolved``).
     """
     # An address that this machine also has, such as that of a container bridge, does not lead to the host.
     own = own_addresses()

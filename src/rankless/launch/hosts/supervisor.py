@@ -2,8 +2,8 @@
 
 It needs only Python 3.8 or newer. It reads requests as lines of JSON from standard input and writes events to
 standard output, both over SSH. The input is a lease: if it ends or is silent for some seconds, because the
-network is down or the client was killed, the process is told to exit. After a grace period, all its
-descendants are killed, so that nothing keeps running on a host.
+network is down or the client was killed, the process is told to exit. After a grace period, all descendants
+of the supervisor are killed, so that nothing keeps running on a host.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Supervisor:
                 self.send(failed=str(error))
 
     def beat(self) -> None:
-        """Answer a beat from the client and pass it on to the process."""
+        """Answer a heartbeat from the client and pass it on to the process."""
         self.send(beat=1)
         self.input('{"do": "beat"}')
 

@@ -46,7 +46,7 @@ class Shares:
 
 
 class _Processes(ExitStack):
-    """A context that ends its processes on exit."""
+    """A context manager that ends its processes on exit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class Bench:
     notes: list[str]
 
     def advice(self) -> list[tuple[str, str]]:
-        """Return pairs of a recipe key or option and advice about it, starting with the most useful."""
+        """Return pairs of a recipe key (or an option) and advice about it, starting with the most useful."""
         found = [*_images(self), *_micro(self), *_precision(self)]
         shares = self.shares
         if shares.network >= _NETWORK:
@@ -369,7 +369,7 @@ def bench(
 
 
 def steady(recipe: Recipe) -> Recipe:
-    """Return the recipe with uniform steps and without evaluations and checkpoints."""
+    """Return the recipe with uniform steps and without evaluations or checkpoints."""
     return replace(
         with_precision(recipe),
         data=replace(recipe.data, multi_scale=0.0),
@@ -382,7 +382,7 @@ def steady(recipe: Recipe) -> Recipe:
 
 
 def _threads(recipe: Recipe, ranks: int) -> int:
-    """Return the number of CPU threads for the plain loop; on a CPU, it is that of all ranks together."""
+    """Return the number of CPU threads for the plain loop; on a CPU, as many as all ranks have together."""
     return recipe.threads if compute_device().type == "cuda" else min(ranks * recipe.threads, usable_cores())
 
 

@@ -1,7 +1,7 @@
 """``rankless fit``: find the largest micro-batch that this device can train.
 
-With ``batch_norm: sync``, a device holds all its micro-batches at once, so the largest share of a step is
-found instead.
+With ``batch_norm: sync``, a device holds all its micro-batches in memory at the same time, so the largest
+share of a step is found instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TOO_SMALL = "too small: batch norm sees one value per channel"
 
 @dataclass(frozen=True)
 class Tried:
-    """The result for one size of a micro-batch (a device's share of a step with ``batch_norm: sync``)."""
+    """The result for one micro-batch size (with ``batch_norm: sync``, for one size of a device's share)."""
 
     micro: int
     memory: int | None = None  # peak memory of a device in bytes; None if not measured

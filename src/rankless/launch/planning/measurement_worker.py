@@ -29,7 +29,7 @@ _ERRORS = {error.__name__: error for error in (OneValueError, ShortageError)}
 
 
 class MeasurementProcess:
-    """A process that measures on request and ends with the context.
+    """A context manager for a process that measures on request; the process ends with the context.
 
     Args:
         module: the module of this package to run, which calls :func:`serve_requests`.
@@ -117,9 +117,9 @@ def died(what: str, code: int, log: IO[bytes], instead: str = "") -> UserError:
 
 @contextmanager
 def guarded(pid: int, limit: int) -> Iterator[list[int]]:
-    """Kill a process that uses more than ``limit`` bytes, and append its usage to the yielded list.
+    """Kill a process if it uses more than ``limit`` bytes, and append its usage to the yielded list.
 
-    Otherwise, the kernel might kill another process. A ``limit`` of 0 disables the check.
+    Without this check, the kernel might kill another process. A ``limit`` of 0 disables the check.
     """
     over: list[int] = []
     ended = threading.Event()
@@ -141,7 +141,7 @@ def guarded(pid: int, limit: int) -> Iterator[list[int]]:
 
 
 def quick(seconds: Iterable[float]) -> float:
-    """Return the lower quartile of durations, which other work affects less than their median."""
+    """Return the lower quartile of durations, which is less affected by other work than the median."""
     ordered = sorted(seconds)
     return ordered[(len(ordered) - 1) // 4]
 

@@ -176,7 +176,7 @@ def fitted(rounds: Sequence[Exchanged], add: float) -> Link:
 
 
 def bucket_sizes(parameters: Sequence[int]) -> list[int]:
-    """Return the sizes of DDP's buckets in bytes, given those of the parameters."""
+    """Return the sizes in bytes of DDP's buckets, given the sizes of the parameters."""
     sizes = [0]
     for size in parameters:
         if sizes[-1] >= BUCKET_MIB << 20:

@@ -1,6 +1,6 @@
 """A performance model that predicts the duration of a step on 1 to 4,096 devices.
 
-The time of one message is a closed form of latency α, bandwidth 1/β and the time of additions. In the fixed
+The time of one message has a closed form in latency α, bandwidth 1/β and the time of additions. In the fixed
 tree (:mod:`rankless.world.exchange`), an all-to-all distributes the shards of all node sums, each rank adds
 up one shard, and a ring gathers the sums. For comparison, the model includes a ring all-reduce with the cost
 given by Thakur, Rabenseifner and Gropp (2005). The messages of an all-to-all overlap (LogGP, Alexandrov et
@@ -103,7 +103,7 @@ class Machine:
     inside: Link | None = None  # between devices of a single machine; None uses the network's link
 
     def slowdown(self, busy: int) -> float:
-        """Return the factor by which ``busy`` devices of a machine slow down each other's computing."""
+        """Return the factor by which computing slows down while ``busy`` devices of a machine compute."""
         if self.slots is None:
             return 1.0
         if busy > self.slots:

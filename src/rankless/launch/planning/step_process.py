@@ -32,7 +32,7 @@ _ADDED = 8 << 20  # bytes
 
 
 class _Clock:
-    """A clock for the parts of a step, which waits for the device before each reading."""
+    """A clock that times the parts of a step; it waits for the device before each reading."""
 
     def __init__(self, device: torch.device) -> None:
         self._wait = synchronizer(device)
@@ -60,7 +60,7 @@ class _Taken:
     def summary(self, count: int, *, together: bool) -> dict[str, Any]:
         """Return the time in seconds of each part of a step with ``count`` micro-batches.
 
-        ``together`` is whether one backward pass covers all micro-batches.
+        ``together`` tells whether one backward pass covers all micro-batches.
         """
         backward = self.parts["backward"]
         # The last backward pass of a step includes the copies into buckets.

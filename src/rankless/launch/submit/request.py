@@ -55,8 +55,8 @@ def refuse_unlike(options: Mapping[str, str | None], expected: Mapping[str, tupl
 def pass_on(text: str, command: Sequence[str], *, instead: str, remedy: Callable[[str], str]) -> str:
     """Send the description of a job to a program of the cluster, and return the program's output.
 
-    ``instead`` is the advice if this machine does not have the program, and ``remedy`` returns the advice for
-    an error output of the program.
+    ``instead`` is the advice if the program is not installed. ``remedy`` takes the program's error output and
+    returns the advice.
     """
     name, *options = command
     program = shutil.which(name)

@@ -33,7 +33,7 @@ _SHARED = ".output"
 
 
 class TrialOutput:
-    """A context that redirects standard output and error of this process and its children to a file.
+    """A context manager that redirects standard output and error of this process and its children to a file.
 
     The terminal shows a header and a row per trial. All trials share one file, because the fork server keeps
     the streams with which it was started. After a trial, its output is moved to the log of its run.
@@ -148,7 +148,7 @@ def begin(
 
     Args:
         folder: a new or empty folder for the search.
-        recipe: the recipe of all trials, which is ``name`` with the user's changes ``words``.
+        recipe: the recipe of all trials: ``name`` with the user's changes ``words`` applied.
         search: ranges such as ``key=low..high`` or ``key=a|b``; if empty, the default search space is used.
         keeps_all: whether to keep the weights of all trials instead of only those of the best trial.
     """
@@ -188,8 +188,8 @@ def run_trials(
 ) -> int:
     """Train until the search has ``trials`` trials, including earlier ones, and return the exit code.
 
-    The code is 0 or that of a run that a signal stopped. ``devices`` are as for :func:`rankless.train`, which
-    ``train`` replaces; it is called with a recipe, a run directory and whether to resume.
+    The exit code is 0, or that of a run stopped by a signal. ``devices`` is as for :func:`rankless.train`.
+    ``train`` is called instead of that function, with a recipe, a run directory and whether to resume.
     """
     recipe = load.from_json(record.search.recipe)
     run_it = train or (lambda one, run, resume: local.train(one, run, devices=devices, resume=resume))
