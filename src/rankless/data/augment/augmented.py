@@ -59,8 +59,8 @@ class Augmenter:
     def augmented(self, index: int) -> Augmented:
         """Return the augmented input for an image, possibly blended with another input.
 
-        The placement is that of the cropped image before it is warped and mirrored. It is the identity for a
-        mosaic.
+        The returned placement is the position of the cropped image before warping and mirroring, or the
+        identity for a mosaic.
         """
         image, boxes, labels, where = self._place(index)
         if not (self.options.mixup and self._partners):
@@ -130,7 +130,7 @@ def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample
 def _grow(
     part: NDArray[np.int64], boxes: NDArray[np.float64], sides: tuple[int, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Grow a crop (xyxy, (4,)) until it cuts no box; return the crop and the mask of its boxes, (N,)."""
+    """Grow a crop (xyxy, (4,)) until it cuts no box; return it with a mask, (N,), of the boxes in it."""
     while True:
         inside: NDArray[np.bool_] = np.all((boxes[:, :2] < part[2:]) & (boxes[:, 2:] > part[:2]), axis=1)
         first = np.floor(boxes[inside, :2]).min(0, initial=np.inf).clip(0)

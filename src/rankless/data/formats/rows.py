@@ -95,8 +95,8 @@ def read_tables(
 ) -> Raw:
     """Read a split from its tables.
 
-    The classes of ``others``, the tables of other splits, are included. ``given`` are class names for data
-    in which classes are only numbers.
+    The classes in ``others``, the tables of other splits, are included. ``given`` are the class names for
+    data whose classes are only numbers.
     """
     columns = _columns(tables)
     names, names_file = _names(root, [*tables, *others], columns, given)
@@ -132,7 +132,7 @@ def _columns(tables: Sequence[Table]) -> _Columns:
 
 
 def _first(value: Any) -> Mapping[str, Any]:
-    """Return a cell's dict of lists or the first dict of its list; an empty dict for other values."""
+    """Return a cell's dict of lists, or the first dict in its list; an empty dict for other values."""
     value = value[0] if isinstance(value, list) and value else value
     return value if isinstance(value, dict) else {}
 

@@ -178,7 +178,7 @@ def place(
 
 
 def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
-    """Return the number of pixels, (N,), of earlier labels and of the box that each candidate hides."""
+    """Return how many pixels, (N,), of earlier labels and of the box each candidate position would hide."""
     own = _overlaps(candidates, np.array([box]))[:, 0]
     own[own < 0.2 * (box[2] - box[0]) * (box[3] - box[1])] = 0
     hidden: Floats = own / 2 + _overlaps(candidates, placed).sum(1)
@@ -244,7 +244,7 @@ def _link(frame: Rectangle, label: Rectangle) -> tuple[float, float, float, floa
 
 
 def _shorten(text: str, draw: ImageDraw.ImageDraw, font: Font, room: float) -> str:
-    """Shorten a text to ``room`` pixels, but keep its last word, which is the score."""
+    """Shorten a text to ``room`` pixels, keeping its last word, the score."""
     name, _, score = text.rpartition(" ")
     while len(name) > 1 and draw.textlength(text, font=font) > room:
         name = name[:-1]

@@ -67,7 +67,7 @@ class UnreadableImage(UserError):  # noqa: N818 - users see this name
 
 @dataclass(frozen=True)
 class Shown:
-    """The size at which images will be shown, which determines how much decoding reduces them.
+    """The size at which images will be shown. It determines how much decoding may reduce them.
 
     Attributes:
         size: (H, W) of the input in pixels.
@@ -97,7 +97,7 @@ class Header(NamedTuple):
     turned: bool  # whether the EXIF orientation swaps height and width
 
     def contradicts(self, path: str) -> bool:
-        """Return whether the extension of ``path`` belongs to another format."""
+        """Return whether the extension of ``path`` belongs to a different image format."""
         ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - called for a million files
         return self.format not in _FORMATS.get(ending, (self.format,))
 
