@@ -142,7 +142,7 @@ def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
 
 
 def connected(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the smallest number in each number's connected component.
+    """Return, for each number, the smallest number in its connected component.
 
     The nodes are the numbers below ``count``, and ``pairs`` are the edges.
     """

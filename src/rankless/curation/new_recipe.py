@@ -36,7 +36,7 @@ _SIDED = re.compile(r"(?<![a-z])(left|right|texts?|words?|letters?|digits?|arrow
 
 
 def text(facts: Facts, file: str, pretrained: str = "") -> str:
-    """Return the recipe as YAML, with a comment above each key and the command that uses ``file``.
+    """Return the recipe as YAML, with a comment above each key and the command that trains with ``file``.
 
     If ``pretrained`` is given, the recipe fine-tunes these weights.
     """

@@ -48,7 +48,7 @@ class Table:
     """The base class of tables. By default, rows refer to separate image files.
 
     Attributes:
-        images: name of the column of images if the file contains them, otherwise "".
+        images: name of the column with the images, or "" if the images are separate files.
         normalized: whether boxes are normalized by the image size; None to infer this from the values.
     """
 
@@ -273,7 +273,7 @@ class _Reader(ListedImages):
 
 
 def _with_corners(raw: Raw) -> Raw:
-    """Infer from the values whether boxes are normalized and whether they are corners, and add notes."""
+    """Infer from the values whether boxes are normalized and whether they are given as corners; add notes."""
     if raw.boxes is None or not len(raw.boxes) or not np.isfinite(raw.boxes).all():
         return raw
     boxes, written = raw.boxes, raw.boxes.copy()

@@ -33,7 +33,7 @@ class Annotation(NamedTuple):
         size: (height, width) of the image; see :func:`rankless.data.index.raw.stated_size`.
         problems: pairs of a kind of problem, from :data:`rankless.data.index.findings.KINDS`, and a sentence.
         readable: whether the file is an annotation file.
-        first_pixel: number of the first pixel: 1 in Pascal VOC; 0 in files of CVAT and Label Studio, where
+        first_pixel: number of the first pixel: 1 in Pascal VOC; 0 in files from CVAT and Label Studio, where
             ``xmax`` and ``ymax`` are the right and lower edges.
     """
 

@@ -107,7 +107,7 @@ def _outline(
 
 
 def _dashes(first: int, last: int, length: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last pixel of each dash of a line with dashes of about ``length`` pixels."""
+    """Yield the first and last pixel of each dash in a line; a dash is about ``length`` pixels long."""
     count = max(1, round((last - first + 1) / length / 1.5 + 1 / 3))
     period = (last - first + 1) / (count - 1 / 3)
     for at in range(count):
@@ -162,7 +162,7 @@ def place(
 
     Args:
         labels: (width, height) of each label.
-        frames: xyxy frame of the box of each label.
+        frames: xyxy frame of each label's box.
         size: (width, height) of the image.
     """
     placed = np.zeros((len(labels), 4))

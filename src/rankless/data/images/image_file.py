@@ -237,7 +237,7 @@ def _pixels(image: Image.Image, data: bytes, turn: int, factor: int) -> Pixels:
 
 
 def _jpeg(data: bytes, height: int, width: int, factor: int) -> Pixels | None:
-    """Decode a JPEG of the given size with libjpeg-turbo and reduce it; None if there is any problem."""
+    """Decode and reduce a JPEG of the given size with libjpeg-turbo; return None if there is any problem."""
     height, width = -(-height // factor), -(-width // factor)
     least = (height, width) if factor > 1 else (0, 0)
     try:
