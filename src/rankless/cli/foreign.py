@@ -115,7 +115,7 @@ _NO = ("false", "0", "no", "off", "none")
 def line_of_yolo(tokens: Sequence[str]) -> str:
     """Translate the words of a ``yolo`` or Darknet command, such as ``detect train data=my.yaml``.
 
-    Other words give an empty string.
+    Return an empty string for other words.
     """
     if line := _line_of_darknet(tokens[list(tokens[:1]) == ["darknet"] :]):
         return line

@@ -291,7 +291,7 @@ def is_override(word: str) -> bool:
 
 
 def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the recipe's name, which is the first word without ``=``, or None, and the overrides."""
+    """Return the recipe's name (the first word without ``=``, or None) and the other words as overrides."""
     name = next((word for word in words if "=" not in word), None)
     if name == "":
         raise UserError("the recipe is an empty string; expected the name of a recipe or a file")

@@ -144,7 +144,7 @@ def train_here(given: TrainOptions) -> int:
             if name is not None and Path(name).is_dir() and not (Path(name) / "recipe.yaml").exists():
                 from rankless.data.formats.registry import recognize
 
-                recognize(name)  # raises the reason why the folder is no data
+                recognize(name)  # raises an error that says why the folder is not a data set
             if name is None or os.path.lexists(name):
                 raise
             gone = f"'{name}': no such file"

@@ -34,7 +34,7 @@ Augmented = tuple[Tensor, Tensor, Tensor, Letterbox]
 """The input, uint8 (3, H, W); boxes, float32 xyxy in pixels, (N, 4); labels, (N,); and the placement."""
 
 ASPECT = 4 / 3
-"""Maximum ratio between the aspect ratios of a crop and its image, in both directions, before it is grown."""
+"""Maximum factor between the aspect ratios of a crop before it is grown and its image, either way."""
 
 
 @dataclass
@@ -59,8 +59,8 @@ class Augmenter:
     def augmented(self, index: int) -> Augmented:
         """Return the augmented input for an image, possibly blended with another input.
 
-        The returned placement is the position of the cropped image before warping and mirroring, or the
-        identity for a mosaic.
+        The result includes the placement of the cropped image before warping and mirroring, or the identity
+        for a mosaic.
         """
         image, boxes, labels, where = self._place(index)
         if not (self.options.mixup and self._partners):

@@ -139,7 +139,7 @@ def _year(folder: Path) -> Part | None:
     sets = folder / "ImageSets"
     if annotations is None or (images is None and not sets.is_dir()):
         return None
-    if not sets.is_dir() and not _has_xml(annotations):  # folders of COCO may have the same names
+    if not sets.is_dir() and not _has_xml(annotations):  # COCO folders may have the same names
         return None
     lists: dict[str, Path | None] = {}
     for listing in (sets / "Main", sets):
@@ -174,7 +174,7 @@ def _has_both(folder: Path) -> bool:
 
 
 def _plain_splits(parts: list[Part]) -> list[str]:
-    """Return the splits, excluding per-class lists, and ``trainval`` if its parts exist."""
+    """Return the splits, excluding per-class lists and, if its parts exist, ``trainval``."""
     names = dict.fromkeys(name for part in parts for name in part.lists)
     joint = {"trainval"} if {"train", "val"} <= names.keys() else set()
     return [

@@ -72,7 +72,7 @@ def _first_pixel(root: ElementTree.Element) -> int:
 
 
 def to_xml(name: str, size: tuple[int, int], objects: Iterable[VocObject]) -> bytes:
-    """Return the content of an annotation file. Pixels in the file count from 1, in ``objects`` from 0.
+    """Return the content of an annotation file. Pixels count from 1 in the file and from 0 in ``objects``.
 
     If ``size`` (height, width) is (0, 0), it is omitted.
     """

@@ -166,7 +166,7 @@ LAYOUT = (
     "'train-000000.tar' and so on, or one folder of tar files per split, with images and '.cls' or '.json'"
 )
 MOST_CLASSES = 1_000_000
-"""Limit on the numbers of classes without names. A larger number indicates a misread file."""
+"""Limit on class numbers in data without class names. A larger number indicates a misread file."""
 _MUCH = 1024**3  # number of bytes that justify starting processes
 
 

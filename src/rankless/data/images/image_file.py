@@ -252,7 +252,7 @@ def _orientation(image: Image.Image) -> int:
     if image.format == "TIFF":
         return 1  # Pillow applies the orientation of a TIFF itself
     if image.format == "PNG" and "exif" not in image.info:
-        return 1  # getexif would decode the image to search behind the pixels
+        return 1  # getexif would decode the image to search after the pixels
     return cast(int, image.getexif().get(_ORIENTATION, 1))
 
 

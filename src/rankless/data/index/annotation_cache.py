@@ -108,7 +108,7 @@ def _read_unchanged(root: str, read: Read) -> tuple[Annotations, list[str], list
         made, depends = read()
         depends = list(dict.fromkeys([root, *depends]))
         states = [state(path) for path in depends]
-        changed = touched_since(depends, started)  # must come last, to miss no change
+        changed = touched_since(depends, started)  # must come last, so that no change is missed
         if not changed:
             return made, depends, states
     raise UserError(

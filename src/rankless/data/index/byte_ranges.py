@@ -1,7 +1,7 @@
 """Read the bytes of an image from its own file or from a byte range of a tar shard or another container.
 
 An image in a shard has a path such as ``/data/train-000000.tar//0001.jpg``. The separator ``//`` does not
-occur in file paths. The URL of a remote shard is followed by a tag of its content, as in
+occur in file paths. The URL of a remote shard is followed by a tag for its content, as in
 ``https://host/data/train-000000.tar#3f…//0001.jpg``. CIFAR files contain raw pixels, which are converted to
 PPM for the decoder.
 """
