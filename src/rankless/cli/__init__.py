@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _faults(words: Sequence[str]) -> Sequence[str]:
-    """Return errors about unknown options, and about values that ``predict --save`` does not accept."""
+    """Return errors about unknown options and about values that ``predict --save`` does not accept."""
 
     def parse() -> None:
         try:

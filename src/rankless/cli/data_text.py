@@ -57,7 +57,7 @@ def print_check(checked: Checked) -> None:
 
 
 def _print_findings(findings: Findings, instead: Mapping[str, str] | None = None) -> None:
-    """Print each kind of finding with its first locations. ``instead`` overrides entries of ``_THEN``."""
+    """Print each kind of finding with its first few locations. ``instead`` overrides entries of ``_THEN``."""
     for kind, count, first in sorted(findings, key=lambda each: not fails(each[0])):
         follows = {**_THEN, **(instead or {})}[KINDS[kind].outcome]
         then = f" ({follows})" if follows else ""

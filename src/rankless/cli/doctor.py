@@ -72,7 +72,7 @@ def doctor(
 
 
 def _recipe(words: tuple[str, ...]) -> tuple[Recipe | None, list[Check]]:
-    """Return the recipe, None if it is invalid or was not given, and the result of checking it."""
+    """Return the recipe (None if it is invalid or not given) and the result of checking it."""
     from rankless.launch.doctor.check import error, ok
 
     if not words:

@@ -1,4 +1,4 @@
-"""Rankless equivalents of other programs' command lines and options."""
+"""Find the Rankless equivalents of other programs' command lines and options."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ _NO = ("false", "0", "no", "off", "none")
 def line_of_yolo(tokens: Sequence[str]) -> str:
     """Translate the words of a ``yolo`` or Darknet command, such as ``detect train data=my.yaml``.
 
-    Returns an empty string for other words.
+    Return an empty string for other words.
     """
     if line := _line_of_darknet(tokens[list(tokens[:1]) == ["darknet"] :]):
         return line
@@ -159,7 +159,7 @@ def _line_of_darknet(words: Sequence[str]) -> str:
 def refuse_foreign(arguments: Sequence[str], faults: Callable[[Sequence[str]], Sequence[str]]) -> None:
     """Raise a UserError for another program's arguments, as in ``predict model=my.pt conf=0.3``.
 
-    ``faults`` must return the error messages about the options of a command.
+    ``faults`` is a function that returns error messages about a command's options.
     """
     command, *words = arguments or ("",)
     if command not in COMMANDS:

@@ -99,7 +99,7 @@ def new(
 
 
 def holds_data(word: str | None) -> bool:
-    """Return whether a word given instead of a recipe is a folder with a data set."""
+    """Return whether a word in place of a recipe is a folder with a data set."""
     if word is None or not Path(word).is_dir() or (Path(word) / "recipe.yaml").exists():
         return False
     from rankless.data.formats.registry import recognize
@@ -112,7 +112,7 @@ def holds_data(word: str | None) -> bool:
 
 
 def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = None) -> Recipe:
-    """Return the recipe that ``rankless new`` would write, changed by the overrides, and print its values.
+    """Return the recipe that ``rankless new`` would write, with the overrides applied; print its values.
 
     For ``undo``, see :func:`rankless.curation.facts.facts_of`.
     """
@@ -181,7 +181,7 @@ def folders_like(name: str) -> str:
 
 
 def _say_values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> None:
-    """Print ``key=value`` for each of ``keys`` that the recipe has, followed by the other overrides."""
+    """Print ``key=value`` for each of ``keys`` in the recipe, followed by the other overrides."""
     from rankless.recipe import load
     from rankless.recipe.keys import at
 

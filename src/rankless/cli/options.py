@@ -174,7 +174,7 @@ Device = Annotated[str, Parameter(help="cpu or cuda. auto prefers GPUs.", metava
 
 
 def compute_on(device: str) -> None:
-    """Apply ``--device``. For ``cpu``, this process and its ranks then ignore GPUs."""
+    """Apply ``--device``. With ``cpu``, this process and its ranks ignore GPUs."""
     if device == "cpu":
         os.environ["RANKLESS_CPU"] = "1"
     elif device == "cuda":
@@ -271,7 +271,7 @@ def class_pairs(given: str) -> list[list[str]]:
 
 
 def refuse_without(needed: str, options: Mapping[str, object]) -> None:
-    """Raise a UserError if any of ``options`` has a value, because they require the option ``needed``."""
+    """Raise a UserError if any of ``options``, which require the option ``needed``, has a value."""
     if given := [option for option, value in options.items() if value]:
         raise UserError(
             f"{option}: has no effect without {needed}; add {needed}, or remove {option}" for option in given
@@ -291,7 +291,7 @@ def is_override(word: str) -> bool:
 
 
 def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the first word without ``=``, or None, as the recipe's name, and all others as overrides."""
+    """Return the recipe's name (the first word without ``=``, or None) and the other words as overrides."""
     name = next((word for word in words if "=" not in word), None)
     if name == "":
         raise UserError("the recipe is an empty string; expected the name of a recipe or a file")

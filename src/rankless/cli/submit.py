@@ -36,7 +36,7 @@ Devices = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """Options that all clusters share."""
+    """Options common to all kinds of clusters."""
 
     out: Annotated[
         str | None, Parameter(name=("--out", "--run"), help="The run directory. Default: runs/RECIPE-JOB.")

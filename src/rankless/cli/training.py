@@ -106,7 +106,7 @@ class TrainOptions:
         return found
 
     def refuse(self, device: str, inline: str, download: str, parallel: str) -> None:
-        """Raise a UserError if one of these options was given. Each argument is the option's message."""
+        """Raise a UserError if any of these options was given. Each argument is an option's error message."""
         options = (
             ("--device", self.device != "auto", device),
             ("--inline", self.inline, inline),
@@ -144,7 +144,7 @@ def train_here(given: TrainOptions) -> int:
             if name is not None and Path(name).is_dir() and not (Path(name) / "recipe.yaml").exists():
                 from rankless.data.formats.registry import recognize
 
-                recognize(name)  # raises the reason why the folder is no data
+                recognize(name)  # raises an error that says why the folder is not a data set
             if name is None or os.path.lexists(name):
                 raise
             gone = f"'{name}': no such file"
@@ -288,7 +288,7 @@ def _wanted(given: TrainOptions, *, is_first: bool) -> Wanted:
 def fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | None) -> None:
     """Limit this process to the recipe's CPU instruction set, before anything imports PyTorch.
 
-    If ``name`` is None, the recipe is that of ``run``, if given. Errors in the recipe are reported later.
+    If ``name`` is None, the recipe of ``run``, if given, is used. Errors in the recipe are reported later.
     """
     from rankless.hardware.instruction_set import fix
     from rankless.recipe import load

@@ -254,7 +254,7 @@ def plot(
 
 
 def _collected(runs: tuple[Path, ...]) -> list[Collected]:
-    """Read all runs. Those with the same name are renamed to their paths."""
+    """Read all runs, and identify runs with the same name by their paths."""
     from rankless.report.collected import Collected
 
     collected = check_all(*(Collected(path).refresh for path in dict.fromkeys(runs)))

@@ -1,8 +1,8 @@
 """Check a data set's annotations, classes and images, and find leaks between its splits.
 
 A leak is an image that is byte for byte the same in several splits. Scores on images that were used for
-training are too high. Nearly identical images may also be leaks, such as resized copies, but they may be
-consecutive frames of a camera. They are therefore reported, but do not make the check fail.
+training are too high. Nearly identical images may also be leaks, for example resized copies, but they may
+just be consecutive camera frames. They are therefore reported, but do not make the check fail.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Checked:
         return bad > Data().max_bad * len(self.data.splits[split])
 
     def notes(self, split: str) -> list[str]:
-        """Return notes on how the split was read, such as which files were ignored."""
+        """Return notes on how the split was read, for example on ignored files."""
         return list(self.data.splits[split].about[1:])  # without the first sentence, "read as …"
 
     def as_json(self) -> dict[str, Any]:
@@ -103,8 +103,8 @@ class Checked:
 def disagreements(data: DataSet) -> list[str]:
     """Return error messages about class mismatches between splits.
 
-    A model has the classes of ``train`` or, without such a split, of the first split. The other splits must
-    not have additional classes. Order and spelling may differ.
+    A model has the classes of ``train`` or, if there is no such split, of the first split. The other splits
+    must not have additional classes, but their order and spelling may differ.
     """
     parts = data.parts
     first = "train" if "train" in parts else next(iter(parts))

@@ -94,7 +94,7 @@ def sheet(selection: Selection) -> Image.Image:
 
 
 class _Text:
-    """Text wrapped to the width ``room``, in pixels."""
+    """Text wrapped to a width of ``room`` pixels."""
 
     def __init__(self, text: str, size: int, room: float) -> None:
         self.font = ImageFont.load_default(size)
@@ -110,7 +110,7 @@ class _Text:
         return self.font.getlength(text.rpartition("\n")[2]) <= room
 
     def _below(self, word: str, room: float) -> str:
-        """Return the text with ``word`` on a new line, broken if it is too long."""
+        """Return the text with ``word`` added on a new line, broken if it is too long."""
         text = f"{self.text}\n" if self.text else ""
         for letter in word:
             line = text.rpartition("\n")[2]

@@ -62,7 +62,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class _ImageWriter(ImageFiles):
-    """Writes images, and records their paths after ``folder`` is renamed to ``out``."""
+    """Writes images, and records the paths that they will have after ``folder`` is renamed to ``out``."""
 
     out: Path = Path()
     folder: Path = Path()
@@ -135,8 +135,8 @@ def compare(
     Classes are compared by name, because some formats renumber them. The order of boxes may differ.
     Information that the writer reports as lost is ignored.
 
-    ``paths`` has the new path of each image by the ``id()`` of the split's annotations and the image's index.
-    A split with missing entries is compared in the order in which it was written.
+    ``paths`` maps the ``id()`` of a split's annotations and the index of an image to the image's new path. If
+    entries of a split are missing, its images are compared in the order in which they were written.
     """
     differences: list[str] = []
     names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))

@@ -87,7 +87,7 @@ def open_data_set(
 
 @contextmanager
 def suggest_format(root: str, format: str) -> Iterator[None]:
-    """Add the format that ``--format auto`` would detect to an error in the block."""
+    """Inside the context, make errors mention the format that ``--format auto`` would detect."""
     try:
         yield
     except UserError as error:

@@ -87,7 +87,7 @@ def _cell(
     *,
     near: bool,
 ) -> Shown:
-    """Return an image with its errors marked, cropped to the surroundings of the first one if ``near``."""
+    """Return an image with its errors marked; with ``near``, a close-up of the first error."""
     file = Path(image.source)
     caption = f"{text} · {file.name if file.suffix else image.source}"  # built-in scenes have no suffix
     try:

@@ -43,7 +43,7 @@ class Facts:
 
     Attributes:
         root, format, classes: values of ``data.root``, ``data.format`` and ``data.classes``.
-        split_note: origin of the validation split, if it is worth a note.
+        split_note: a note on the origin of the validation split, if needed.
         notes: notes on how the training split was read.
         counts: number of training boxes per class, or of training images for classification.
         height, width: median height and width of the training images in pixels.
@@ -95,7 +95,8 @@ def facts_of(
 ) -> Facts:
     """Collect facts about a data set. If it has no validation split, divide it into the folder ``divided``.
 
-    The new folder links to the original images. If ``undo`` is closed with an error, the folder is removed.
+    The new folder links to the original images. If an error closes the exit stack ``undo``, the folder is
+    removed.
     """
     if root == DIGITS and not Path(root).exists():
         raise UserError("'digits': this built-in data has its own recipe; run `rankless train digits`")
@@ -187,7 +188,7 @@ def _real(root: str) -> str:
 
 
 def _train(existing: Sequence[str]) -> str:
-    """Return ``train`` or, if there is no such split, the only one that is not for validation or tests."""
+    """Return ``train`` or, if there is no such split, the only split that is not for validation or tests."""
     if known_as("train", existing) in existing:
         return "train"
     others = [name for name in existing if is_for_training(name)]

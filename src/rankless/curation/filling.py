@@ -26,7 +26,7 @@ class Filled:
 
 
 def fill(recipe: Recipe) -> list[Filled]:
-    """Decode a recipe's training and validation images, at the resolution that it needs, into the cache.
+    """Decode a recipe's training and validation images into the cache, at the resolution the recipe needs.
 
     Images that are already in the cache are skipped.
     """

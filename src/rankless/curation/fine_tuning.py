@@ -1,6 +1,7 @@
 """Recipe settings for fine-tuning, depending on the number of training images.
 
-For about 200 images, they equal the shipped recipe ``fine-tune``. See docs/weights.md for measurements.
+For about 200 images, they are the same as in the shipped recipe ``fine-tune``. See docs/weights.md for
+measurements.
 """
 
 from __future__ import annotations

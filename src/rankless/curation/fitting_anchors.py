@@ -21,7 +21,7 @@ Anchors = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Fit:
-    """Anchors, (width, height) in pixels, sorted by area, and the mean IoU of boxes with the best anchor."""
+    """Anchors, (width, height) in pixels, sorted by area, and the mean IoU of boxes with the best anchors."""
 
     anchors: Anchors
     average_iou: float
@@ -38,7 +38,7 @@ class FittedAnchors(Fit):
 
     @property
     def recipe_line(self) -> str:
-        """The override that sets these anchors."""
+        """The ``key=value`` override that sets the fitted anchors."""
         pairs = ",".join(f"[{width:g},{height:g}]" for width, height in self.anchors)
         return f"model.anchors=[{pairs}]"
 

@@ -53,7 +53,7 @@ def remedy(checked: Checked) -> str:
 def refuse_misread(checked: Checked, *, drop_invalid: bool) -> None:
     """Raise an error for findings that may mean that the data was misread.
 
-    A corrected copy would turn annotated objects into background. ``drop_invalid`` allows this for boxes.
+    Dropping misread annotations would turn objects into background. ``drop_invalid`` allows this for boxes.
     """
     found = {
         f"{name}: {kind}: {count:,}" + (f"; the first: {first[0]}" if first else ""): kind

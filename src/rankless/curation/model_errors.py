@@ -4,7 +4,7 @@ A detector's errors are classified as in TIDE (Bolya et al., "TIDE: A General To
 Detection Errors", 2020): classification, localization, duplicate, background and missed. The cost of a wrong
 detection is its score. The cost of a missed object is one minus the score of its best correct detection.
 
-A label is probably wrong if the model confidently predicts another class there, or predicts nothing near it.
+A label is probably wrong if the model confidently predicts another class for it, or predicts nothing near it.
 A label is probably missing if the model confidently predicts an object that is not labeled.
 """
 
@@ -281,7 +281,7 @@ def _of_detection(image: ImageBoxes, row: int, finder: Mapping[int, int]) -> tup
 
 
 def _finders(image: ImageBoxes) -> dict[int, int]:
-    """Match detections to objects by COCO's rule, and return the index of each matched object's detection."""
+    """Match detections to objects as COCO does, and return the index of each matched object's detection."""
     finder: dict[int, int] = {}
     for row in range(len(image.scores)):
         free = np.flatnonzero(image.same[row] & image.counts)

@@ -125,7 +125,7 @@ def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
     limit = np.clip(_OF_CONTRAST * contrast, _LEAST, _MOST)
     edge = _SIDE // _BLOCKS
     blocks = thumbnails.reshape(-1, 3, _BLOCKS, edge, _BLOCKS, edge).astype(np.float32).mean((3, 5))
-    # The means of a block of edge² pixels differ by at most the distance of the thumbnails / edge.
+    # The means of a block of edge² pixels differ by at most the thumbnails' distance / edge.
     points = blocks.reshape(len(thumbnails), -1)
     radius = limit * np.float32(np.sqrt(thumbnails.shape[1]) / edge) + 1e-3
     tree = KDTree(points)
@@ -142,7 +142,7 @@ def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
 
 
 def connected(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the smallest number in each number's connected component.
+    """Return, for each number, the smallest number in its connected component.
 
     The nodes are the numbers below ``count``, and ``pairs`` are the edges.
     """

@@ -20,7 +20,7 @@ from rankless.recipe.commented import Setting, commented
 
 MICRO_BATCH = {"detect": 4, "classify": 8}
 STEPS = {"detect": 1380, "classify": 950}
-"""Minimum number of steps: about as many as ``blood-cells`` has, and ``resnet18`` on 610 images."""
+"""Minimum number of steps: about as many as in ``blood-cells``, and in ``resnet18`` on 610 images."""
 EPOCHS = {"detect": 12, "classify": 30}
 """Minimum number of epochs, for large data sets, where a few epochs have enough steps."""
 
@@ -36,7 +36,7 @@ _SIDED = re.compile(r"(?<![a-z])(left|right|texts?|words?|letters?|digits?|arrow
 
 
 def text(facts: Facts, file: str, pretrained: str = "") -> str:
-    """Return the recipe as YAML, with a comment above each key and the command that uses ``file``.
+    """Return the recipe as YAML, with a comment above each key and the command that trains with ``file``.
 
     If ``pretrained`` is given, the recipe fine-tunes these weights.
     """

@@ -70,8 +70,8 @@ def select(
 ) -> Selection:
     """Sample random images of a split. The default is the first split.
 
-    With ``class_name``, every image has an object of this class. ``augmented`` returns a recipe for a task.
-    If it is given, images are augmented as in the first epoch of training with that recipe.
+    With ``class_name``, every image has an object of this class. If ``augmented`` is given, images are
+    augmented as in the first epoch of training with the recipe that it returns for the task.
     """
     format = known_format(format)
     if root == DIGITS and not Path(root).exists():

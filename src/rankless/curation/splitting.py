@@ -143,9 +143,9 @@ def _divided(
 def by_hash(hashed: Sequence[float], fractions: Sequence[float]) -> Counts:
     """Return the index of the split for each hash in [0, 1).
 
-    The lowest hashes go to the second split, the next to the third split, and the rest to the first. A test
-    split that is added later therefore takes images only from ``train``, and a larger ``val`` keeps its
-    images.
+    The lowest hashes go to the second split, the next lowest to the third, and the rest to the first. A test
+    split that is added later therefore takes images only from ``train``, and enlarging ``val`` keeps the
+    images that it has.
     """
     bounds = np.cumsum(np.array(fractions[1:], np.float64))
     return np.asarray((np.searchsorted(bounds, np.asarray(hashed), side="right") + 1) % len(fractions))
@@ -205,7 +205,7 @@ def _fractions(val: float, test: float) -> dict[str, float]:
 
 
 def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[str, list[int]], list[str]]:
-    """Return the images of each unit (a group or a single image) by the unit's name, and notes."""
+    """Return a mapping from each unit (a group or a single image) to its images, and notes."""
     units: defaultdict[str, list[int]] = defaultdict(list)
     alone, text = 0, ""
     for number, name in enumerate(names):
@@ -238,7 +238,7 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
 def _merge(
     units: Mapping[str, list[int]], groups: Iterable[Sequence[int]], count: int
 ) -> dict[str, list[int]]:
-    """Merge units that share duplicates. The name of the merged unit is the first of their names."""
+    """Merge units that share duplicates. A merged unit keeps the alphabetically first name."""
     parts = [*units.values(), *groups]
     lowest = connected(count, ((members[0], other) for members in parts for other in members))
     merged: dict[int, tuple[str, list[int]]] = {}
@@ -280,6 +280,6 @@ def _label_counts(whole: Annotations, members: Sequence[Sequence[int]]) -> Count
 
 
 def fractions_of(counts: Mapping[str, Sequence[int]]) -> dict[str, list[float]]:
-    """Return the fraction of each class that is in each split, given the counts in each split."""
+    """Return each split's fraction of each class, given the counts in each split."""
     totals = np.sum([list(each) for each in counts.values()], 0).clip(1)
     return {name: (np.asarray(each) / totals).tolist() for name, each in counts.items()}

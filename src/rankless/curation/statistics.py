@@ -43,8 +43,8 @@ class SplitStatistics:
         width, height: size of the images in pixels.
         aspect: width divided by height of the images.
         common_sizes: number of images of each of the five most common sizes, ``WIDTH × HEIGHT``.
-        small, medium, large: number of objects by COCO's bounds (areas of 32² and 96² pixels).
-        box_side: square root of the fraction of the image that a box covers.
+        small, medium, large: number of objects by size as defined by COCO (limits 32² and 96² pixels).
+        box_side: square root of the fraction of the image area that a box covers.
         box_aspect: width divided by height of the boxes.
     """
 

@@ -190,7 +190,7 @@ def _object_sizes(axes: Any, splits: Splits) -> None:
 
 
 def _image_sizes(axes: Any, splits: Splits) -> None:
-    """Draw a dot for each image size, scaled by the number of images. A single size is shown as text."""
+    """Draw a dot for each image size, scaled by the number of images, or text if there is only one size."""
     every = np.concatenate([readable_sizes(each) for each in splits.values()])
     if len(sizes := np.unique(every, axis=0)) == 1:
         height, width = sizes[0].astype(int).tolist()

@@ -76,7 +76,7 @@ def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float
 
 
 def average_iou(sizes: ArrayLike, anchors: ArrayLike) -> float:
-    """Return the mean IoU of centered boxes, (N, 2), with their best anchors, (A, 2), or NaN."""
+    """Return the mean IoU of centered boxes, (N, 2), with their best anchors, (A, 2); NaN without boxes."""
     boxes, weights = _distinct(sizes)
     return _average(boxes, weights, np.asarray(anchors, np.float64)) if len(boxes) else math.nan
 
@@ -99,7 +99,7 @@ def _average(boxes: Sizes, weights: NDArray[Any], anchors: Sizes) -> float:
 
 
 def _initial_anchors(boxes: Sizes, weights: NDArray[Any], count: int, rng: np.random.Generator) -> Sizes:
-    """Choose initial anchors by k-means++: sample boxes in proportion to their squared distance."""
+    """Choose initial anchors by k-means++, which samples distant boxes with a higher probability."""
     taken: list[int] = []
     weighted = weights.astype(np.float64)
     for _ in range(count):
@@ -116,8 +116,8 @@ def _initial_anchors(boxes: Sizes, weights: NDArray[Any], count: int, rng: np.ra
 def _lloyd(boxes: Sizes, weights: NDArray[Any], anchors: Sizes) -> Sizes:
     """Alternate between assigning boxes to their nearest anchors and moving anchors to the median boxes.
 
-    The median fits slightly better than the mean. A round may increase 1 - IoU, which the median does not
-    minimize, so the best anchors of all rounds are returned.
+    The median fits slightly better than the mean. It does not minimize 1 - IoU, so a round may make the
+    anchors worse. The best anchors of all rounds are returned.
     """
     best = _average(boxes, weights, anchors), anchors
     nearest = np.zeros(0)

@@ -131,11 +131,11 @@ class MicroBatches(Generic[B]):
 
 
 class LoaderDiedError(RuntimeError):
-    """Raised when a loader process dies. The message gives the exit code or signal and the likely cause."""
+    """Raised when a loader process dies. The message states the exit code or signal and the likely cause."""
 
 
 class _Failure:
-    """An error from a loader process, sent as a result because torch would send only the traceback."""
+    """An error in a loader process, sent as a result, because torch would send only the traceback."""
 
     def __init__(self, error: UserError) -> None:
         self.error = error
@@ -178,7 +178,7 @@ class _Guarded:
 
 
 class _Sharing(ForkingPickler):
-    """A pickler that moves all tensors to shared memory, as multiprocessing does when it sends them."""
+    """A pickler that moves all tensors to shared memory, as multiprocessing does when sending them."""
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -196,7 +196,8 @@ class _Nowhere:
 def _share(batch: Any) -> None:
     """Move a batch to shared memory early, so that a failure can be reported.
 
-    Python sends batches from a thread that only prints errors, so the rank would wait forever.
+    Python sends batches in a thread that only prints errors, so after a failure there, the rank would wait
+    forever.
     """
     try:
         _Sharing(_Nowhere(), pickle.HIGHEST_PROTOCOL).dump(batch)
@@ -261,8 +262,8 @@ def _follow(rank: BaseProcess) -> None:
 def _end(batches: Any, processes: list[BaseProcess]) -> None:
     """Let the loader processes exit, and kill those that are still busy after a while.
 
-    A process that is killed while sending a batch would keep a lock for which the memory-pinning thread would
-    wait forever.
+    A process killed while sending a batch would never release a lock, and the memory-pinning thread would
+    wait for it forever.
     """
     shutdown = getattr(batches, "_shutdown_workers", None)
     if shutdown is None:

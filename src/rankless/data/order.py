@@ -73,9 +73,9 @@ def micro_batch(n: int, seed: int, step: int, micro_batch: int, batch: Batch) ->
 
 
 def _halves(n: int) -> tuple[int, int]:
-    """Return moduli a ≈ b with a product that is at least n and close to n.
+    """Return moduli a ≈ b whose product is at least n and close to n.
 
-    a is even. If both were odd, every round would be an even permutation, and so would be the result.
+    a is even. If both were odd, every round, and therefore the result, would be an even permutation.
     """
     root = int(np.sqrt(float(n)))
     a = max(2, root + root % 2)

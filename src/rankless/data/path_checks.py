@@ -9,7 +9,7 @@ from rankless.files.remote import is_remote
 
 
 def refuse_gone(root: str, before: str, weights: Path) -> None:
-    """Raise an error if a model is to be evaluated on its training data, which no longer exists.
+    """Raise an error if a model would be evaluated on its training data, but the data no longer exists.
 
     ``root`` and ``before`` are ``data.root`` of the evaluation and of the training run.
     """

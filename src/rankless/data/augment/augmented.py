@@ -34,7 +34,7 @@ Augmented = tuple[Tensor, Tensor, Tensor, Letterbox]
 """The input, uint8 (3, H, W); boxes, float32 xyxy in pixels, (N, 4); labels, (N,); and the placement."""
 
 ASPECT = 4 / 3
-"""Maximum ratio between the aspect ratios of a crop and its image, in both directions, before it is grown."""
+"""Maximum factor by which the aspect ratio of a crop, before it is grown, may differ from the image's."""
 
 
 @dataclass
@@ -59,8 +59,8 @@ class Augmenter:
     def augmented(self, index: int) -> Augmented:
         """Return the augmented input for an image, possibly blended with another input.
 
-        The placement is that of the cropped image before it is warped and mirrored. It is the identity for a
-        mosaic.
+        The result includes the placement of the cropped image before warping and mirroring, or the identity
+        for a mosaic.
         """
         image, boxes, labels, where = self._place(index)
         if not (self.options.mixup and self._partners):
@@ -130,7 +130,7 @@ def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample
 def _grow(
     part: NDArray[np.int64], boxes: NDArray[np.float64], sides: tuple[int, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Grow a crop (xyxy, (4,)) until it cuts no box; return the crop and the mask of its boxes, (N,)."""
+    """Grow a crop (xyxy, (4,)) until it cuts no box; return it with a mask, (N,), of the boxes in it."""
     while True:
         inside: NDArray[np.bool_] = np.all((boxes[:, :2] < part[2:]) & (boxes[:, 2:] > part[:2]), axis=1)
         first = np.floor(boxes[inside, :2]).min(0, initial=np.inf).clip(0)

@@ -25,7 +25,7 @@ def mixup(one: Example, other: Example, alpha: float, rng: np.random.Generator) 
 
 
 def blended(one: Tensor, other: Tensor, weight: float) -> Tensor:
-    """Return the weighted mean of two uint8 images with weights ``weight`` and 1 - ``weight``."""
+    """Return the mean of two uint8 images, weighted by ``weight`` and 1 - ``weight``."""
     sum_ = one.numpy() * np.float32(weight) + other.numpy() * np.float32(1 - weight)
     return torch.from_numpy(np.rint(sum_).astype(np.uint8))
 

@@ -2,7 +2,7 @@
 
 Multi-scale training changes the size of the input to a random multiple of 32 every few steps, like
 ``random=1`` in Darknet. Anchors are in pixels of the current input. In rectangular evaluation, images with
-similar aspect ratios share an input with a smaller margin, at the same scale as for the full input.
+similar aspect ratios share a smaller input with less padding, at the same scale as in the full input.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class StepSizes:
 def by_aspect(sizes: NDArray[np.integer]) -> NDArray[np.int64]:
     """Return the indices of images, (N,), sorted by height divided by width, then by index.
 
-    ``sizes`` are the heights and widths, (N, 2). An unknown size, 0, 0, counts as square.
+    ``sizes`` are the heights and widths, (N, 2). An unknown size, (0, 0), counts as square.
     """
     known = np.where(sizes > 0, sizes, 1).astype(np.float64)
     return np.argsort(known[:, 0] / known[:, 1], kind="stable").astype(np.int64)
 
 
 def tight(sizes: NDArray[np.integer], size: tuple[int, int]) -> tuple[int, int]:
-    """Return the smallest input (H, W), in multiples of 32, for images at the scale of the full input.
+    """Return the smallest input (H, W), in multiples of 32, that fits images scaled for the full input.
 
     ``sizes`` are the heights and widths, (B, 2), and ``size`` is the (H, W) of the full input.
     """

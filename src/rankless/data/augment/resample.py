@@ -1,6 +1,6 @@
 """Flip, recolor, zoom, shift and warp a training image with a single resampling.
 
-Zoom and shift change the placement of the letterbox, so an image is resized only once. If all augmentations
+Zoom and shift change the letterbox placement, so an image is resized only once. If all augmentations
 are off, the result is bitwise equal to the letterboxed image. With a warp (rotate, shear, perspective), the
 image is sampled once at the source positions of the warp. A 3 × 3 matrix changes the colors, because
 converting to HSV and back would take about ten times as long.
@@ -114,7 +114,7 @@ def color_matrix(hue: float, saturation: float, value: float) -> NDArray[np.floa
 
 
 def recolor(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:
-    """Multiply an image, uint8 (3, H, W), by a color matrix, (3, 3), and round and clip the result.
+    """Multiply an image, uint8 (3, H, W), by a color matrix, (3, 3), then round and clip the result.
 
     The matrix is quantized so that all products and sums are exact in float32. The result therefore does not
     depend on the order of additions, which may vary with threads and processors.

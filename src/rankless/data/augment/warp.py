@@ -63,7 +63,7 @@ def from_unit_square(corners: Matrix) -> Matrix:
     """Return the homography that maps (0, 0), (1, 0), (1, 1), (0, 1) to the given corners, (4, 2).
 
     The closed form (Heckbert, "Fundamentals of Texture Mapping", 1989, section 2.2.3) does not depend on a
-    solver. The corners must form a convex quadrilateral, as they do if each moves by less than 1/4.
+    solver. The corners must form a convex quadrilateral, which is guaranteed if each moves by less than 1/4.
     """
     (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners.tolist()
     right, below = (x1 - x2, y1 - y2), (x3 - x2, y3 - y2)
@@ -122,8 +122,8 @@ def shrunk(
 ) -> tuple[Tensor, tuple[float, float]]:
     """Shrink an image by integer factors with antialiasing before it is sampled at scales below 1/2.
 
-    Otherwise, bilinear sampling, which uses only the four nearest pixels, would cause aliasing. The result is
-    the smaller image and the remaining scales along x and y.
+    Otherwise, bilinear sampling, which uses only the four nearest pixels, would cause aliasing. Return the
+    smaller image and the remaining scales along x and y.
     """
     height, width = image.shape[-2:]
     across, down = (

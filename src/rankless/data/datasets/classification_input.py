@@ -62,9 +62,9 @@ def _covering(shape: Sequence[int], size: tuple[int, int]) -> tuple[int, int]:
 
 
 def shown_as(size: tuple[int, int], cropped: bool, detail: float) -> Shown:
-    """Return the size at which :func:`place` shows images, for reducing them during decoding.
+    """Return the size at which :func:`place` shows images, so that decoding can reduce them.
 
-    Random crops, which enlarge the images, are not taken into account.
+    The enlargement by random crops is not taken into account.
     """
     if not cropped:
         return Shown(size, "stretch", detail)

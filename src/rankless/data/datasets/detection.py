@@ -51,7 +51,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         epochs: number of epochs of the run; None if it is unlimited.
         fit, placing: whether images are letterboxed or stretched, and how they are resized.
         sizes: size of the input at every step, instead of ``size``.
-        rectangular: whether images with similar aspect ratios share an input without a needless margin.
+        rectangular: whether images with similar aspect ratios share an input without unnecessary padding.
         detail, cache: values of ``data.detail`` and ``data.cache``.
         batch: number of images per step.
     """
@@ -145,11 +145,11 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         return self.images.ground_truth(index)
 
     def facts(self, step: int) -> dict[str, Any]:
-        """Return fields of a step for the journal: the ``size`` of the input if it varies."""
+        """Return a step's fields for the journal: the input ``size``, if it varies."""
         return {"size": list(self.step_sizes.of(step))} if self.step_sizes else {}
 
     def evaluation_order(self) -> NDArray[np.int64] | None:
-        """Return the order, (N,), of images in an evaluation, or None for the order of the data."""
+        """Return the order, (N,), in which images are evaluated, or None for the order of the data."""
         return by_aspect(self.images.sizes(range(len(self)))) if self.rectangular else None
 
 
@@ -183,7 +183,7 @@ def open_images(
 ) -> DetectionImages:
     """Open the images of a split for detection.
 
-    The number ``images``, ``seed`` and ``size`` (H, W) of the scenes are used only if ``root`` is ``digits``.
+    ``images``, ``seed`` and ``size`` describe the scenes and are used only if ``root`` is ``digits``.
     See :func:`open_annotations` for the other arguments.
     """
     if root == DIGITS:

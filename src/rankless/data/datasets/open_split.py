@@ -58,7 +58,7 @@ def open_annotations(
 
 
 def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> str:
-    """Return the split to train on: ``train`` or, if ``val`` is ``none``, the data before any division."""
+    """Return the split to train on: ``train`` or, if ``val`` is ``none``, the undivided data."""
     if val != "none" or is_remote(root):
         return train
     page = format_named(recognize(root, format)[0])
@@ -68,7 +68,7 @@ def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> 
 def examine(
     root: str, split: str, format: str = "auto", *, classes: Classes = "auto", rescan: bool = False
 ) -> Annotations:
-    """Open a split even if it has errors, which are in :attr:`Annotations.findings`.
+    """Open a split even if it has errors, and record them in :attr:`Annotations.findings`.
 
     The annotations are cached until the files change. See :func:`open_annotations` for the arguments.
     """

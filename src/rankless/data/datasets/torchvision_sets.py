@@ -1,7 +1,7 @@
 """Find and download data sets by their torchvision names, such as ``data.root: torchvision/CIFAR10``.
 
-Files are downloaded only if requested with ``--download``. Rankless reads them with its own readers, which do
-not unpickle anything.
+Files are downloaded only with ``--download``. Rankless reads them with its own readers, which never unpickle
+anything.
 """
 
 from __future__ import annotations

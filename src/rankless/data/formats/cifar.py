@@ -32,7 +32,7 @@ _LONG = 1024  # maximum length of names; longer texts become a Run
 
 
 class Run(NamedTuple):
-    """The byte range of a long string in the file, such as the content of an array."""
+    """The byte range of a long string in a file, such as the content of an array."""
 
     offset: int
     length: int
@@ -69,9 +69,9 @@ def contents(file: Path) -> dict[str, Any]:
 
 
 def _interpret(data: bytes) -> Any:
-    """Interpret a pickle and return its value. Objects that are not plain values become their states.
+    """Interpret a pickle and return its value. Objects that are not plain values are replaced by their state.
 
-    The last item in the state of an array is its content.
+    The last item in an array's state is its content.
     """
     stack: list[Any] = []
     memory: dict[Any, Any] = {}

@@ -180,7 +180,7 @@ class _Reader(ListedImages):
 
 
 def _look_up(numbers: Mapping[Any, int], key: Any) -> int | None:
-    """Look up an id. Integers, which are the usual case, do not need the canonical form."""
+    """Look up an id. Integers, the usual case, need not be converted to the canonical form."""
     number = numbers.get(key) if type(key) is int else None
     return numbers.get(identity(key)) if number is None else number
 

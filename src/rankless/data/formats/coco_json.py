@@ -1,4 +1,4 @@
-"""Decode and encode COCO JSON entry by entry, so that large files never become Python objects at once.
+"""Decode and encode COCO JSON entry by entry, to avoid converting a whole file to Python objects at once.
 
 msgspec splits the lists into entries without decoding them. The slower standard library decodes content that
 msgspec rejects, such as NaN, which is not valid JSON but is written by many programs.
@@ -56,7 +56,7 @@ class Category(msgspec.Struct, gc=False):
 
 
 class Parts(msgspec.Struct):
-    """The lists of a COCO file with undecoded entries; None for a missing list."""
+    """The lists in a COCO file, with undecoded entries; None for a missing list."""
 
     images: list[msgspec.Raw] | None = None
     annotations: list[msgspec.Raw] | None = None
@@ -64,7 +64,7 @@ class Parts(msgspec.Struct):
 
 
 class Categories(msgspec.Struct):
-    """The list ``categories`` of a COCO file with undecoded entries."""
+    """The list ``categories`` in a COCO file, with undecoded entries."""
 
     categories: list[msgspec.Raw] | None = None
 
@@ -74,7 +74,7 @@ Lists = TypeVar("Lists", Parts, Categories)
 
 
 def load(file: Path, kind: type[Lists]) -> Lists:
-    """Load the lists that are fields of the class ``kind`` from a file."""
+    """Load from a file the lists that the class ``kind`` has as fields."""
     try:
         content = reading.read_bytes(file).removeprefix(codecs.BOM_UTF8)
     except OSError as error:
@@ -209,7 +209,7 @@ def _problem(entry: Category | None) -> str:
 
 
 def _mere_group(categories: Mapping[int | str, Category], order: list[int | str]) -> int | str | None:
-    """Return the id of the category that groups all other categories, as Roboflow writes it, or None."""
+    """Return the id of a category that only groups all other categories, as in Roboflow files, or None."""
     if len(order) < 2:
         return None
     first, others = categories[order[0]], [categories[key] for key in order[1:]]
@@ -227,7 +227,7 @@ def _is_used(key: int | str, files: Mapping[str, Path]) -> bool:
 
 
 def save(path: Path, annotations: Annotations, names: Sequence[str], image: int, box: int) -> None:
-    """Write the COCO file of one split with consecutive ids from ``image`` and ``box``."""
+    """Write the COCO file of one split, with consecutive ids starting at ``image`` and ``box``."""
     categories = [
         {"id": number, "name": name, "supercategory": ""}
         for number, name in enumerate(annotations.class_names, 1)

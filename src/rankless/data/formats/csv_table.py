@@ -219,8 +219,8 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     """Write ``SPLIT.csv``, ``classes.csv`` and the images in ``images/SPLIT``.
 
     An image without boxes has a row with an empty box. ``classes.csv`` lists all classes in order, because
-    some may have no boxes. If all coordinates of a split are at most 2, column names such as ``xmin_px`` show
-    that they are not normalized.
+    some may have no boxes. If all coordinates of a split are at most 2, column names such as ``xmin_px``
+    indicate that they are in pixels, not normalized.
     """
     # The splits of class folders may have different classes.
     known = list(dict.fromkeys(name for data in splits.values() for name in data.class_names))

@@ -121,7 +121,7 @@ def splits(root: Path) -> list[str]:
 
 
 def _without_tests(described: Description) -> list[str]:
-    """Return the test splits that are described but do not exist. Roboflow always describes one."""
+    """Return the test splits that are listed but do not exist. Roboflow always lists one."""
     given = described.splits.items()
     return [name for name, paths in given if is_for_tests(name) and not any(map(described.resolve, paths))]
 
@@ -248,7 +248,7 @@ def _folders(root: Path) -> Mapping[str, Path]:
 
 
 def _lists(root: Path) -> dict[str, Path]:
-    """Return the list of each split, such as ``train.txt``, if the listed images have label files.
+    """Return each split's list of images, such as ``train.txt``, if the listed images have label files.
 
     Split folders take precedence over lists.
     """
@@ -437,9 +437,9 @@ def _write_split(out: Path, folder: str, data: Annotations, names: Sequence[str]
 def _normalized(
     boxes: NDArray[np.float64], width: int, height: int
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return normalized centers and sizes, (N, 4), and a mask of the boxes that they restore exactly, (N,).
+    """Return normalized centers and sizes, (N, 4), and a mask, (N,), of the boxes without rounding errors.
 
-    At the left and top edges, the center is exactly half of the size, which restores 0.
+    For a box at the left or top edge, the center is exactly half of the size, which restores 0 exactly.
     """
     sides = np.array([width, height], np.float64)
     low, high = boxes[:, :2], boxes[:, 2:]

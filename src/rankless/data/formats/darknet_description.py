@@ -37,8 +37,8 @@ class Description:
     def resolve(self, name: str) -> str:
         """Return the path of the file or folder that an entry refers to, or "" if there is none.
 
-        An entry may be a path on another machine, or have the form ``../train/images`` as from Roboflow. In
-        these cases, the longest end of the path that exists in a base folder is used.
+        An entry may be a path on another machine, or have the form ``../train/images``, as in Roboflow files.
+        In these cases, leading folders are removed until the path exists in a base folder.
         """
         parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
         last = max((number for number, part in enumerate(parts, 1) if part == ".."), default=0)

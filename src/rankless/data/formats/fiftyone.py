@@ -1,6 +1,6 @@
 """Read FiftyOneDataset exports: ``samples.json``, ``metadata.json`` and images in ``data``.
 
-A box consists of x, y, width and height, normalized by the image size. The tags of samples serve as splits.
+A box consists of x, y, width and height, normalized by the image size. Tags of samples determine the splits.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _by_split(samples: list[Sample]) -> dict[str, list[Sample]]:
 
 
 def _label_field(file: Path, samples: list[Sample]) -> tuple[str, str]:
-    """Return the kind and the name of the label field, which has boxes if possible, otherwise classes."""
+    """Return the kind and name of the label field, preferring a field with boxes to one with classes."""
     fields: dict[str, set[str]] = {}
     for sample in samples:
         for name, value in sample.items():

@@ -62,7 +62,7 @@ def subfolders(root: Path) -> list[Path]:
 
 
 def walk(top: str, listed: list[str], fail: Callable[[str, OSError], None]) -> Iterator[os.DirEntry[str]]:
-    """Yield all files in ``top`` and its subfolders, and hidden folders, which are not entered.
+    """Yield all files in ``top`` and its subfolders. Hidden folders are yielded but not entered.
 
     Links to folders are followed. A folder that can be reached by several paths is entered only once,
     preferably by its real path. Each listed folder is added to ``listed``. If a folder cannot be listed,
@@ -98,7 +98,7 @@ def _raise_unless_absent(folder: str, error: OSError) -> None:
 
 
 class FolderNames:
-    """The names in a folder, which may be missing.
+    """The names in a folder, which need not exist.
 
     ``endings`` are the lowercase extensions of the files to list. Default: all names, including folders.
     """
@@ -166,9 +166,9 @@ class ImageSearch:
     def find(self, name: str) -> str:
         r"""Return the path of the file that ``name`` refers to, or "" if there is none.
 
-        The name may differ in ``\`` instead of ``/``, case, Unicode form, a missing extension, and the prefix
-        that Label Studio adds to uploads. Leading folders, which may be from another machine, are removed one
-        by one until a file is found.
+        The name may use ``\`` for ``/``, differ in case or Unicode form, lack the extension, or have the
+        prefix that Label Studio adds to uploads. Leading folders, which may be from another machine, are
+        removed one by one until a file is found.
         """
         if not name.strip():
             return ""
@@ -296,8 +296,8 @@ def numbered_names(
 ) -> tuple[tuple[str, ...], Path | None]:
     """Return the names of classes that are numbers in the data, and the file that lists them, if any.
 
-    The names from ``data.classes`` are used if ``folders`` contain no such file or several. ``missing`` is
-    the error message if there are no class names.
+    The names from ``data.classes`` are used if ``folders`` do not contain exactly one such file. ``missing``
+    is the error message if there are no class names.
     """
     folders = list(folders)
     if given and len(names_files(folders)) != 1:
@@ -309,7 +309,7 @@ def numbered_names(
 
 
 def read_text(file: Path, expected: str, most: int | None = None) -> str:
-    """Return the text of a file of at most ``most`` bytes; error messages name the ``expected`` content."""
+    """Return the text of a file of at most ``most`` bytes; error messages say what was ``expected``."""
     try:
         return reading.read_text(file, most)
     except (OSError, UnicodeDecodeError) as error:

@@ -88,7 +88,7 @@ def _files(root: Path) -> dict[str, list[Path]]:
 
 
 def _shards(folder: Path) -> dict[str, list[Path]]:
-    """Return the Parquet files in a folder by split, which is "" for a file name that is only a number."""
+    """Return the Parquet files in a folder by split; "" is the split of a file named only by a number."""
     shards: dict[str, list[Path]] = {}
     for file in sorted(folder.glob("*.parquet")):
         shards.setdefault(_NUMBER.sub("", file.stem), []).append(file)

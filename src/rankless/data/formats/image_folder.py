@@ -71,7 +71,7 @@ def undivided(root: Path, split: str) -> str:
 def read(root: Path, split: str) -> Raw:
     """Read one split class by class, in the order of file names.
 
-    The class names are the sorted names of the folders that contain images. They may differ between splits.
+    The class names are the sorted names of the folders with images. Splits may have different class names.
     """
     if not root.is_dir():
         raise UserError(f"{root}: this is a file; expected {LAYOUT}")

@@ -53,8 +53,8 @@ def _runs(text: str) -> list[int]:
     """Decode run lengths from cocoapi's compressed text.
 
     Each character minus '0' contains five bits of a number, lowest bits first. Bit 32 means that more
-    characters follow, and bit 16 of the last character is the sign. From the fourth number on, each number is
-    the difference from the number two places before.
+    characters follow, and bit 16 of the last character is the sign. From the fourth number on, the difference
+    from the number two places earlier is stored.
     """
     runs: list[int] = []
     at = 0

@@ -1,8 +1,7 @@
 """Read the Oxford-IIIT Pet data set (images of 37 breeds and two lists) as stored by torchvision.
 
 See Parkhi et al., "Cats and Dogs", 2012. A line such as ``Abyssinian_100 1 1 1`` contains the image name
-without extension, the number of the breed from 1, the species, and the number of the breed within the
-species.
+without extension, the breed number (from 1), the species, and the breed number within the species.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pack a data set into tar shards: a few large files for sequential or random access.
 
-The images keep their bytes and their order, so training on the shards gives the same weights.
+The images' bytes and order do not change, so training on the shards gives the same weights.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _write_split(
 
 
 def _finish(file: io.BufferedWriter) -> None:
-    """Write the end of an archive and flush it to disk before its folder is renamed."""
+    """Write the end-of-archive marker, and flush the archive to disk before its folder is renamed."""
     file.write(bytes(2 * tarfile.BLOCKSIZE))
     file.flush()
     os.fsync(file.fileno())

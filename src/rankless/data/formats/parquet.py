@@ -130,7 +130,7 @@ class ParquetTable(Table):
                     yield Stored(path_in(os.fspath(target), f"{self.file.stem}-{name}"), offset, content)
 
     def _copy(self) -> Path:
-        """Return the path for copies of the images, which changes if the Parquet file changes."""
+        """Return a path for copies of the images. The path changes if the Parquet file changes."""
         state = self.file.stat()
         key = f"{self.file.absolute()} {state.st_mtime_ns} {state.st_size}".encode(errors="surrogateescape")
         return storage() / f"{COPY}{hashlib.sha256(key).hexdigest()[:16]}"
@@ -143,7 +143,7 @@ def _fields(kind: Any) -> dict[str, str]:
 
 
 def _names_below(feature: Any, key: str) -> list[str] | None:
-    """Return the class names of the first feature with the name ``key``, at any depth."""
+    """Return the class names of the first feature named ``key``, at any depth."""
     if isinstance(feature, list):
         feature = feature[0] if feature else None
     if not isinstance(feature, dict):

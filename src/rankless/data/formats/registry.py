@@ -185,7 +185,7 @@ def _first_match(path: Path, names: Sequence[str]) -> tuple[str, str]:
 def _data_set_around(path: Path, name: str) -> Path | None:
     """Return the data set that contains ``path`` if ``path`` is only a folder of images, labels or a split.
 
-    A folder of images looks like class folders, and a Darknet split like a data set without class names.
+    On its own, a folder of images looks like class folders, and a Darknet split lacks class names.
     """
     full = path.resolve()
     stands = name not in ("", "image-folder", "darknet") or (

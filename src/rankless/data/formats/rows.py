@@ -48,7 +48,7 @@ class Table:
     """The base class of tables. By default, rows refer to separate image files.
 
     Attributes:
-        images: name of the column of images if the file contains them, otherwise "".
+        images: name of the column with the images, or "" if the images are separate files.
         normalized: whether boxes are normalized by the image size; None to infer this from the values.
     """
 
@@ -95,8 +95,8 @@ def read_tables(
 ) -> Raw:
     """Read a split from its tables.
 
-    The classes of ``others``, the tables of other splits, are included. ``given`` are class names for data
-    in which classes are only numbers.
+    The classes in ``others``, the tables of other splits, are included. ``given`` are the class names for
+    data whose classes are only numbers.
     """
     columns = _columns(tables)
     names, names_file = _names(root, [*tables, *others], columns, given)
@@ -132,7 +132,7 @@ def _columns(tables: Sequence[Table]) -> _Columns:
 
 
 def _first(value: Any) -> Mapping[str, Any]:
-    """Return a cell's dict of lists or the first dict of its list; an empty dict for other values."""
+    """Return a cell's dict of lists, or the first dict in its list; an empty dict for other values."""
     value = value[0] if isinstance(value, list) and value else value
     return value if isinstance(value, dict) else {}
 
@@ -273,7 +273,7 @@ class _Reader(ListedImages):
 
 
 def _with_corners(raw: Raw) -> Raw:
-    """Infer from the values whether boxes are normalized and whether they are corners, and add notes."""
+    """Infer from the values whether boxes are normalized and whether they are given as corners; add notes."""
     if raw.boxes is None or not len(raw.boxes) or not np.isfinite(raw.boxes).all():
         return raw
     boxes, written = raw.boxes, raw.boxes.copy()

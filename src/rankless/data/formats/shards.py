@@ -1,4 +1,4 @@
-"""Find tar shards, and the samples in them with the byte ranges of their members.
+"""Find tar shards and their samples, with the byte range of each file in a sample.
 
 A sample consists of consecutive members with the same base name, which ends at the first dot of the file
 name. As in the package webdataset, ``a/0001.jpg`` and ``a/0001.json`` form the sample ``a/0001`` with the
@@ -83,7 +83,7 @@ def samples(shard: str, findings: Findings) -> Iterator[Sample]:
 
 
 def first_member(shard: str) -> tuple[str, bytes]:
-    """Return the name and content of a shard's first member, or empty values if it lists no class names."""
+    """Return the name and content of a shard's first file if it lists class names, else empty values."""
     try:
         with (
             opened(shard) as ranges,
@@ -181,7 +181,7 @@ def shards_of(root: Location) -> dict[str, list[Location]]:
 
 
 def known_as(split: str, names: list[str]) -> str:
-    """Return the name in ``names`` that ``split`` refers to, such as ``imagenet-val`` for ``val``."""
+    """Return the split in ``names`` that ``split`` refers to, such as ``imagenet-val`` for ``val``."""
     word = splits.known_as(split, [_last(name) for name in names])
     meant = [name for name in names if _last(name) == word]
     return meant[0] if split not in names and len(meant) == 1 else split

@@ -28,7 +28,7 @@ def usual_order(names: Iterable[str]) -> list[str]:
 def without_year(names: Iterable[str]) -> dict[str, str]:
     """Map names without the year to full names, such as ``train`` to ``train2017``.
 
-    A name keeps its year if it would otherwise not be unique.
+    The year is kept if a name would not be unique without it.
     """
     names = list(names)
     short = [_YEAR.sub("", name) for name in names]
@@ -60,7 +60,7 @@ def is_for_tests(name: str) -> bool:
 
 
 def is_for_training(name: str) -> bool:
-    """Return whether ``name`` is neither a usual name of a validation split nor of a test split."""
+    """Return whether ``name`` is not a usual name of a validation or test split."""
     return not any(_YEAR.sub("", name).casefold() in group for group in _ALIKE[1:])
 
 
@@ -75,16 +75,16 @@ def is_usual(name: str) -> bool:
 
 
 def set_aside(names: Collection[str], what: str) -> set[str]:
-    """Select a fifth of the names by a hash, but at least one of two or more names.
+    """Select a fifth of the names by their hashes, and at least one if there are two or more names.
 
-    ``what`` is the kind of data, which is part of the hash.
+    ``what`` is the kind of data, and is hashed together with each name.
     """
     by_hash = sorted(names, key=lambda name: (key(0, what, os.fsencode(name).hex()), name))
     return set(by_hash[: max(round(VAL_FRACTION * len(names)), 1) if len(names) > 1 else 0])
 
 
 def how_to_divide(root: Path, wanted: str) -> str:
-    """Return a command that creates the missing split, as the end of a message; "" for training splits."""
+    """Return the end of a message: a command that creates a missing split; "" for training splits."""
     if is_for_training(wanted):
         return ""
     folder = root if root.is_dir() else root.absolute().parent

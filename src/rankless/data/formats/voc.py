@@ -4,9 +4,9 @@
 2012 Development Kit"), so the box ``(1, 1, width, height)`` covers the whole image. In continuous
 coordinates, where pixel 1 extends from 0 to 1, a box is ``xyxy = (xmin - 1, ymin - 1, xmax, ymax)``.
 
-Supported layouts are a folder with ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``, as in VOC2012, or
-several such years, with or without ``VOCdevkit``; the same without lists; and annotations next to the images,
-in one folder or in one folder per split.
+Supported layouts are a folder with ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``, as in VOC2012;
+several such folders, one per year, with or without ``VOCdevkit``; both of these without lists of images; and
+annotations next to the images, in one folder or in one folder per split.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _FLAGS = {"-1", "0", "1"}  # in the list of a class, whether an image shows the 
 class Part:
     """One year of VOC, or one folder with images and annotations.
 
-    ``lists`` maps each split to its list of images, or to None if the split has all images.
+    ``lists`` maps each split to its list of images, or to None if the split consists of all images.
     """
 
     name: str
@@ -139,7 +139,7 @@ def _year(folder: Path) -> Part | None:
     sets = folder / "ImageSets"
     if annotations is None or (images is None and not sets.is_dir()):
         return None
-    if not sets.is_dir() and not _has_xml(annotations):  # folders of COCO may have the same names
+    if not sets.is_dir() and not _has_xml(annotations):  # COCO folders may have the same names
         return None
     lists: dict[str, Path | None] = {}
     for listing in (sets / "Main", sets):
@@ -149,7 +149,7 @@ def _year(folder: Path) -> Part | None:
 
 
 def _beside(root: Path) -> list[Part]:
-    """Return the subfolders (otherwise ``root`` itself) that contain both annotations and images."""
+    """Return the subfolders, or else ``root`` itself, that contain both annotations and images."""
     parts = [
         Part(folder.name, folder, folder, {folder.name: None})
         for folder in subfolders(root)
@@ -174,7 +174,7 @@ def _has_both(folder: Path) -> bool:
 
 
 def _plain_splits(parts: list[Part]) -> list[str]:
-    """Return the splits without lists of single classes, and without ``trainval`` if its parts exist."""
+    """Return the splits, excluding per-class lists and, if its parts exist, ``trainval``."""
     names = dict.fromkeys(name for part in parts for name in part.lists)
     joint = {"trainval"} if {"train", "val"} <= names.keys() else set()
     return [
@@ -227,7 +227,7 @@ def _add(
 
 
 def _names(file: Path, known: set[str]) -> Iterator[tuple[int, str]]:
-    """Yield the line number and the image name, without flag and extension, of each line of a list."""
+    """Yield the number of each line in a list, and the image name without flag and extension."""
     for number, line in enumerate(read_text(file, "one image name per line").splitlines(), 1):
         name = line.strip()
         words = name.rsplit(None, 1)

@@ -18,7 +18,7 @@ _TRUE, _FALSE = {"1", "true"}, {"", "0", "false", "unspecified"}
 
 
 class VocObject(NamedTuple):
-    """One object as written in an annotation file; sides of the box may be NaN or infinite."""
+    """One object as written in an annotation file; box coordinates may be NaN or infinite."""
 
     name: str
     box: tuple[float, float, float, float]
@@ -31,9 +31,9 @@ class Annotation(NamedTuple):
 
     Attributes:
         size: (height, width) of the image; see :func:`rankless.data.index.raw.stated_size`.
-        problems: problems as pairs of a kind from :data:`rankless.data.index.findings.KINDS` and a sentence.
+        problems: pairs of a kind of problem, from :data:`rankless.data.index.findings.KINDS`, and a sentence.
         readable: whether the file is an annotation file.
-        first_pixel: number of the first pixel: 1 in Pascal VOC; 0 in files of CVAT and Label Studio, where
+        first_pixel: number of the first pixel: 1 in Pascal VOC; 0 in files from CVAT and Label Studio, where
             ``xmax`` and ``ymax`` are the right and lower edges.
     """
 
@@ -47,8 +47,8 @@ class Annotation(NamedTuple):
 def parse(content: bytes) -> Annotation:
     """Parse the content of an annotation file.
 
-    Document types are rejected before parsing, because their entities could exhaust the memory or refer to
-    other files.
+    Files with a document type are rejected before parsing, because its entities could exhaust the memory or
+    refer to other files.
     """
     if b"<!DOCTYPE" in content or b"\0" in content:  # NUL indicates UTF-16, which could hide a document type
         problem = "found a document type (<!DOCTYPE) or UTF-16 text; expected UTF-8 without a document type"
@@ -72,7 +72,7 @@ def _first_pixel(root: ElementTree.Element) -> int:
 
 
 def to_xml(name: str, size: tuple[int, int], objects: Iterable[VocObject]) -> bytes:
-    """Return the content of an annotation file, which counts pixels from 1; the given boxes count from 0.
+    """Return the content of an annotation file. Pixels count from 1 in the file and from 0 in ``objects``.
 
     If ``size`` (height, width) is (0, 0), it is omitted.
     """

@@ -2,7 +2,7 @@
 
 ``train-000000.tar`` contains each image with its label: ``0001.jpg`` with ``0001.cls`` (number or name of the
 class), ``0001.json`` (boxes as JSON) or ``0001.txt`` (boxes as Darknet lines). Shards are indexed once.
-Images are then read by their byte ranges, so the order of training is the same as for other formats.
+Images are then read by their byte ranges, so training uses the same order as with other formats.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _number_or_name(text: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text is the number of a class, not its name."""
+    """Return whether a text is a class number, not a class name."""
     digits = text.removeprefix("-")
     return digits.isascii() and digits.isdigit() and len(digits) < 19
 
@@ -166,7 +166,7 @@ LAYOUT = (
     "'train-000000.tar' and so on, or one folder of tar files per split, with images and '.cls' or '.json'"
 )
 MOST_CLASSES = 1_000_000
-"""Limit on the numbers of classes without names. A larger number indicates a misread file."""
+"""Limit on class numbers in data without class names. A larger number indicates a misread file."""
 _MUCH = 1024**3  # number of bytes that justify starting processes
 
 
@@ -268,8 +268,8 @@ def _scan(chosen: list[Location], kind: str, names: list[str] | None) -> Raw:
 def index(items: list[tuple[str, ...]]) -> Raw:
     """Read the byte range, the size and the labels of every image in some shards.
 
-    Items are tuples of a shard, the kind of its labels, and the class names (or null) as JSON. Without class
-    names, the result has the class names, or numbers as text, that were found in the shards.
+    Items are tuples of a shard, the kind of its labels, and the class names (or null) as JSON. If no class
+    names are given, the result has those found in the shards, which may be numbers as text.
     """
     names = json.loads(items[0][2])
     part = _Part(kind=items[0][1], names=names, labels={name: at for at, name in enumerate(names or ())})

@@ -52,9 +52,8 @@ def file_names(
     """Yield a unique file name for every image, or for the images with the indices ``only``.
 
     Names are unique even without extensions, because annotations refer to images without extensions. Images
-    with the same name are prefixed with the names of their folders. Characters that are not printable and
-    leading dots, which would hide the file, are replaced with ``_``. Keys of new names are added to
-    ``taken``.
+    with the same name are prefixed with the names of their folders. Unprintable characters and leading dots,
+    which would hide the file, are replaced with ``_``. The key of each new name is added to ``taken``.
     """
     taken = set() if taken is None else taken
     for index in range(len(annotations)) if only is None else only:
@@ -69,7 +68,7 @@ def file_names(
 
 
 def _key(name: str) -> str:
-    """Return the part of a name that must be unique. Some file systems ignore case and Unicode form."""
+    """Return a key that is unique for file names even if case, Unicode form and extension are ignored."""
     return unicodedata.normalize("NFC", PurePosixPath(name).stem).casefold()
 
 

@@ -107,7 +107,7 @@ def _outline(
 
 
 def _dashes(first: int, last: int, length: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last pixel of each dash of a line with dashes of about ``length`` pixels."""
+    """Yield the first and last pixel of each dash in a line; a dash is about ``length`` pixels long."""
     count = max(1, round((last - first + 1) / length / 1.5 + 1 / 3))
     period = (last - first + 1) / (count - 1 / 3)
     for at in range(count):
@@ -162,7 +162,7 @@ def place(
 
     Args:
         labels: (width, height) of each label.
-        frames: xyxy frame of the box of each label.
+        frames: xyxy frame of each label's box.
         size: (width, height) of the image.
     """
     placed = np.zeros((len(labels), 4))
@@ -178,7 +178,7 @@ def place(
 
 
 def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
-    """Return the number of pixels, (N,), of earlier labels and of the box that each candidate hides."""
+    """Return how many pixels, (N,), of earlier labels and of the box each candidate position would hide."""
     own = _overlaps(candidates, np.array([box]))[:, 0]
     own[own < 0.2 * (box[2] - box[0]) * (box[3] - box[1])] = 0
     hidden: Floats = own / 2 + _overlaps(candidates, placed).sum(1)
@@ -244,7 +244,7 @@ def _link(frame: Rectangle, label: Rectangle) -> tuple[float, float, float, floa
 
 
 def _shorten(text: str, draw: ImageDraw.ImageDraw, font: Font, room: float) -> str:
-    """Shorten a text to ``room`` pixels, but keep its last word, which is the score."""
+    """Shorten a text to ``room`` pixels, keeping its last word, the score."""
     name, _, score = text.rpartition(" ")
     while len(name) > 1 and draw.textlength(text, font=font) > room:
         name = name[:-1]

@@ -56,7 +56,7 @@ def _has(path: str, letters: frozenset[str]) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def _draws(path: str, letter: str) -> bool:
-    """Return whether a font draws a letter differently from a missing letter."""
+    """Return whether a font has a letter, that is, draws it differently from a missing letter."""
     try:
         font = _opened(path, _TRIED_AT)
         return bytes(font.getmask(letter)) != _missing(path)

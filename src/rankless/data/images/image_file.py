@@ -67,7 +67,7 @@ class UnreadableImage(UserError):  # noqa: N818 - users see this name
 
 @dataclass(frozen=True)
 class Shown:
-    """The size at which images will be shown, which determines how much decoding reduces them.
+    """The size at which images will be shown. It determines how much decoding may reduce them.
 
     Attributes:
         size: (H, W) of the input in pixels.
@@ -97,7 +97,7 @@ class Header(NamedTuple):
     turned: bool  # whether the EXIF orientation swaps height and width
 
     def contradicts(self, path: str) -> bool:
-        """Return whether the extension of ``path`` belongs to another format."""
+        """Return whether the extension of ``path`` belongs to a different image format."""
         ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - called for a million files
         return self.format not in _FORMATS.get(ending, (self.format,))
 
@@ -237,7 +237,7 @@ def _pixels(image: Image.Image, data: bytes, turn: int, factor: int) -> Pixels:
 
 
 def _jpeg(data: bytes, height: int, width: int, factor: int) -> Pixels | None:
-    """Decode a JPEG of the given size with libjpeg-turbo and reduce it; None if there is any problem."""
+    """Decode and reduce a JPEG of the given size with libjpeg-turbo; return None if there is any problem."""
     height, width = -(-height // factor), -(-width // factor)
     least = (height, width) if factor > 1 else (0, 0)
     try:
@@ -252,7 +252,7 @@ def _orientation(image: Image.Image) -> int:
     if image.format == "TIFF":
         return 1  # Pillow applies the orientation of a TIFF itself
     if image.format == "PNG" and "exif" not in image.info:
-        return 1  # getexif would decode the image to search behind the pixels
+        return 1  # getexif would decode the image to search after the pixels
     return cast(int, image.getexif().get(_ORIENTATION, 1))
 
 

@@ -71,7 +71,7 @@ class ImageSource(ABC, Generic[Value]):
         return []
 
     def opened(self, shown: Shown, cache: Cache) -> tuple[Any, tuple[str, ...]]:
-        """Return a source with images that are reduced for ``shown`` and cached, and notes on the cache."""
+        """Return a source whose images are reduced for ``shown`` and cached, and notes on the cache."""
         off = f"data.cache is {cache}, but this data set is generated, so caching is off"
         return self, () if cache == "none" else (off,)
 

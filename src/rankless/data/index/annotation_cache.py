@@ -100,7 +100,7 @@ def _load_valid(store: Path) -> Annotations | None:
 
 
 def _read_unchanged(root: str, read: Read) -> tuple[Annotations, list[str], list[State]]:
-    """Call ``read`` until no source file changes during the call; return its result and the file states."""
+    """Repeat ``read`` until no source file changes meanwhile; return its result and the file states."""
     changed = ""
     for _ in range(_TRIES):
         time.sleep(TICK / 1e9)  # later changes must get a later time
@@ -108,7 +108,7 @@ def _read_unchanged(root: str, read: Read) -> tuple[Annotations, list[str], list
         made, depends = read()
         depends = list(dict.fromkeys([root, *depends]))
         states = [state(path) for path in depends]
-        changed = touched_since(depends, started)  # must come last, to miss no change
+        changed = touched_since(depends, started)  # must come last, so that no change is missed
         if not changed:
             return made, depends, states
     raise UserError(

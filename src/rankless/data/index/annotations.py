@@ -93,7 +93,7 @@ class Annotations:
         return [os.fsdecode(whole[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
 
     def rows(self, index: int) -> slice:
-        """Return the rows of an image in ``boxes``, ``labels``, ``flags`` and ``areas``."""
+        """Return the range of an image's rows in ``boxes``, ``labels``, ``flags`` and ``areas``."""
         return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
 
     def objects(self, index: int) -> Iterator[tuple[list[float], int, int, float]]:
@@ -168,7 +168,7 @@ def flat_paths(paths: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int6
 
 
 def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) -> Annotations:
-    """Return the annotations of the images ``chosen`` by index, (K,), in memory and without findings."""
+    """Return the annotations of the images with the indices ``chosen``, (K,), in memory, without findings."""
     indices = np.asarray(chosen, np.int64).reshape(-1)
     counts = annotations.offsets[indices + 1] - annotations.offsets[indices]
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)

@@ -1,9 +1,9 @@
 """Read the bytes of an image from its own file or from a byte range of a tar shard or another container.
 
-An image in a shard has a path such as ``/data/train-000000.tar//0001.jpg``, where ``//``, which does not
-occur in file paths, separates the shard from the member. The URL of a remote shard ends with a tag of its
-content: ``https://host/data/train-000000.tar#3f…//0001.jpg``. CIFAR files contain raw pixels, which are
-converted to PPM for the decoder.
+An image in a shard has a path such as ``/data/train-000000.tar//0001.jpg``. The separator ``//`` does not
+occur in file paths. The URL of a remote shard is followed by a tag for its content, as in
+``https://host/data/train-000000.tar#3f…//0001.jpg``. CIFAR files contain raw pixels, which are converted to
+PPM for the decoder.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def path_in(shard: str, member: str) -> str:
 
 
 def file_of(path: str) -> str:
-    """Return the path or URL of the shard that contains an image, or ``path`` itself without a shard."""
+    """Return the path or URL of the shard that contains an image, or ``path`` if it is not in a shard."""
     first = path.index("://") + len("://") if is_remote(path) else 1  # POSIX allows a leading //
     cut = path.find(_INSIDE, first)
     return path if cut < 0 else path[:cut]
 
 
 def original(file: str) -> str:
-    """Return the file from which the images in ``file`` were copied, or ``file`` itself."""
+    """Return the file from which the images in ``file`` were copied, or ``file`` if they were not."""
     if not os.path.basename(file).startswith(COPY):  # noqa: PTH119 - may be a URL
         return file
     try:
@@ -130,7 +130,7 @@ def opened(path: str) -> Iterator[Ranged]:
 
 
 class Window(io.RawIOBase):
-    """A file object for a byte range of an open file, from which a decoder reads only what it needs."""
+    """A file object for a byte range of an open file, so that a decoder reads only what it needs."""
 
     def __init__(self, file: Ranged, offset: int, length: int) -> None:
         self._file, self._offset, self._length, self._at = file, offset, length, 0

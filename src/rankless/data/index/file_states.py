@@ -1,7 +1,7 @@
 """Detect changed files by their modification times and sizes.
 
-A stat call takes about 2 µs, so that a million files would take 2 s. Several processes therefore share the
-calls. They run this module as a script without importing the package, and start within hundredths of a
+A stat call takes about 2 µs, so a million files would take 2 s. The calls are therefore divided among several
+processes. They run this module as a script without importing the package, and start within hundredths of a
 second.
 """
 
@@ -30,7 +30,7 @@ def state(path: str | bytes) -> tuple[int, int]:
 
 
 def touched_since(paths: Iterable[str], moment: int) -> str:
-    """Return the first file that was changed or replaced at ``moment`` (ns) or later, or "" if there is none.
+    """Return the first file that was changed or replaced at or after ``moment`` (ns), or "" if there is none.
 
     This compares the kernel's change time (ctime), which users cannot set. A ctime in the future comes from
     another clock and is ignored.

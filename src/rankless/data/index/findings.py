@@ -164,7 +164,7 @@ class Findings:
         return sentences
 
     def notes(self, but: Collection[str] = ()) -> list[str]:
-        """Return notes on problems that do not stop training, except for the kinds in ``but``."""
+        """Return notes on problems that do not stop training, excluding the kinds in ``but``."""
         made = []
         for kind, count, first in self:
             outcome = KINDS[kind].outcome

@@ -144,7 +144,7 @@ class RawBuilder:
         self.add_box(image, (0.0, 0.0, 0.0, 0.0), label, line)
 
     def raw(self, *, boxed: bool = True, **rest: Any) -> Raw:
-        """Return the annotations as a :class:`Raw`, with ``rest`` as its other fields.
+        """Return the annotations as a :class:`Raw`; ``rest`` are the values of its other fields.
 
         With ``boxed=False``, each image has one class instead of boxes.
         """

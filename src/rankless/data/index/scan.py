@@ -80,8 +80,8 @@ def scan(
 
     Args:
         work: a module-level function that converts a list of items to a part of the split.
-        items: tuples of related files, such as (image, label file), and other arguments of ``work``. A cached
-            result is valid until one of its files changes.
+        items: tuples of related files, such as (image, label file), possibly followed by other arguments of
+            ``work``. A cached result is valid until one of its files changes.
         what: a plural noun for the progress bar, such as ``images``.
         chunk: approximate number of items per chunk.
         processes: number of processes. Default: one per core, at most 16.
@@ -197,7 +197,7 @@ def size(source: image_file.Source, path: str, findings: Findings) -> tuple[int,
 
 
 def with_sizes(raw: Raw) -> Raw:
-    """Run :func:`with_headers` in chunks, for formats with a single annotation file."""
+    """Fill in the image sizes in chunks; for formats with a single annotation file."""
     scanned = scan(_images_alone, [(file,) for file in raw.paths], "images")
     raw.sizes = scanned.sizes
     raw.findings.update(scanned.findings)
