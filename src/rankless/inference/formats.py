@@ -2,7 +2,7 @@
 
 The writers iterate over the entries once or twice and keep none of them in memory.
 
-Label Studio's tasks contain boxes in percent of the image, and match the labeling interface in
+Label Studio's tasks contain boxes as percentages of the image size, and match the labeling interface in
 ``label_studio_config.xml``. CVAT imports ``cvat.xml`` as "CVAT 1.1" into a task with the same images. Both
 identify an image by its path relative to the folder that contains all images.
 """
@@ -95,7 +95,7 @@ def write_coco_images(entries: Iterable[Entry], file: Path, class_names: Sequenc
 
 
 def write_coco_results(entries: Iterable[Entry], file: Path) -> None:
-    """Write the detections in COCO's format for results."""
+    """Write the detections in COCO's results format."""
     results = (
         {
             "image_id": number,
@@ -190,7 +190,7 @@ def _write_list(out: TextIO, items: Iterable[Any], end: str = "") -> None:
 
 
 class Labeling:
-    """The pre-annotations of one prediction, only for images that are files.
+    """The pre-annotations from one prediction, only for images that are files.
 
     ``model`` is the model version to show in Label Studio.
     """

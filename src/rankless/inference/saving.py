@@ -171,7 +171,7 @@ def single_files(kinds: frozenset[str]) -> list[str]:
 
 
 def write(outputs: Outputs, path: Path, content: bytes) -> None:
-    """Write a file for one image, whose name was still unknown when ``outputs`` was created."""
+    """Write a file for one image. The file's name was not yet known when ``outputs`` was created."""
     outputs.include([path])
     with outputs.writing(path, durable=False) as file:
         file.write_bytes(content)

@@ -139,7 +139,7 @@ def asked_for(pretrained: str, model: str, *, is_cfg: bool = False) -> Published
 
 
 def fetch(wanted: PublishedFile) -> tuple[Path, str]:
-    """Return the path and the SHA-256 of a published file, and download it unless it is in the cache."""
+    """Download a published file unless it is in the cache, and return its path and SHA-256."""
     source = wanted.source
     if not isinstance(source, Offer):
         path = hub.file_of(source)

@@ -185,7 +185,7 @@ class _Reader:
         return self._kernel(filters, self.integer("groups", 1, 1, MOST_CHANNELS))
 
     def _depthwise(self) -> net.Conv:
-        """Read a depthwise layer (one kernel per input channel), which MobileNet forks of Darknet have."""
+        """Read a depthwise layer (one kernel per input channel), as in MobileNet forks of Darknet."""
         channels = self.shapes[-1].channels if self.shapes else 3  # the image's channels
         return self._kernel(channels, channels)
 

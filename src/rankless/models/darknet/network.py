@@ -1,7 +1,7 @@
 """Descriptions of convolutional detectors: a chain of layers that may read the outputs of earlier layers.
 
 The layers and their numbers match Darknet's cfg files. Published networks, users' cfg files and modified
-copies (with another width, or other anchors or heads) all have the same type.
+copies (with a different width, or different anchors or heads) all have the same type.
 :mod:`rankless.models.detectors.convolutional` builds a network from its description.
 """
 
@@ -202,7 +202,7 @@ class Network:
         return [shapes[source].channels if source >= 0 else 3 for source in first]
 
     def parameters(self) -> int:
-        """Count the values in the convolutions and their norms, which are nearly all values of a network."""
+        """Count the values in the convolutions and their norms: nearly all the values in a network."""
         return sum(
             layer.filters * (channels // layer.groups * layer.size**2 + (4 if layer.norm else 1))
             for layer, channels in zip(self.layers, self.channels_in(), strict=True)

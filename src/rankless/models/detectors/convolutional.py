@@ -76,7 +76,7 @@ class Shortcut(nn.Module):
 
 
 class Multiply(nn.Module):
-    """A layer that multiplies two feature maps, of which the second may have a single pixel."""
+    """A layer that multiplies two feature maps, the second of which may have a single pixel."""
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()

@@ -127,7 +127,7 @@ class DenseDetector(TorchvisionDetector):
         return Dense(outputs, anchors, [m.shape[-2] * m.shape[-1] for m in maps.values()])
 
     def _matches(self, targets: list[dict[str, Tensor]], anchors: Tensor) -> list[Tensor]:
-        """Return the index (A,) of the object that each anchor matches, in each image; negative for none."""
+        """For each image, return the index (A,) of the object that each anchor matches, negative for none."""
         from torchvision.ops import box_iou
 
         unmatched = torch.full((len(anchors),), -1, dtype=torch.int64, device=anchors.device)
@@ -217,9 +217,9 @@ class FasterRCNN(TorchvisionDetector):
         )
 
     def decode(self, raw: Proposed) -> tuple[Tensor, Tensor]:
-        """Return the ``CANDIDATES`` best pairs of box and class in each image.
+        """Return the ``CANDIDATES`` best (box, class) pairs of each image.
 
-        Each of the boxes (B, CANDIDATES, 4) has the score of a single class in the scores (B, CANDIDATES, C).
+        Each of the boxes (B, CANDIDATES, 4) has a score for only one class in the scores (B, CANDIDATES, C).
         """
         proposals = self._proposals(raw)
         counts = [len(one) for one in proposals]
@@ -364,8 +364,8 @@ class TorchvisionModel(Published):
 
     Attributes:
         make: function that builds the detector for a number of classes.
-        size: published (height, width) of the input in pixels. The default is the shorter side that
-            torchvision resizes images to.
+        size: published (height, width) of the input in pixels. By default, both sides have the length to
+            which torchvision resizes the shorter side.
         untraceable: reason why PyTorch cannot export the detector; empty if it can.
     """
 
@@ -394,7 +394,7 @@ MODELS: dict[str, TorchvisionModel] = {
 
 
 class TorchvisionSpec(DetectorSpec):
-    """A specification of a torchvision detector, which includes its loss."""
+    """A specification of a torchvision detector, including its loss."""
 
     def build(self, classes: int) -> TorchvisionDetector:
         return MODELS[self.model.name].make(classes)
