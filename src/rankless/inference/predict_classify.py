@@ -30,7 +30,7 @@ def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
     """
     torch.clear_autocast_cache()  # weights cast in inference mode have no gradients
     with torch.inference_mode(False), torch.enable_grad():
-        copies = images.clone().requires_grad_()  # a tensor of inference mode has no gradients
+        copies = images.clone().requires_grad_()  # a tensor created in inference mode has no gradients
         with _last_map(model, copies) as found:
             best = model(copies).float().amax(1).sum()
         if not found:

@@ -74,7 +74,7 @@ class Rendering:
 
 
 def render(outcome: Outcome, finder: Finder, kinds: frozenset[str], name: str, stem: str) -> Rendering:
-    """Draw and encode the results for one image. This function is called in threads."""
+    """Draw and encode the results for one image. This function is called from several threads."""
     source, image = outcome.source, outcome.image
     if image is None:
         return Rendering(outcome)

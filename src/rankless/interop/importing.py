@@ -157,7 +157,7 @@ _DARKNET_PLACING = ("data.resample=darknet", "data.pad=128")
 
 @dataclass(frozen=True)
 class ImportReport:
-    """The result of :func:`import_weights`: ``taken`` of the model's ``tensors`` come from the checkpoint."""
+    """The result of :func:`import_weights`. ``taken`` is the number of tensors from the checkpoint."""
 
     source: Path
     weights: Path

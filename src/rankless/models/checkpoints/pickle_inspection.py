@@ -3,7 +3,7 @@
 ``torch.load(weights_only=True)`` runs no foreign code, but it trusts the file: it allocates the sizes stated
 there, and calls a few functions whose results can grow without bound. Therefore, this module interprets the
 pickle first, with placeholders for everything except plain values. It imports nothing that the pickle names
-and does not call torch. Its memory and time are proportional to the size of the file.
+and does not call torch. The memory and time it needs are proportional to the size of the file.
 """
 
 from __future__ import annotations

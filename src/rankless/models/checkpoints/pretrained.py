@@ -111,7 +111,7 @@ def start_from(
 
 
 def _matched(ours: Sequence[str], known: Sequence[str]) -> dict[int, int]:
-    """Map the model's label of each shared class to the file's label, if they are matched by name."""
+    """Map the model's label of each shared class to the file's label, if classes are matched by name."""
     if tuple(ours) == tuple(known) or list(known) == [str(label) for label in range(len(known))]:
         return {}  # numbers are not names
     of_file = {name: label for label, name in enumerate(known)}
@@ -121,7 +121,7 @@ def _matched(ours: Sequence[str], known: Sequence[str]) -> dict[int, int]:
 def _by_class(
     model: nn.Module, theirs: Mapping[str, Tensor], known: int, wanted: int, pairs: Mapping[int, int]
 ) -> dict[str, Tensor] | None:
-    """Return the model's head with the rows of shared classes from the file, or None if it does not fit."""
+    """Return the model's head with the file's rows for shared classes, or None if the head does not fit."""
     layout: Callable[[str], tuple[int, ...]] | None = getattr(model, "head_layout", None)
     heads, made = _heads(model), dict[str, Tensor]()
     for name, value in model.state_dict().items():

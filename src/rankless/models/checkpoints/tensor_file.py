@@ -33,7 +33,7 @@ CHECKSUM = "crc32"
 OLD_CHECKSUM = "sha256"
 """The key of the checksum in files from earlier versions, which can still be read."""
 _CHUNK = 1 << 20  # bytes read back at a time
-_LONGEST_HEADER = 100_000_000  # bytes; the limit of the library
+_LONGEST_HEADER = 100_000_000  # bytes; the library's limit
 
 
 def write(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:

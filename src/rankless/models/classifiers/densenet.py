@@ -149,7 +149,7 @@ class DenseLayer(nn.Module):
 
 
 class DenseBlock(nn.Sequential):
-    """A sequence of layers, each of which reads the block's input and the output of all earlier layers."""
+    """A sequence of layers, each of which reads the block's input and the outputs of all earlier layers."""
 
     def __init__(
         self, layers: int, channels: int, variant: Variant, activation: Activation, dropout: float
@@ -198,7 +198,7 @@ class DenseNet(nn.Module):
                 left = max(1, int(channels * variant.compression))
                 self.features.add_module(f"transition{number}", Transition(channels, left, activation))
                 channels = left
-        # The published state dicts call the last norm norm5, whatever the number of blocks.
+        # The published state dicts call the last norm norm5, regardless of the number of blocks.
         self.features.add_module("norm5", nn.BatchNorm2d(channels))
         self.features.add_module("activation5", activate(activation))
         self.classifier = nn.Linear(channels, classes)

@@ -349,8 +349,8 @@ class _Reader:
     def _backbone(self) -> int:
         """Guess the number of layers in the backbone.
 
-        It ends with the last shortcut at the coarsest resolution before the first head. If there is no
-        shortcut, it ends with the first layer at that resolution or, if there is no such layer, halfway to
+        The backbone ends with the last shortcut at the coarsest resolution before the first head. If there is
+        no shortcut, it ends with the first layer at that resolution or, if there is no such layer, halfway to
         the first head.
         """
         coarsest = max((shape.stride or 0 for shape in self.shapes), default=0)

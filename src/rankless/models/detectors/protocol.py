@@ -78,7 +78,7 @@ class Exports:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorSpec:
-    """The specification of a detector: its network with the options of a recipe.
+    """The specification of a detector: its network with a recipe's options.
 
     Attributes:
         size: published (height, width) of the input in pixels.

@@ -110,7 +110,7 @@ class YoloLoss:
         published = of_head.box_loss or _BOX_LOSS[self.name]
         box_loss = published if options.box_loss == "auto" else options.box_loss
         if (box_loss == "mse") != (published == "mse"):
-            # The published factor belongs to a box term with another scale.
+            # The published factor belongs to a box term with a different scale.
             of_head = replace(of_head, box=None)
         objectness: Objectness = "smooth" if of_head.smooth_objectness else "bce"
         return Settings(
