@@ -36,7 +36,7 @@ _NO_FILE = "from a video, a stream or the built-in data, or in shards or Parquet
 
 
 def kinds_named(save: Sequence[str], option: str = "--save") -> frozenset[str]:
-    """Return the values of ``--save`` as a set. Error messages name ``option``."""
+    """Return the values of ``--save`` as a set. Error messages mention ``option``."""
     if unknown := [name for name in save if name not in KINDS]:
         raise UserError(
             f"{option} contains '{printable(name)}'; expected {one_of(KINDS)}{nearest(name, KINDS)}"
@@ -315,6 +315,6 @@ def _plain(text: str) -> str:
 
 
 def _save(root: ElementTree.Element, file: Path) -> None:
-    """Write XML in ASCII without a declaration, which Label Studio rejects in pasted text."""
+    """Write XML in ASCII, without a declaration, because Label Studio rejects one in pasted text."""
     ElementTree.indent(root)
     file.write_bytes(ElementTree.tostring(root, "us-ascii", xml_declaration=False) + b"\n")

@@ -175,8 +175,8 @@ def _refuse_giant(chosen: Classifier, model: model_kinds.ModelKeys, classes: int
 def backbone_modules(model: nn.Module) -> list[nn.Module]:
     """Return the largest modules of a classifier that do not contain any part of its head.
 
-    Parameters of the modules that contain the head, such as the class token of a vision transformer, are not
-    included.
+    Parameters that belong directly to a module containing the head, such as the class token of a vision
+    transformer, are not included.
     """
     head_names: Any = model.head_names  # set by _build
     heads = tuple(head_names)

@@ -162,8 +162,8 @@ class Network:
     """The description of a detector, layer by layer.
 
     Attributes:
-        names: the layers' names in weights files. Published layers are numbered; inserted layers have other
-            names, so that the numbers do not change.
+        names: the layers' names in weights files. Published layers are numbered; inserted layers have
+            different names, so that the numbers do not change.
         size: published (height, width) of the input in pixels.
         backbone: number of layers in the backbone, which comes first.
         loss: the loss that the network was published with.

@@ -49,7 +49,7 @@ class Dense(NamedTuple):
 
 
 class Proposed(NamedTuple):
-    """The outputs of the first stage of Faster R-CNN, which the second stage reads.
+    """The outputs of Faster R-CNN's first stage, which the second stage reads.
 
     Attributes:
         features: feature maps by name, (B, 256, h, w).
@@ -166,7 +166,7 @@ class FCOS(DenseDetector):
     """FCOS (Tian et al., 2019), trained with focal loss, GIoU and center-ness."""
 
     def decode(self, raw: Dense) -> tuple[Tensor, Tensor]:
-        """Return boxes and scores, which are the square roots of class probability times center-ness."""
+        """Return boxes and scores. A score is the square root of class probability times center-ness."""
         boxes = self.network.box_coder.decode(raw.outputs["bbox_regression"], raw.anchors)
         centerness = raw.outputs["bbox_ctrness"].sigmoid()
         return boxes, (raw.outputs["cls_logits"].sigmoid() * centerness).sqrt()

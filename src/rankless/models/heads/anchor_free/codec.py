@@ -1,7 +1,7 @@
 """Encode and decode the outputs of anchor-free heads.
 
-A head predicts one box and a score per class at the center of each cell, which is called its point. There is
-no objectness. The score of a class is the expected IoU of the box if an object of the class is present,
+A head predicts one box and a score per class at the center of each cell, called the cell's point. There is no
+objectness. The score of a class is the expected IoU of the box if an object of the class is present,
 otherwise 0.
 """
 
