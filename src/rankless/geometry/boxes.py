@@ -2,7 +2,7 @@
 
 Boxes are tensors (..., 4) of any floating-point dtype, in ``xyxy`` format (left, top, right, bottom) and in
 pixels unless stated otherwise. The leading dimensions broadcast. All functions are differentiable, and yield
-finite values and gradients for boxes without area.
+finite values and gradients even for boxes without area.
 """
 
 from __future__ import annotations

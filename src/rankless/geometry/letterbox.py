@@ -1,6 +1,6 @@
 """Letterboxing, the preprocessing that training, evaluation and prediction share.
 
-The image is resized without changing its aspect ratio, and pasted on a gray input. The exact scale is used
+The image is resized without changing its aspect ratio, and pasted onto a gray input. The exact scale is used
 instead of a rounded size, so ``input = source * scale + (left, top)`` is exact, and boxes lose no precision.
 Without antialiasing, the size is rounded as in Darknet, which gives each side its own scale. Augmented images
 keep the exact scale, as in Darknet's training.
@@ -144,7 +144,7 @@ def centered(height: int, width: int, size: tuple[int, int], scale: float) -> tu
 def place(
     image: Tensor, size: tuple[int, int], scale: float, left: int, top: int, placing: Placing = USUAL
 ) -> tuple[Tensor, Letterbox]:
-    """Scale an image (3, h, w), paste it at (left, top) on the gray input, and crop it to the input.
+    """Scale an image (3, h, w), paste it onto the gray input at (left, top), and crop it to the input.
 
     Only the visible part is resized, and its corner is placed at a whole pixel. If the image extends beyond
     the left or top edge, the returned offset therefore differs from ``left`` and ``top`` by less than a
@@ -172,7 +172,7 @@ def visible_part(
 
 
 def paste(patch: Tensor, corner: tuple[int, int], size: tuple[int, int], placing: Placing = USUAL) -> Tensor:
-    """Paste a patch (3, h, w) on a new gray input, uint8 (3, H, W), in the same memory format."""
+    """Paste a patch (3, h, w) onto a new gray input, uint8 (3, H, W), in the same memory format."""
     if patch.is_contiguous():
         canvas = torch.full((3, *size), placing.gray, dtype=torch.uint8)
     else:
@@ -239,7 +239,7 @@ def _visible(side: int, input_side: int, scale: float, offset: int) -> tuple[int
 
 
 def resized(image: Tensor, scale: float, placing: Placing = USUAL) -> Tensor:
-    """Scale an image, uint8 (3, h, w), by an exact factor. Sides are rounded down to at least one pixel."""
+    """Scale an image, uint8 (3, h, w), by an exact factor. Sides are rounded down, but at least 1."""
     if scale == 1.0:
         return image
     new = [scaled(side, scale) for side in image.shape[-2:]]
@@ -257,5 +257,5 @@ def _rows_first(image: Tensor) -> Tensor:
 
 
 def scaled(side: int, scale: float) -> int:
-    """Return the scaled length of a side in pixels, rounded down to at least 1."""
+    """Return the scaled length of a side in pixels, rounded down, but at least 1."""
     return max(1, int(side * scale * _NUDGE))

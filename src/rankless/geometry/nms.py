@@ -22,7 +22,7 @@ _BETA = 0.6
 _ROWS = 128
 # With more boxes than this, torchvision processes class by class instead of all classes at once.
 _MANY = {"cpu": 1000, "cuda": 25_000}
-# The library with torchvision's operators since version 0.29, and before.
+# The library with torchvision's operators, since version 0.29 and before it.
 _OPERATORS = ("_C_stable.so", "_C.so")
 
 

@@ -2,7 +2,7 @@
 
 The writers iterate over the entries once or twice and keep none of them in memory.
 
-Label Studio's tasks contain boxes in percent of the image, and match the labeling interface in
+Label Studio's tasks contain boxes as percentages of the image size, and match the labeling interface in
 ``label_studio_config.xml``. CVAT imports ``cvat.xml`` as "CVAT 1.1" into a task with the same images. Both
 identify an image by its path relative to the folder that contains all images.
 """
@@ -36,7 +36,7 @@ _NO_FILE = "from a video, a stream or the built-in data, or in shards or Parquet
 
 
 def kinds_named(save: Sequence[str], option: str = "--save") -> frozenset[str]:
-    """Return the values of ``--save`` as a set. Error messages name ``option``."""
+    """Return the values of ``--save`` as a set. Error messages mention ``option``."""
     if unknown := [name for name in save if name not in KINDS]:
         raise UserError(
             f"{option} contains '{printable(name)}'; expected {one_of(KINDS)}{nearest(name, KINDS)}"
@@ -95,7 +95,7 @@ def write_coco_images(entries: Iterable[Entry], file: Path, class_names: Sequenc
 
 
 def write_coco_results(entries: Iterable[Entry], file: Path) -> None:
-    """Write the detections in COCO's format for results."""
+    """Write the detections in COCO's results format."""
     results = (
         {
             "image_id": number,
@@ -190,7 +190,7 @@ def _write_list(out: TextIO, items: Iterable[Any], end: str = "") -> None:
 
 
 class Labeling:
-    """The pre-annotations of one prediction, only for images that are files.
+    """The pre-annotations from one prediction, only for images that are files.
 
     ``model`` is the model version to show in Label Studio.
     """
@@ -315,6 +315,6 @@ def _plain(text: str) -> str:
 
 
 def _save(root: ElementTree.Element, file: Path) -> None:
-    """Write XML in ASCII without a declaration, which Label Studio rejects in pasted text."""
+    """Write XML in ASCII, without a declaration, because Label Studio rejects one in pasted text."""
     ElementTree.indent(root)
     file.write_bytes(ElementTree.tostring(root, "us-ascii", xml_declaration=False) + b"\n")

@@ -49,7 +49,7 @@ def read(name: str, finder: Finder) -> tuple[Tensor, Decoded]:
 
 
 def source_of(image: ImageLike, number: int) -> Source:
-    """Return the source of an image of any type in :data:`ImageLike`. Messages name its index, ``number``."""
+    """Return the source of any :data:`ImageLike`. Messages mention its index, ``number``."""
     if isinstance(image, str | os.PathLike):
         return file_source(os.fspath(image))
     tensor = _tensor(image, f"image {number}")

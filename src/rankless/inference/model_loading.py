@@ -62,7 +62,8 @@ class Opened:
     """A loaded model with one predictor per device.
 
     The recipe contains the overrides and the resolved precision. ``batch`` is the batch size for live
-    sources, whose results should not be delayed, and ``patient_batch`` that for all other sources.
+    sources, whose results should not be delayed, and ``patient_batch`` is the batch size for all other
+    sources.
     """
 
     path: Path
@@ -74,7 +75,7 @@ class Opened:
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        """Set the TF32 mode of this process to the recipe's precision within the block."""
+        """Set the TF32 mode of this process to the recipe's precision inside a ``with`` block."""
         restore = set_tf32(self.recipe.precision == "tf32")
         try:
             yield
@@ -83,7 +84,7 @@ class Opened:
 
     @contextmanager
     def computing(self, number: int) -> Iterator[None]:
-        """Enable inference mode, autocast and batch-invariant kernels for a predictor within the block."""
+        """Enable inference mode, autocast and batch-invariant kernels inside a ``with`` block."""
         finder, device = self.finders[number], self.devices[number]
         with torch.inference_mode():
             if isinstance(finder, BoxFinder) and finder.fused and not is_limited():
@@ -96,7 +97,7 @@ class Opened:
 def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], object]) -> Opened:
     """Load the weights of a run or file, and build one predictor per device.
 
-    The errors of the checks in ``others`` are reported together with those in the weights and devices.
+    Errors from the checks in ``others`` are reported together with those about the weights and devices.
     """
     *_, devices, (path, found) = check_all(
         *others, lambda: devices_named(asked.device), lambda: _loaded(target, asked.task, asked.overrides)
@@ -116,7 +117,7 @@ def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], obje
 
 
 def devices_named(names: str | None) -> list[torch.device]:
-    """Parse devices such as ``cpu`` or ``cuda:0,cuda:1``. None means all GPUs or, without any, the CPU."""
+    """Parse devices like ``cpu`` or ``cuda:0,cuda:1``. None means all GPUs, or the CPU if there are none."""
     if names is None:
         count = 0 if os.environ.get("RANKLESS_CPU") else torch.cuda.device_count()
         return [torch.device("cuda", number) for number in range(count)] or [torch.device("cpu")]

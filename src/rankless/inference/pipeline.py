@@ -30,7 +30,7 @@ class Source(NamedTuple):
     """An image or a video frame to predict on.
 
     Attributes:
-        read: returns the image to draw on, uint8 (3, H, W), and a copy for the network.
+        read: function that returns the image to draw on, uint8 (3, H, W), and a copy for the network.
         frame: number of the frame in its video, from 0, or None for an image.
         time: time of the frame in seconds from the start of the video, or None for an image.
         position: index of the image or video among all sources.
@@ -44,7 +44,7 @@ class Source(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a model for one image, uint8 (3, H, W), or the reason why it could not be read.
+    """A model's result for one image, uint8 (3, H, W), or the reason why the image could not be read.
 
     For a custom task, ``answer`` is the prediction and the drawing. Before the prediction, it is the input.
     """

@@ -2,7 +2,7 @@
 
 Images are preprocessed as in evaluation, and the result for an image never depends on other images. Boxes are
 in pixels of the image after its EXIF rotation. Unlike in evaluation, where a box may have several classes, as
-usual on COCO, a box has only its best class.
+is usual on COCO, a box has only its best class.
 
 The result for each image is recorded immediately (:mod:`rankless.inference.journal`), so memory does not grow
 with the number of images, and a stopped prediction can be resumed.
@@ -58,9 +58,9 @@ def predict(
         classes: names or ids of the classes to detect. By default, all classes are detected.
         device: a torch device, or several such as ``cuda:0,cuda:1``. By default, all GPUs are used, or the
             CPU if there are none.
-        batch: batch size. The default is 16 on a GPU, where it may change the last bits of a score. On a CPU,
-            where it does not affect the results, the default is 1, or 4 for Darknet's networks without live
-            sources.
+        batch: batch size. The default is 16 on a GPU, where the batch size may change the last digits of a
+            score. On a CPU, where it does not affect the results, the default is 1, or 4 for Darknet's
+            networks without live sources.
         overrides: changes to the recipe of the weights, ``key=value``, such as ``evaluate.iou=0.5``.
         save: kinds of results to write, from :data:`rankless.inference.formats.KINDS`.
         force: allow an ``out`` that is not empty. Results of an earlier call are replaced or removed. Other

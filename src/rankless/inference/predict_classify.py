@@ -26,11 +26,11 @@ def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
     """Compute Grad-CAM heat maps for the most likely class, float32 (B, h, w), on the CPU.
 
     The highest value of each map is 1, or 0 if there is no evidence. The model must be in evaluation mode.
-    ``images`` is its input, (B, 3, H, W). ``source``, the weights file, is for messages.
+    ``images`` is its input, (B, 3, H, W). Messages mention ``source``, the weights file.
     """
     torch.clear_autocast_cache()  # weights cast in inference mode have no gradients
     with torch.inference_mode(False), torch.enable_grad():
-        copies = images.clone().requires_grad_()  # a tensor of inference mode has no gradients
+        copies = images.clone().requires_grad_()  # a tensor created in inference mode has no gradients
         with _last_map(model, copies) as found:
             best = model(copies).float().amax(1).sum()
         if not found:
@@ -78,7 +78,7 @@ class ClassAnswer(NamedTuple):
 class ClassFinder:
     """A predictor that uses a trained classifier.
 
-    It reports classes with a probability of at least ``confidence``. Messages name ``source``, the weights
+    It reports classes with a probability of at least ``confidence``. Messages mention ``source``, the weights
     file. Set ``heat`` to compute heat maps.
     """
 

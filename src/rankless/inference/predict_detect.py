@@ -44,9 +44,10 @@ class Answer(NamedTuple):
 class BoxFinder:
     """A predictor that uses a trained detector.
 
-    It reports boxes with a score above ``confidence``, or 0.25 if it is None, of the given classes, or all if
-    there are none. Messages name ``source``, the weights file. Set ``heat`` to compute heat maps. A ``fused``
-    model needs neither autocast nor other kernels; see :func:`fold_batch_norms`.
+    It reports boxes of the given classes, or of all classes if none are given, with a score above
+    ``confidence``, or above 0.25 if it is None. Messages mention ``source``, the weights file. Set ``heat``
+    to compute heat maps. A ``fused`` model needs neither autocast nor batch-invariant kernels; see
+    :func:`fold_batch_norms`.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class Recording:
         self._best, self._seen, self._computed = 0.0, set[str](), 0
 
     def run(self, asked: Mapping[str, Any], *, progress: bool) -> PredictionReport:
-        """Predict on all sources. ``asked`` contains the options that must not change on resumption."""
+        """Predict on all sources. ``asked`` contains the options that must be the same when resuming."""
         try:
             self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -89,13 +89,14 @@ class PredictionReport:
     Attributes:
         out: the folder with the results.
         weights: the weights file.
-        precision: precision of the forward pass, which is that of the recipe.
+        precision: precision of the forward pass, as in the recipe.
         images: one report per readable image or frame, in the order of the sources.
         failed: source and reason for each unreadable image.
         removed: files from an earlier call that were removed from the folder.
         best: the highest score of all predictions, reported or not, or 0.0 if there are none.
         seconds: time spent reading, computing, drawing and writing.
-        computed: number of images and frames processed in this time, without those from before a resumption.
+        computed: number of images and frames processed in this time, excluding those finished before the
+            prediction was resumed.
         notes: messages about the results, for example about class names that no font can draw.
     """
 

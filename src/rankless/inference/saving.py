@@ -74,7 +74,7 @@ class Rendering:
 
 
 def render(outcome: Outcome, finder: Finder, kinds: frozenset[str], name: str, stem: str) -> Rendering:
-    """Draw and encode the results for one image. This function is called in threads."""
+    """Draw and encode the results for one image. This function is called from several threads."""
     source, image = outcome.source, outcome.image
     if image is None:
         return Rendering(outcome)
@@ -171,7 +171,7 @@ def single_files(kinds: frozenset[str]) -> list[str]:
 
 
 def write(outputs: Outputs, path: Path, content: bytes) -> None:
-    """Write a file for one image, whose name was still unknown when ``outputs`` was created."""
+    """Write a file for one image. The file's name was not yet known when ``outputs`` was created."""
     outputs.include([path])
     with outputs.writing(path, durable=False) as file:
         file.write_bytes(content)

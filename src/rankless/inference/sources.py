@@ -142,7 +142,7 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
 def stems(names: Sequence[str]) -> dict[int, str]:
     """Return a unique stem, by position, for each name whose stem is already taken.
 
-    A stem is taken by another name or by the frames of a video, such as ``clip-000001``.
+    A stem is taken if another name or a video frame, such as ``clip-000001``, has it.
     """
     taken, videos = set[str](), set[str]()
     found = {}

@@ -68,7 +68,7 @@ def sources(name: str) -> Iterator[Source]:
 
 
 def frames(name: str) -> Iterator[Frame]:
-    """Yield the frames of a video, or of a camera or a stream until it ends."""
+    """Yield the frames of a video, camera or stream until it ends."""
     return _decoded_in_thread(name) if is_live(name) else _decoded(name)
 
 
@@ -170,7 +170,7 @@ class Writer:
         codec = next(name for name in _CODECS if name in av.codecs_available)
         self._stream = self._container.add_stream(codec, rate=rate)
         self._stream.pix_fmt = "yuv420p"
-        # Milliseconds suit every frame rate, and the irregular times of a camera.
+        # Milliseconds suit every frame rate and a camera's irregular times.
         self._stream.time_base = self._stream.codec_context.time_base = _MILLISECONDS
         self._last, self._size = -1, (0, 0)
 

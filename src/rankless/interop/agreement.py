@@ -48,7 +48,7 @@ class Agreement:
         boxes: difference of box coordinates, or None for a classifier. The unit is pixels of the input (with
             NMS, of the image). Differences of boxes larger than 1000 pixels are scaled to that size.
         detections: number of detections by PyTorch after NMS, or None without NMS.
-        missing: number of detections that only PyTorch or only the export has.
+        missing: number of detections found only by PyTorch or only by the export.
     """
 
     images: int
@@ -100,7 +100,7 @@ def compare(plan: Plan, session: Session, source: str) -> Agreement:
 def images(plan: Plan) -> tuple[Any, str]:
     """Return a batch of the first evaluation images, and a description of their data set.
 
-    Without evaluation data, training images are used, and if no image can be read, the built-in digits.
+    Without evaluation data, training images are used. If no image can be read, the built-in digits are used.
     """
     recipe, names = plan.facts.recipe, plan.facts.class_names
     recipe = replace(recipe, evaluate=replace(recipe.evaluate, rectangular=False))

@@ -52,7 +52,7 @@ class Program:
     """An export format that contains the computation in addition to the weights.
 
     ``endings`` are the suffixes of its files. The first one belongs to the main file, which other programs
-    open. ``write`` and ``session`` write the files and open the main file, given its path.
+    open. Given the path of the main file, ``write`` writes all files, and ``session`` opens the main file.
     """
 
     endings: tuple[str, ...]

@@ -40,8 +40,8 @@ from rankless.recipe.transformers_config import CONFIG, folder_of, recipe_keys
 def checked_name(source: Path) -> list[str]:
     """Compare the SHA-256 of a file with the digits in its name, as in ``resnet18-f37072fd.pth``.
 
-    Returns a message about the result, if the name has digits. A difference is only a warning, because the
-    digits may be a date.
+    Return a message about the result if the name has digits. A mismatch is only a warning, because the digits
+    may be a date.
     """
     said = checksums.digits_in(source.name)
     if not said:
@@ -83,7 +83,7 @@ def layers_of(model: str, overrides: Sequence[str]) -> tuple[list[Layer], int]:
 
 
 def recipe_for(model: str | None, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe to store with the weights: the defaults for the model with overrides."""
+    """Return the recipe to store with the weights: the model's defaults with the overrides applied."""
     named = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == "model.name"]
     if model is not None and named:
         raise UserError(f"--model is '{model}', and model.name is '{named[-1]}'; remove one of them")
@@ -157,7 +157,7 @@ _DARKNET_PLACING = ("data.resample=darknet", "data.pad=128")
 
 @dataclass(frozen=True)
 class ImportReport:
-    """The result of :func:`import_weights`: ``taken`` of the model's ``tensors`` come from the checkpoint."""
+    """The result of :func:`import_weights`. ``taken`` is the number of tensors from the checkpoint."""
 
     source: Path
     weights: Path
@@ -201,7 +201,7 @@ def import_weights(
         key: entry in the checkpoint with the weights. By default, it is found automatically.
         partial: load all matching tensors, and initialize the others with the recipe's seed.
         by_order: match tensors by order instead of name. With ``partial``, matching ends at the first tensor
-            with another shape.
+            with a different shape.
         port: a key of :data:`~rankless.models.checkpoints.ports.PORTS`, if the checkpoint is from a port of
             YOLO.
     """
@@ -397,7 +397,7 @@ def _head(recipe: Recipe) -> Head:
 
 
 def _head_classes(theirs: Mapping[str, Tensor], head: Head) -> set[float]:
-    """Return the numbers of classes that the head's shapes imply, only one if they are consistent."""
+    """Return the numbers of classes that the head's shapes imply, just one if the shapes are consistent."""
     return {
         2 + (theirs[name].shape[0] - of_two) / (of_three - of_two)
         for name, (of_two, of_three) in head.items()
@@ -406,7 +406,7 @@ def _head_classes(theirs: Mapping[str, Tensor], head: Head) -> set[float]:
 
 
 def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source: Path, partial: bool) -> int:
-    """Infer the number of classes from the head, or from the published model for a backbone."""
+    """Infer the number of classes from the head or, for a backbone, from the published model."""
     ours = build_any(recipe, 2).state_dict()
     theirs, _ = align(ours, state)
     counts = _head_classes(theirs, head)

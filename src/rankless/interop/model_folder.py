@@ -94,7 +94,7 @@ def write(loaded: weights.Weights, folder: Path, source: Path, force: bool) -> t
 
 
 def read_record(source: Path) -> Record:
-    """Return a run's record of one of its weights files, as far as it can be read."""
+    """Return what can be read of a run's record of one of its weights files."""
     source = source.resolve()
     if source.parent.parent.name != "checkpoints":
         return Record()

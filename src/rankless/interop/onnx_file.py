@@ -103,7 +103,7 @@ def write_openvino(plan: Plan, path: Path) -> None:
 def write_triton(plan: Plan, path: Path) -> None:
     """Write a model folder for the repository of Triton Inference Server or OpenVINO Model Server.
 
-    ``path`` is the ONNX file in the numbered folder of its version. Only Triton needs ``config.pbtxt``.
+    ``path`` is the ONNX file, which is in a numbered version folder. Only Triton needs ``config.pbtxt``.
     """
     onnx = needed("onnx", "onnx", "--format triton")
     proto = model(plan)
@@ -165,7 +165,7 @@ def _name_dimensions(proto: Any) -> None:
 
 
 def _state_kernel_sizes(proto: Any, onnx: Any) -> None:
-    """Add the kernel size to each convolution, which is optional in ONNX but required by OpenCV."""
+    """State the kernel size of each convolution, which is optional in ONNX but required by OpenCV."""
     sizes = {tensor.name: list(tensor.dims[2:]) for tensor in proto.graph.initializer}
     for node in proto.graph.node:
         is_stated = any(attribute.name == "kernel_shape" for attribute in node.attribute)

@@ -1,8 +1,8 @@
 """Prepare a model for export: its inputs and outputs, the shapes it accepts, and the metadata of the file.
 
 The input of an exported model is ``images``, float32 RGB in 0..1 (B, 3, H, W). The outputs are boxes and
-scores, or probabilities. Normalization and decoding are included and computed in float32, whatever the
-precision of the network.
+scores, or probabilities. Normalization and decoding are included and computed in float32, regardless of the
+network's precision.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rankless.tasks import open_task, trained
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress the progress, warnings and advice of PyTorch's exporters within the block."""
+    """Suppress the progress, warnings and advice of PyTorch's exporters inside a ``with`` block."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -48,7 +48,7 @@ def quiet() -> Iterator[None]:
 
 
 class PortableDetector(nn.Module):
-    """A detector with the decoding of its outputs. With ``half``, the network computes in float16."""
+    """A detector that also decodes its outputs. With ``half``, the network computes in float16."""
 
     def __init__(self, detector: nn.Module, *, half: bool = False) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class PortableDetector(nn.Module):
 
 
 class PortableClassifier(nn.Module):
-    """A classifier together with the normalization of its input and the softmax of its output.
+    """A classifier that also normalizes its input and applies softmax to its output.
 
     ``mean`` and ``std`` have one value per channel. With ``half``, the network computes in float16.
     """
@@ -146,7 +146,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """A model in float32 to export, with its options. If ``batch`` is None, any batch size is accepted."""
+    """A float32 model to export, with its options. If ``batch`` is None, any batch size is accepted."""
 
     source: Path
     task: Any

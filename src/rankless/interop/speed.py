@@ -19,7 +19,7 @@ _WARM_UP = 2  # untimed calls, because the first ones allocate memory and choose
 
 
 def inputs(plan: Plan, count: int) -> Tensor:
-    """Return ``count`` real images as model input, float32 (count, 3, H, W), some of them several times."""
+    """Return ``count`` real images as model input, float32 (count, 3, H, W), repeated if necessary."""
     seen = network_input(images(plan)[0].images)
     return seen[torch.arange(count) % len(seen)].contiguous()
 

@@ -1,4 +1,4 @@
-"""Write PyTorch's formats: TorchScript, and programs of ``torch.export``. Both contain code."""
+"""Write PyTorch's formats: TorchScript and ``torch.export`` programs. Both contain code."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
 def focal(logits: Tensor, present: Tensor, gamma: float, alpha: float | None = None) -> Tensor:
     """Compute the focal loss -α (1 - p)^γ log p for the probability p of the true class (Lin et al., 2017).
 
-    ``alpha`` is the weight of positives, and 1 - α the weight of negatives. With None, both weights are 1.
+    ``alpha`` is the weight of positives, and 1 - α the weight of negatives. If None, both are 1.
     """
     right = torch.where(present, logits, -logits)
     easy = F.logsigmoid(-right)  # log(1 - p)

@@ -102,7 +102,7 @@ def image_boxes(truth: Truth, detections: Detections) -> ImageBoxes:
 
 
 def _place_in_class(labels: Integers) -> Integers:
-    """Count the earlier entries with the same label, for each entry."""
+    """For each entry, count the earlier entries with the same label."""
     by_label = np.argsort(labels, kind="stable")
     sorted_labels = labels[by_label]
     first = np.searchsorted(sorted_labels, sorted_labels)

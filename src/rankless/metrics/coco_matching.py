@@ -46,7 +46,7 @@ class Objects(NamedTuple):
         group: as in :class:`Found`, (G,).
         crowd: whether the box marks a group of objects, (G,).
         shared: whether several detections may match the object, (G,).
-        counts: whether the object counts as missed if it is not matched, for each range of areas, (G, 4).
+        counts: whether the object counts as missed if it is not matched, for each area range, (G, 4).
     """
 
     boxes: Floats
@@ -63,12 +63,12 @@ def in_ranges(areas: Floats) -> Flags:
 
 
 def places(group: Integers) -> Integers:
-    """Count the earlier entries in the same group, for each entry of the sorted ``group`` (N,)."""
+    """For each entry of the sorted ``group`` (N,), count the earlier entries in the same group."""
     return np.arange(len(group)) - np.searchsorted(group, group)
 
 
 def matched(found: Found, objects: Objects) -> NDArray[np.int8]:
-    """Return the outcome of each detection for each IoU threshold and each range of areas, (D, 10, 4).
+    """Return the outcome of each detection for each IoU threshold and area range, (D, 10, 4).
 
     In order of score, each detection is matched with the object in its group with the largest IoU. Objects
     that count take precedence over others, and the later object wins a tie. An object that is not shared is

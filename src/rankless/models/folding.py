@@ -26,11 +26,11 @@ def fold_batch_norms(model: nn.Module, dtype: torch.dtype) -> bool:
 
     The model, which must be in evaluation mode, computes the same function except for rounding. On a CPU with
     oneDNN, the convolution also applies the activation. Models with many small layers become a third faster.
-    ``dtype`` should be the dtype of autocast, so that no conversions are needed.
+    ``dtype`` should be autocast's dtype, so that no conversions are needed.
 
     Returns:
-        Whether oneDNN computes all layers with weights in ``dtype``. Then the result does not depend on the
-        batch size, and neither autocast nor other kernels are needed.
+        Whether oneDNN computes all layers with weights in ``dtype``. If so, the result does not depend on the
+        batch size, and neither autocast nor batch-invariant kernels are needed.
     """
     fused = 0
     for parent in list(model.modules()):

@@ -77,7 +77,7 @@ class ConvBlock(nn.Module):
     """A convolution followed by batch norm and an activation.
 
     Without batch norm, the convolution has a bias. By default, the ``padding`` in pixels on each side is half
-    of the kernel times the dilation.
+    the kernel size times the dilation.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class Involution(nn.Module):
     """An involution (Li et al., 2021, "Involution: Inverting the Inherence of Convolution").
 
     Each output pixel is a weighted sum of its neighborhood of ``size`` × ``size`` pixels (``size`` is odd).
-    The weights, which are shared by groups of 16 channels, are computed from the pixel: by a 1×1 convolution
-    to C/4 channels with batch norm and ReLU, and another 1×1 convolution.
+    The weights, which are shared by groups of 16 channels, are computed from the pixel by a 1×1 convolution
+    to C/4 channels, batch norm, ReLU and another 1×1 convolution.
     """
 
     def __init__(self, channels: int, size: int) -> None:

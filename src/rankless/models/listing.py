@@ -26,7 +26,7 @@ class Listed:
     Attributes:
         classes: number of classes that the model was published for.
         size: published (height, width) of the input in pixels.
-        gflops: operations per image, in 10⁹; a multiply-accumulate counts as two.
+        gflops: billions of operations per image; a multiply-accumulate counts as two.
     """
 
     name: str

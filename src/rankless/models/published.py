@@ -83,12 +83,12 @@ _OF_DATA = "may depend on the data (torchvision's README)"
 
 
 def all_published() -> list[PublishedFile]:
-    """Return the files of Darknet and torchvision, with each model's default file first."""
+    """Return Darknet's and torchvision's files, with each model's default file first."""
     return [*_of_darknet(), *_of_torchvision()]
 
 
 def all_of_timm(matches: Callable[[str], bool]) -> Iterator[PublishedFile]:
-    """Return an iterator over the files of timm whose names satisfy ``matches``."""
+    """Return an iterator over timm's files whose names satisfy ``matches``."""
     import timm
 
     return (_of_timm(name) for name in timm.list_pretrained() if matches(TIMM + name))
@@ -139,7 +139,7 @@ def asked_for(pretrained: str, model: str, *, is_cfg: bool = False) -> Published
 
 
 def fetch(wanted: PublishedFile) -> tuple[Path, str]:
-    """Return the path and the SHA-256 of a published file, and download it unless it is in the cache."""
+    """Download a published file unless it is in the cache, and return its path and SHA-256."""
     source = wanted.source
     if not isinstance(source, Offer):
         path = hub.file_of(source)

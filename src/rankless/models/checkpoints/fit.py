@@ -27,8 +27,8 @@ class Misfits:
     Attributes:
         missing: names that are only in the model.
         unexpected: names that are only in the file.
-        misshapen: names in both with different shapes, or with floating-point values only in the model.
-        lines: text lines with the name and shapes of each difference, by kind.
+        misshapen: names in both whose shapes differ, or whose values are floating-point only in the model.
+        lines: descriptions of the differences, one line each with the name and shapes, by kind.
     """
 
     missing: tuple[str, ...]
@@ -94,8 +94,8 @@ def mismatch(source: str, misfits: Misfits, hint: str = "") -> UserError:
 def align(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Remove the prefix that wrappers added to all names, if more names match without it.
 
-    A model may itself have a submodule called ``module``, so the prefix with the most matches is removed. The
-    second result is a list with a note about the prefix, if any.
+    A model may itself have a submodule called ``module``, so the prefix whose removal gives the most matches
+    is chosen. The second result is a list with a note about the prefix, if any.
     """
     prefix, rest = "", dict(theirs)
     best, best_score = prefix, _score(ours, rest)
@@ -124,9 +124,10 @@ def fit(
 ) -> Fit:
     """Match the tensors in a file to the tensors of a model.
 
-    Batch counters (``num_batches_tracked``) that the file lacks, as before PyTorch 0.4.1, are set to zero. An
-    error is raised if no tensor matches, or if some do not match and ``partial`` is false. ``head_names`` are
-    names or prefixes of the tensors whose shape depends on the number of classes, for the hint in the error.
+    Batch counters (``num_batches_tracked``) that the file lacks, for example because it was written before
+    PyTorch 0.4.1, are set to zero. An error is raised if no tensor matches, or if some do not match and
+    ``partial`` is false. ``head_names`` are names or prefixes of the tensors whose shape depends on the
+    number of classes; the hint in the error uses them.
     """
     renamed, notes = align(model_state, theirs)
     counters = {
@@ -165,9 +166,10 @@ def by_order(
 ) -> dict[str, Tensor]:
     """Match tensors in order, for a network whose tensors have different names.
 
-    Equal shapes do not prove that the networks are equal. For example, concatenating feature maps in another
-    order does not change the shapes. If only one side has batch counters, they are ignored. With ``partial``,
-    tensors are matched only up to the first one with a different shape, and the rest keep their names.
+    Equal shapes do not prove that the networks are equal. For example, concatenating feature maps in a
+    different order does not change the shapes. If only one side has batch counters, they are ignored. With
+    ``partial``, tensors are matched only up to the first one with a different shape, and the rest keep their
+    names.
     """
     names, others = list(ours), list(theirs)
     if len(names) != len(others):
@@ -207,7 +209,7 @@ def _without_counters(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def _score(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Count the common names, and those that have compatible shapes."""
+    """Count the common names, and how many of them have compatible shapes."""
     both = [name for name in theirs if name in ours]
     return len(both), sum(_compatible(ours[name], theirs[name]) for name in both)
 

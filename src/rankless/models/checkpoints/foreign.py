@@ -97,7 +97,7 @@ def _from_zip(file: IO[bytes]) -> Any:
 
 
 def _records(file: IO[bytes]) -> dict[str, bytes]:
-    """Read the records of an archive by their names inside its top-level folder."""
+    """Read all records of an archive, keyed by their names within its top-level folder."""
     size = os.fstat(file.fileno()).st_size
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()

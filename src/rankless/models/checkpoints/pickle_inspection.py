@@ -3,7 +3,7 @@
 ``torch.load(weights_only=True)`` runs no foreign code, but it trusts the file: it allocates the sizes stated
 there, and calls a few functions whose results can grow without bound. Therefore, this module interprets the
 pickle first, with placeholders for everything except plain values. It imports nothing that the pickle names
-and does not call torch. Its memory and time are proportional to the size of the file.
+and does not call torch. The memory and time it needs are proportional to the size of the file.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Global:
-    """A placeholder for a class or function, given its full name."""
+    """A placeholder for a class or function, identified by its full name."""
 
     name: str
 
@@ -153,7 +153,7 @@ def _parameter(data: Any, _grad: Any, hooks: Any) -> _Tensor:
 
 
 def _dict(given: Any = ()) -> dict[Any, Any]:
-    """Stand in for ``OrderedDict`` (called with pairs by Python 2) and ``Counter``."""
+    """Stand in for ``OrderedDict`` (which pickles from Python 2 call with pairs) and ``Counter``."""
     if not isinstance(given, dict | list | tuple):
         raise TypeError("an invalid dict")
     pairs = given.items() if isinstance(given, dict) else given
@@ -207,7 +207,7 @@ _MARK = object()
 
 @dataclass
 class Inspection:
-    """The storages in the pickles of one file, and the foreign classes and functions that they need."""
+    """The storages, foreign classes and foreign functions that the pickles in one file refer to."""
 
     storages: dict[str, Storage] = field(default_factory=dict)
     wanted: dict[str, None] = field(default_factory=dict)
@@ -384,7 +384,7 @@ class _Machine:
 
     @staticmethod
     def view(root: Storage, key: Any, offset: Any, numel: Any) -> Storage:
-        """Return a part of another storage, as PyTorch before 0.4 wrote it."""
+        """Return a view of part of another storage, as written by PyTorch before 0.4."""
         if not isinstance(key, str) or size_of(offset) + size_of(numel) > root.numel:
             raise RefusedFileError("is damaged: a part of a storage is larger than the storage")
         return Storage(key, root.dtype, numel)

@@ -1,7 +1,7 @@
 """Map the tensor names of widely used PyTorch ports of YOLOv3 and YOLOv4 to Rankless's names.
 
-A port is the same network with other tensor names. It may also use another epsilon in its batch norms, and
-its heads may order or interpret the values of an anchor differently.
+A port is the same network with different tensor names. It may also use a different epsilon in its batch
+norms, and its heads may order or interpret the values of an anchor differently.
 """
 
 from __future__ import annotations

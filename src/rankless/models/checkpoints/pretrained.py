@@ -1,9 +1,9 @@
 """Initialize a model from trained weights (``model.pretrained``).
 
-Every tensor must fit, except in a head for other classes. If the file and the model have classes in common,
-the rows of these classes are copied by name, and the other rows keep their initial values. If they have none
-in common, a head of the same size is loaded by position. From a head of another size, only the rows that do
-not belong to a class are copied, such as those for boxes.
+Every tensor must fit, except those of a head for different classes. If the file and the model have classes in
+common, the rows of these classes are copied by name, and the other rows keep their initial values. If they
+have none in common, a head of the same size is loaded by position. From a head of a different size, only the
+rows that do not belong to a class, such as those for boxes, are copied.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def start_from(
     class_names: Sequence[str] = (),
     described: ModelKeys | None = None,
 ) -> list[str]:
-    """Load the weights that ``model.pretrained`` names into a new model, and return messages about them.
+    """Load the weights specified by ``model.pretrained`` into a new model, and return messages about them.
 
     Args:
         model: the bare model. Its optional attribute ``head_names`` contains the names of the modules or
@@ -111,7 +111,7 @@ def start_from(
 
 
 def _matched(ours: Sequence[str], known: Sequence[str]) -> dict[int, int]:
-    """Map the model's label of each shared class to the file's label, if they are matched by name."""
+    """Map the model's label of each shared class to the file's label, if classes are matched by name."""
     if tuple(ours) == tuple(known) or list(known) == [str(label) for label in range(len(known))]:
         return {}  # numbers are not names
     of_file = {name: label for label, name in enumerate(known)}
@@ -121,7 +121,7 @@ def _matched(ours: Sequence[str], known: Sequence[str]) -> dict[int, int]:
 def _by_class(
     model: nn.Module, theirs: Mapping[str, Tensor], known: int, wanted: int, pairs: Mapping[int, int]
 ) -> dict[str, Tensor] | None:
-    """Return the model's head with the rows of shared classes from the file, or None if it does not fit."""
+    """Return the model's head with the file's rows for shared classes, or None if the head does not fit."""
     layout: Callable[[str], tuple[int, ...]] | None = getattr(model, "head_layout", None)
     heads, made = _heads(model), dict[str, Tensor]()
     for name, value in model.state_dict().items():
@@ -204,7 +204,7 @@ def _short(value: object) -> str:
 def _published(
     model: nn.Module, wanted: published.PublishedFile
 ) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
-    """Return the same as :func:`_of_a_file`, for a published file. Missing layers keep their values."""
+    """Do the same as :func:`_of_a_file` for a published file. Missing layers keep their values."""
     path, sha256 = published.fetch(wanted)
     ours, source = model.state_dict(), f"{wanted.name}: {path} (SHA-256 {sha256})"
     if wanted.is_darknet:
@@ -230,7 +230,7 @@ def _heads(model: nn.Module) -> tuple[str, ...]:
 def _without_other_heads(
     model: nn.Module, theirs: dict[str, Tensor], known: int, wanted: int
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Replace head tensors for other classes with the model's, and also return the replaced names."""
+    """Replace head tensors for different classes with the model's own, and also return their names."""
     if known and known == wanted:  # then a head that does not fit is a different head
         return theirs, []
     ours = model.state_dict()

@@ -33,7 +33,7 @@ CHECKSUM = "crc32"
 OLD_CHECKSUM = "sha256"
 """The key of the checksum in files from earlier versions, which can still be read."""
 _CHUNK = 1 << 20  # bytes read back at a time
-_LONGEST_HEADER = 100_000_000  # bytes; the limit of the library
+_LONGEST_HEADER = 100_000_000  # bytes; the library's limit
 
 
 def write(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
@@ -42,7 +42,8 @@ def write(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str] |
     The safetensors library writes metadata in random order, so equal weights would give different files, and
     it does not report a full disk as an ``OSError``. Therefore, this function writes the header itself, with
     sorted keys. Tensors with wider dtypes come first, so all tensors are aligned. A tensor is copied only if
-    its memory layout differs from the file's. Memory that several tensors share is written for each of them.
+    its memory layout differs from the file's. Memory shared by several tensors is written once for each of
+    them.
 
     If there is ``metadata``, a checksum is added to it. An ``OSError`` is raised if the file cannot be
     written or the data read back differs.
@@ -102,8 +103,8 @@ def read(path: Path, *, checked: bool = False) -> tuple[dict[str, Tensor], dict[
     """Read the tensors and metadata in any safetensors file.
 
     The whole file is read instead of mapped, because the process is killed if a mapped file shrinks. Unless
-    the caller has already ``checked`` it, the content is verified against ``SHA256SUMS`` in the same folder
-    or, if it is not listed there, against the checksum in the header.
+    the caller has already ``checked`` the file, its content is verified against ``SHA256SUMS`` in the same
+    folder or, if the file is not listed there, against the checksum in the header.
     """
     try:
         content = reading.read_bytes(path)

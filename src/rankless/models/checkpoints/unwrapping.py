@@ -68,8 +68,9 @@ def unwrap(content: Any, key: str | None, size: int) -> Checkpoint:
 
     Args:
         content: nested dicts that contain tensors.
-        key: the entry with the weights, dotted if nested; None searches, and prefers averaged weights.
-        size: size of the file in bytes, which limits the size of its tensors.
+        key: name of the entry with the weights, dotted if nested. If it is None, the entry is searched for,
+            and averaged weights are preferred.
+        size: size of the file in bytes, which limits the total size of the tensors.
     """
     if isinstance(content, Tensor) or not isinstance(content, Mapping):
         raise RefusedFileError(
@@ -102,7 +103,7 @@ def _makers(content: Mapping[Any, Any]) -> list[str]:
 
 
 def _of_training(content: Mapping[Any, Any]) -> list[str]:
-    """Describe the training state in a checkpoint, which is not imported."""
+    """Describe the training state that a checkpoint contains but that is not imported."""
     left = [
         f"{what} under '{name}'"
         for name in map(str, content)
@@ -123,7 +124,7 @@ def _of_training(content: Mapping[Any, Any]) -> list[str]:
 
 
 def _descend(content: Mapping[Any, Any], key: str) -> Any:
-    """Return the entry with the given key, or None. A dot separates levels or is part of a name."""
+    """Return the entry with the given key, or None. A dot may separate levels or be part of a name."""
     if key in content:
         return content[key]
     parts = key.split(".")

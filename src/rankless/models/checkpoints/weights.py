@@ -67,7 +67,7 @@ def save(
 
 
 def load(path: Path, *, checked: bool = False) -> Weights:
-    """Read a weights file. Its checksum is verified unless the caller has already ``checked`` it."""
+    """Read a weights file, and verify its checksum unless the caller has already ``checked`` it."""
     state, metadata = read(path, checked=checked)
     written = metadata.get("format")
     if written is None or not written.startswith("rankless "):

@@ -18,9 +18,9 @@ def build_resnet(
 ) -> nn.Module:
     """Build torchvision's ResNet, whose last layer is ``fc``.
 
-    With the suffix ``-cifar``, the network starts with a 3×3 convolution of stride 1 and no pooling, as usual
-    for images of 32 pixels. The names in the state dict are the same. PReLU is not allowed, because a block
-    calls one module several times, and the calls would share its slope.
+    With the suffix ``-cifar``, the network starts with a 3×3 convolution of stride 1 and no pooling, as is
+    usual for 32-pixel images. The names in the state dict are the same. PReLU is not allowed, because each
+    block calls the same activation module several times, and these calls would share one slope.
     """
     if activation == "prelu":
         raise ValueError("a ResNet's blocks would share their PReLUs")

@@ -1,6 +1,6 @@
 """All classifiers by name, and how to build them from a recipe.
 
-The network of a classifier has the state dict of its original implementation, and two additional attributes:
+A classifier's network has the same state dict as the original implementation, and two additional attributes:
 ``variant``, a :class:`Classifier`, and ``head_names``, the prefixes of the parameters whose shape depends on
 the number of classes.
 """
@@ -88,7 +88,7 @@ def _cifar_resnet(depth: int) -> Classifier:
 
 
 def _darknet(name: str, source: str, side: int) -> Classifier:
-    """Describe a YOLO backbone with a linear layer, whose input is normalized as in the detectors."""
+    """Describe a YOLO backbone with a linear layer. Its input is normalized as in the detectors."""
     return Classifier(name=name, source=source, side=side, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
 
@@ -175,8 +175,8 @@ def _refuse_giant(chosen: Classifier, model: model_kinds.ModelKeys, classes: int
 def backbone_modules(model: nn.Module) -> list[nn.Module]:
     """Return the largest modules of a classifier that do not contain any part of its head.
 
-    Parameters of the modules that contain the head, such as the class token of a vision transformer, are not
-    included.
+    Parameters that belong directly to a module containing the head, such as the class token of a vision
+    transformer, are not included.
     """
     head_names: Any = model.head_names  # set by _build
     heads = tuple(head_names)

@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """A residual network of 6n + 2 layers for images of about 32 pixels.
+    """A residual network with 6n + 2 layers for images about 32 pixels wide.
 
     ``depth`` is one of :data:`DEPTHS`. ``dropout`` is applied to the pooled features.
     """

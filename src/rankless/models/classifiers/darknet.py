@@ -19,7 +19,7 @@ NETWORKS = {"darknet53": yolov3, "cspdarknet53": yolov4}
 
 
 def backbone(name: str, activation: Activation | None = None) -> Network:
-    """Return the backbone with the given name in :data:`NETWORKS`, optionally with another activation."""
+    """Return the backbone with the given name in :data:`NETWORKS`, optionally with a different activation."""
     whole = NETWORKS[name]()
     count = whole.backbone
     network = replace(whole, layers=whole.layers[:count], names=whole.names[:count])

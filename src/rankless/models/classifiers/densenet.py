@@ -1,7 +1,7 @@
 """DenseNet (Huang et al., 2017, "Densely Connected Convolutional Networks"), as published or with options.
 
-Every layer reads the feature maps of all earlier layers in its block and adds a few. The names and shapes in
-the state dict of a published variant match torchvision and timm, so their weights fit.
+Every layer reads the feature maps of all earlier layers in its block and adds a few. The state dict of a
+published variant has the same names and shapes as in torchvision and timm, so their weights fit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Variant:
 
     @property
     def least_side(self) -> int:
-        """The smallest side of the input in pixels, which leaves one pixel for the last block."""
+        """The smallest input side, in pixels, that leaves one pixel for the last block."""
         factor: int = 2 ** (len(self.blocks) - 1)  # the transitions divide the resolution by this
         return factor if self.stem == "small" else 4 * (factor - 1) + 1
 
@@ -104,7 +104,7 @@ PUBLISHED = {
 
 
 class SeparableConv(nn.Module):
-    """A depthwise 3×3 convolution and a 1×1 convolution, which replace a 3×3 convolution of stride 1."""
+    """A depthwise 3×3 and a 1×1 convolution, which together replace a 3×3 convolution of stride 1."""
 
     def __init__(self, channels_in: int, channels: int, options: model_kinds.Separable) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class DenseLayer(nn.Module):
 
 
 class DenseBlock(nn.Sequential):
-    """A sequence of layers, each of which reads the block's input and the output of all earlier layers."""
+    """A sequence of layers, each of which reads the block's input and the outputs of all earlier layers."""
 
     def __init__(
         self, layers: int, channels: int, variant: Variant, activation: Activation, dropout: float
@@ -198,7 +198,7 @@ class DenseNet(nn.Module):
                 left = max(1, int(channels * variant.compression))
                 self.features.add_module(f"transition{number}", Transition(channels, left, activation))
                 channels = left
-        # The published state dicts call the last norm norm5, whatever the number of blocks.
+        # The published state dicts call the last norm norm5, regardless of the number of blocks.
         self.features.add_module("norm5", nn.BatchNorm2d(channels))
         self.features.add_module("activation5", activate(activation))
         self.classifier = nn.Linear(channels, classes)

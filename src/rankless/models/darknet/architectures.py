@@ -97,7 +97,7 @@ def yolov4() -> Network:
 def yolov4_tiny(*, levels: int = 2) -> Network:
     """Build YOLOv4-tiny with two heads, or YOLOv4-tiny-3l with three heads and YOLOv4's anchors.
 
-    As published, with two heads, anchor 3 belongs to both heads and anchor 0 to none.
+    In the published version with two heads, anchor 3 belongs to both heads, and anchor 0 to neither.
     """
     b = Builder()
     b.conv(32, 3, 2)

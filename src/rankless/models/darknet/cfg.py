@@ -185,7 +185,7 @@ class _Reader:
         return self._kernel(filters, self.integer("groups", 1, 1, MOST_CHANNELS))
 
     def _depthwise(self) -> net.Conv:
-        """Read a depthwise layer (one kernel per input channel), which MobileNet forks of Darknet have."""
+        """Read a depthwise layer (one kernel per input channel), as in MobileNet forks of Darknet."""
         channels = self.shapes[-1].channels if self.shapes else 3  # the image's channels
         return self._kernel(channels, channels)
 
@@ -349,8 +349,8 @@ class _Reader:
     def _backbone(self) -> int:
         """Guess the number of layers in the backbone.
 
-        It ends with the last shortcut at the coarsest resolution before the first head. If there is no
-        shortcut, it ends with the first layer at that resolution or, if there is no such layer, halfway to
+        The backbone ends with the last shortcut at the coarsest resolution before the first head. If there is
+        no shortcut, it ends with the first layer at that resolution or, if there is no such layer, halfway to
         the first head.
         """
         coarsest = max((shape.stride or 0 for shape in self.shapes), default=0)

@@ -26,7 +26,7 @@ def write_cfg(
     nms: Literal["iou", "diou"] = "iou",
     foreign: bool = False,
 ) -> str:
-    """Return the text of a cfg file for a network without anchor-free heads and PReLU.
+    """Return the text of a cfg file for a network without anchor-free heads or PReLU.
 
     If ``foreign`` is true, Darknet and OpenCV must be able to read the file, so ``[involution]`` is an error.
     """

@@ -1,7 +1,7 @@
 """Descriptions of convolutional detectors: a chain of layers that may read the outputs of earlier layers.
 
 The layers and their numbers match Darknet's cfg files. Published networks, users' cfg files and modified
-copies (with another width, or other anchors or heads) all have the same type.
+copies (with a different width, or different anchors or heads) all have the same type.
 :mod:`rankless.models.detectors.convolutional` builds a network from its description.
 """
 
@@ -162,8 +162,8 @@ class Network:
     """The description of a detector, layer by layer.
 
     Attributes:
-        names: the layers' names in weights files. Published layers are numbered; inserted layers have other
-            names, so that the numbers do not change.
+        names: the layers' names in weights files. Published layers are numbered; inserted layers have
+            different names, so that the numbers do not change.
         size: published (height, width) of the input in pixels.
         backbone: number of layers in the backbone, which comes first.
         loss: the loss that the network was published with.
@@ -202,7 +202,7 @@ class Network:
         return [shapes[source].channels if source >= 0 else 3 for source in first]
 
     def parameters(self) -> int:
-        """Count the values in the convolutions and their norms, which are nearly all values of a network."""
+        """Count the values in the convolutions and their norms: nearly all the values in a network."""
         return sum(
             layer.filters * (channels // layer.groups * layer.size**2 + (4 if layer.norm else 1))
             for layer, channels in zip(self.layers, self.channels_in(), strict=True)

@@ -1,4 +1,4 @@
-"""Create modified copies of a network, with another width or with other classes, anchors or heads."""
+"""Create modified copies of a network, with a different width or different classes, anchors or heads."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def with_anchors(network: Network, anchors: Anchors, per_head: int | None = None
     """Replace the anchors, which are (width, height) in pixels of the input.
 
     If ``per_head`` is given, the finest head gets the first ``per_head`` anchors, and so on. Otherwise, the
-    published masks stay.
+    published masks are kept.
     """
     shapes = network.shapes()
     by_stride = sorted(_heads(network), key=lambda number: shapes[number].stride or 0)
@@ -86,8 +86,8 @@ def with_scale_xy(network: Network, scale: float) -> Network:
 def with_involution(network: Network, size: int, *, replaces: bool = False) -> Network:
     """Insert an involution with kernels of ``size`` × ``size`` pixels before each head.
 
-    If ``replaces`` is true, other layers that read the head's input, such as the next down-sampling, read the
-    output of the involution instead.
+    If ``replaces`` is true, other layers that read the head's input, such as the next downsampling layer,
+    read the output of the involution instead.
     """
     involutions: dict[int, tuple[Layer, str]] = {
         _entrance(network, n): (Involution(size), "involution") for n in _heads(network)
@@ -104,7 +104,7 @@ def with_dropout(network: Network, probability: float) -> Network:
 
 
 def with_anchor_free_heads(network: Network, bins: int) -> Network:
-    """Replace the heads, and the 3×3 convolutions that only they read, with anchor-free heads."""
+    """Replace the heads, and the 3×3 convolutions whose output only they read, with anchor-free heads."""
     dropped: set[int] = set()
     renamed: dict[int, tuple[Layer, str]] = {}
     for number in _heads(network):
@@ -142,7 +142,7 @@ def _each(network: Network, change: Callable[[Layer], Layer]) -> Network:
 def _insert(network: Network, before: dict[int, tuple[Layer, str]], *, replaces: bool = False) -> Network:
     """Insert named layers before existing layers, which then read the inserted layers.
 
-    If ``replaces`` is true, all later layers read them, too.
+    If ``replaces`` is true, so do all later layers that have the same input.
     """
     layers: list[Layer] = []
     names: list[str] = []

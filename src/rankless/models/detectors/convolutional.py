@@ -40,7 +40,7 @@ def criterion_of(network: net.Network, options: loss_kinds.LossKeys) -> Criterio
     if isinstance(options, loss_kinds.AutoLoss):
         options = loss_kinds.Loss(name=network.loss)
     if network.loss == "anchor-free":
-        return anchor_free.AnchorFreeLoss(cast(loss_kinds.AnchorFreeLoss, options))  # as the recipe validates
+        return anchor_free.AnchorFreeLoss(cast(loss_kinds.AnchorFreeLoss, options))  # validated by the recipe
     return yolo.from_recipe(cast(yolo.Options, options), network.loss)
 
 
@@ -76,7 +76,7 @@ class Shortcut(nn.Module):
 
 
 class Multiply(nn.Module):
-    """A layer that multiplies two feature maps, of which the second may have a single pixel."""
+    """A layer that multiplies two feature maps, the second of which may have a single pixel."""
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The interface of detectors.
+"""The interface that all detectors implement.
 
 A new family of detectors needs a module that implements this interface, and one line in the zoo.
 """
@@ -31,9 +31,9 @@ class Detector(Protocol):
     def head_layout(self, name: str) -> tuple[int, ...]:
         """Return the layout of the rows (the first dimension) of the head parameter with the given name.
 
-        The rows form one or more groups with the same layout, such as one per anchor. The result is the
-        number of rows before the classes, the number of rows per class and, optionally, the number of rows
-        after the classes, all for one group.
+        The rows form one or more groups with the same layout, for example one group per anchor. The result is
+        the number of rows before the classes, the number of rows per class and, optionally, the number of
+        rows after the classes, all counted within one group.
         """
 
     def __call__(self, images: Tensor) -> Any:
@@ -78,7 +78,7 @@ class Exports:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorSpec:
-    """The specification of a detector: its network with the options of a recipe.
+    """The specification of a detector: its network with a recipe's options.
 
     Attributes:
         size: published (height, width) of the input in pixels.

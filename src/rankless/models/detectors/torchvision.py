@@ -49,7 +49,7 @@ class Dense(NamedTuple):
 
 
 class Proposed(NamedTuple):
-    """The outputs of the first stage of Faster R-CNN, which the second stage reads.
+    """The outputs of Faster R-CNN's first stage, which the second stage reads.
 
     Attributes:
         features: feature maps by name, (B, 256, h, w).
@@ -127,7 +127,7 @@ class DenseDetector(TorchvisionDetector):
         return Dense(outputs, anchors, [m.shape[-2] * m.shape[-1] for m in maps.values()])
 
     def _matches(self, targets: list[dict[str, Tensor]], anchors: Tensor) -> list[Tensor]:
-        """Return the index (A,) of the object that each anchor matches, in each image; negative for none."""
+        """For each image, return the index (A,) of the object that each anchor matches, negative for none."""
         from torchvision.ops import box_iou
 
         unmatched = torch.full((len(anchors),), -1, dtype=torch.int64, device=anchors.device)
@@ -166,7 +166,7 @@ class FCOS(DenseDetector):
     """FCOS (Tian et al., 2019), trained with focal loss, GIoU and center-ness."""
 
     def decode(self, raw: Dense) -> tuple[Tensor, Tensor]:
-        """Return boxes and scores, which are the square roots of class probability times center-ness."""
+        """Return boxes and scores. A score is the square root of class probability times center-ness."""
         boxes = self.network.box_coder.decode(raw.outputs["bbox_regression"], raw.anchors)
         centerness = raw.outputs["bbox_ctrness"].sigmoid()
         return boxes, (raw.outputs["cls_logits"].sigmoid() * centerness).sqrt()
@@ -217,9 +217,9 @@ class FasterRCNN(TorchvisionDetector):
         )
 
     def decode(self, raw: Proposed) -> tuple[Tensor, Tensor]:
-        """Return the ``CANDIDATES`` best pairs of box and class in each image.
+        """Return the ``CANDIDATES`` best (box, class) pairs of each image.
 
-        Each of the boxes (B, CANDIDATES, 4) has the score of a single class in the scores (B, CANDIDATES, C).
+        Each of the boxes (B, CANDIDATES, 4) has a score for only one class in the scores (B, CANDIDATES, C).
         """
         proposals = self._proposals(raw)
         counts = [len(one) for one in proposals]
@@ -364,8 +364,8 @@ class TorchvisionModel(Published):
 
     Attributes:
         make: function that builds the detector for a number of classes.
-        size: published (height, width) of the input in pixels. The default is the shorter side that
-            torchvision resizes images to.
+        size: published (height, width) of the input in pixels. By default, both sides have the length to
+            which torchvision resizes the shorter side.
         untraceable: reason why PyTorch cannot export the detector; empty if it can.
     """
 
@@ -394,7 +394,7 @@ MODELS: dict[str, TorchvisionModel] = {
 
 
 class TorchvisionSpec(DetectorSpec):
-    """A specification of a torchvision detector, which includes its loss."""
+    """A specification of a torchvision detector, including its loss."""
 
     def build(self, classes: int) -> TorchvisionDetector:
         return MODELS[self.model.name].make(classes)

@@ -196,7 +196,7 @@ def _postponed(*given: Any, **named: Any) -> tuple[Any, None, None]:
 
 @contextmanager
 def _unchecked() -> Iterator[None]:
-    """Disable transformers' value checks, because meta tensors and exports have no values."""
+    """Disable transformers' checks of values, because tensors have none on the meta device and in exports."""
     name, before = "TRANSFORMERS_DISABLE_TORCH_CHECK", os.environ.get("TRANSFORMERS_DISABLE_TORCH_CHECK")
     os.environ[name] = "1"
     try:
@@ -228,7 +228,8 @@ def library(where: str) -> Any:
 def classes_of(config: Mapping[str, Any], classes: int, where: str) -> tuple[Any, Any]:
     """Return a detector's class in transformers and its configuration object.
 
-    ``config`` is the content of ``config.json``. ``where`` is the option that refers to it, for messages.
+    ``config`` is the content of ``config.json``. ``where`` is the option that refers to it; error messages
+    mention it.
     """
     transformers = library(where)
     keys = {**config, "num_labels": classes, "attn_implementation": "eager"}
@@ -247,7 +248,7 @@ def _refused(where: str, error: Exception) -> UserError:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformersSpec(DetectorSpec):
-    """A specification of a transformers detector, which includes its loss."""
+    """A specification of a transformers detector, including its loss."""
 
     model: model_kinds.TransformersModel
     config: Mapping[str, Any]

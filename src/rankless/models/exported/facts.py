@@ -1,4 +1,4 @@
-"""The metadata of an exported file, which ONNX and OpenVINO files contain as named text entries.
+"""The metadata of an exported file, stored in ONNX and OpenVINO files as named text entries.
 
 Other programs need only ``preprocessing``, ``class_names`` and ``outputs``.
 """

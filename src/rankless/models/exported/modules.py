@@ -21,7 +21,7 @@ class ExportedModel(nn.Module):
         self.session, self.source = session, source
 
     def outputs(self, images: Tensor) -> list[list[Tensor]]:
-        """Run the file on images (B, 3, H, W), and return the outputs for each batch that it accepts."""
+        """Run the file on images (B, 3, H, W) batch by batch, and return the outputs of each batch."""
         most, _, height, width = self.session.shape
         given = tuple(images.shape[-2:])
         wanted = (height or given[0], width or given[1])

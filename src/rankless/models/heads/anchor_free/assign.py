@@ -49,8 +49,8 @@ class Predicted:
         points: x and y in pixels, (P, 2).
         strides: pixels per cell at each point, (P,).
         radius: points within this many cells of the center of a ground-truth box are candidates for task
-            alignment, even outside the box. A box smaller than a cell then has about four candidates per head
-            with a radius of 1, and one candidate, the nearest point, with 0.5.
+            alignment, even outside the box. With a radius of 1, a box smaller than a cell has about four
+            candidates per head; with 0.5, it has one, the nearest point.
     """
 
     boxes: Tensor
@@ -117,9 +117,9 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
     metric divided by the highest metric for the same box. The quality is the weight times the highest IoU for
     the same box.
 
-    In the paper, the weight equals the quality. Then a box with low IoUs so far, which is usually small,
-    would have almost no weight and be learned late or never, and the loss of a step with only such boxes
-    would be divided by almost 0.
+    In the paper, the weight equals the quality. A box whose IoUs are still low, usually a small box, would
+    then have almost no weight and be learned late or never, and the loss of a step with only such boxes would
+    be divided by almost 0.
 
     ``truths`` must be sorted by :func:`in_order`.
     """
@@ -143,7 +143,7 @@ def simota(predicted: Predicted, truths: Truths) -> Targets:
     """Assign each ground-truth box to the points with the lowest cost (SimOTA; YOLOX, Ge et al., 2021).
 
     Candidates are the points inside a box or within ``CENTER_RADIUS`` cells of its center. The cost is the
-    cross-entropy of the classes - 3·log(IoU), and far higher for points that meet only one of these
+    cross-entropy of the classes - 3·log(IoU), and is far higher for points that meet only one of these
     conditions. The number of points for a box is the sum of its ten highest IoUs. A point that is chosen for
     several boxes is assigned to the box with the lowest cost. The quality is the IoU, and all weights are 1.
     Unlike in the paper, the cost has no objectness term, because the heads predict no objectness.
@@ -174,7 +174,7 @@ _RULES: dict[Assignment, Callable[[Predicted, Truths], Targets]] = {
 
 
 def highest(values: Tensor, count: Tensor, most: int) -> Tensor:
-    """Return a mask of the ``count`` largest ``values`` (B, T, P) in each row, the first ones in a tie.
+    """Return a mask of the ``count`` largest ``values`` (B, T, P) in each row; in a tie, the first ones.
 
     Each ``count``, int64 (B, T), is in 1..min(most, P).
     """
@@ -187,7 +187,7 @@ def highest(values: Tensor, count: Tensor, most: int) -> Tensor:
 
 
 def _within(predicted: Predicted, truths: Truths, radius: float, reach: float = 1.0) -> Tensor:
-    """Return a mask (B, T, P) of points in a box, scaled by ``reach``, or near its center."""
+    """Return a mask (B, T, P) of the points that are in a box scaled by ``reach`` or near its center."""
     least = (radius * predicted.strides).view(1, 1, -1)
     near = []
     for axis in range(2):

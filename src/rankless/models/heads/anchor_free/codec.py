@@ -1,7 +1,7 @@
 """Encode and decode the outputs of anchor-free heads.
 
-A head predicts one box and a score per class at the center of each cell, which is called its point. There is
-no objectness. The score of a class is the expected IoU of the box if an object of the class is present,
+A head predicts one box and a score per class at the center of each cell, called the cell's point. There is no
+objectness. The score of a class is the expected IoU of the box if an object of the class is present,
 otherwise 0.
 """
 
@@ -29,8 +29,8 @@ class AnchorFreeHead:
         stride: pixels of the input per cell.
         bins: the encoding of boxes. With 0, the head predicts the shift of a box's center from the point and
             the logarithms of its width and height, all in cells (YOLOX, Ge et al., 2021). A box need not
-            contain its point. With n > 0, the head predicts the distances from the point to the left, upper,
-            right and lower side in cells, each as the mean of a distribution over 0, 1, … n - 1 (GFL, Li et
+            contain its point. With n > 0, the head predicts the distances from the point to the left, top,
+            right and bottom sides in cells, each as the mean of a distribution over 0, 1, … n - 1 (GFL, Li et
             al., 2020). A box contains its point and extends at most n - 1 cells to each side.
     """
 

@@ -66,7 +66,7 @@ class AnchorFreeHeadLayers(nn.Module):
 def _set_priors(box: nn.Conv2d, classes: nn.Conv2d, bins: int) -> None:
     """Initialize a head with small weights, and with biases that yield the prior scores and sizes."""
     if bins:
-        # A geometric distribution whose mean is half of the size. A uniform one would give huge boxes.
+        # A geometric distribution whose mean is half the size. A uniform one would give huge boxes.
         fall = math.log(SIZE_PRIOR / (2 + SIZE_PRIOR))
         prior = (torch.arange(bins) * fall).repeat(4)
     else:

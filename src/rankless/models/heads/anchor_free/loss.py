@@ -58,7 +58,7 @@ class AnchorFreeLoss:
         )
         with torch.no_grad():
             truths = Truths.of(batch.boxes, batch.labels, batch.valid, placed.dtype)
-            # With bins, a box contains its point, so points outside an object are no candidates.
+            # With bins, a box contains its point, so points outside an object are not candidates.
             radius = 0.5 if heads[0].bins else 1.0
             predicted = Predicted(placed.detach(), logits.detach(), torch.cat(at), strides, radius)
             targets = assign(self.options.assign, predicted, truths)

@@ -27,7 +27,7 @@ class Matches:
 
     Attributes:
         hit: whether ground-truth box t is assigned to anchor a of this head, bool, (B, T, A).
-        last: whether it is the last ground-truth box in its slot, bool, (B, T, A).
+        last: whether ground-truth box t is also the last one in its slot, bool, (B, T, A).
         columns, rows: the cell with the center of the ground-truth box, int64, (B, T).
         positive: whether the slot has a ground-truth box, bool, (B, A, H, W).
     """
@@ -90,7 +90,7 @@ def class_targets(truths: Truths, matches: Matches, classes: int) -> Tensor:
 
 
 def slot_values(values: Tensor, matches: Matches) -> Tensor:
-    """Return the largest of the ``values`` (B, T, A) in each slot, (B, A, H, W), or 0 without a box."""
+    """Return the largest of the ``values`` (B, T, A) in each slot, (B, A, H, W), or 0 if it has no box."""
     if not values.shape[1]:
         return values.new_zeros(matches.positive.shape)  # an empty tensor has no maximum
     width = matches.positive.shape[-1]

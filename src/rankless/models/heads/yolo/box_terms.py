@@ -1,4 +1,4 @@
-"""The box terms of the YOLO losses: the error of center and size, or 1 minus a similarity such as CIoU.
+"""The box terms of the YOLO losses: the error of the center and size, or 1 minus a similarity such as CIoU.
 
 In this module, ``offsets`` are the raw predictions in the slots, (B, T, A, 4), and ``counted`` is a mask of
 the matches to sum over, (B, T, A).

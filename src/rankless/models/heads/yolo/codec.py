@@ -26,11 +26,11 @@ class HeadLoss:
         box, objectness, classes: factors on the parts of the loss (Darknet's ``iou_normalizer``,
             ``obj_normalizer`` and ``cls_normalizer``).
         ignore: IoU with a ground-truth box above which a negative may be ignored (``ignore_thresh``).
-        box_loss: comparison of a box with the ground truth (``iou_loss``).
+        box_loss: how a box is compared with the ground truth (``iou_loss``).
         smoothing: label smoothing ε of the classes (``label_smooth_eps``).
         largest_gradient: limit of the gradient with respect to a raw box, for losses based on IoU; infinity
             for none (``max_delta``).
-        smooth_objectness: whether the target of the objectness is the IoU in slots that would be ignored as
+        smooth_objectness: whether the objectness target is the IoU in slots that would be ignored as
             negatives, and 0 in all others (``objectness_smooth``).
     """
 
@@ -49,8 +49,7 @@ class YoloHead:
     """A YOLO head, as a Darknet cfg file describes it.
 
     Attributes:
-        anchors: (width, height) in pixels of the anchors of all heads, regardless of the input size, as in
-            Darknet.
+        anchors: (width, height) of all heads' anchors in pixels, regardless of the input size, as in Darknet.
         mask: indices of this head's anchors, in the order of its channels.
         stride: pixels of the input per cell.
         scale_xy: Darknet's ``scale_x_y``, which lets centers reach the border of their cell.

@@ -6,7 +6,7 @@ that they ignore. They are computed in float32, regardless of the network's prec
 
 For heads with ``new_coords``, objectness and classes are also cross-entropies, as in the original code of
 Scaled-YOLOv4 (Wang, Bochkovskiy and Liao, 2021). Darknet propagates the same differences through σ, so its
-losses are half of the squared errors of the probabilities.
+losses are half the squared errors of the probabilities.
 
 Sources: YOLOv3 (Redmon and Farhadi, 2018), YOLOv4 (Bochkovskiy, Wang and Liao, 2020), Darknet's yolo_layer.c.
 """
@@ -110,7 +110,7 @@ class YoloLoss:
         published = of_head.box_loss or _BOX_LOSS[self.name]
         box_loss = published if options.box_loss == "auto" else options.box_loss
         if (box_loss == "mse") != (published == "mse"):
-            # The published factor belongs to a box term with another scale.
+            # The published factor belongs to a box term with a different scale.
             of_head = replace(of_head, box=None)
         objectness: Objectness = "smooth" if of_head.smooth_objectness else "bce"
         return Settings(
