@@ -63,7 +63,7 @@ def optimizer(
 
 
 def _by_backbone(group: dict[str, Any], model: nn.Module, factor: float) -> list[dict[str, Any]]:
-    """Split a parameter group into the backbone's parameters, whose rate has a ``factor``, and the rest."""
+    """Split a group into the backbone's parameters, with a ``factor`` for the learning rate, and the rest."""
     modules = backbone_of(model, f"optim.backbone_factor is {factor:g}", "optim.backbone_factor to 1")
     inside = {id(p) for module in modules for p in module.parameters()}
     first = [p for p in group["params"] if id(p) in inside]

@@ -35,7 +35,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over all micro-batches of a step, which are the same on every rank, and data of this rank.
+    """Sums over all micro-batches of a step, the same on every rank, and data of this rank alone.
 
     Attributes:
         scalars: loss, count, stop, save, replaced and P parts of the loss, float64 (5 + P,).

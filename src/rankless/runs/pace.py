@@ -1,4 +1,4 @@
-"""The speed of a run and the fraction of time spent waiting for images, for all displays."""
+"""The speed of a run and the fraction of time spent waiting for images, used by all displays."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _LONGEST = 1e10  # maximum seconds of a step, because a journal may contain anyt
 
 
 def speed_text(speed: float) -> str:
-    """Format a number of images per second with few characters."""
+    """Format a speed in images per second as a short text."""
     return f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
 
 

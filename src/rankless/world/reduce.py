@@ -86,7 +86,7 @@ class GradientSum:
     def _look_between_buckets(self) -> None:
         """Combine arrived parts at every layer of the backward pass.
 
-        Otherwise, the network would be idle until the last buckets, with many layers each, are ready.
+        Otherwise, the connections would be idle until the last buckets, with many layers each, are ready.
         """
         owner = weakref.ref(self)
 
