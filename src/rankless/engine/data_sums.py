@@ -1,4 +1,4 @@
-"""List the data files with their SHA-256 digests in the run directory during training."""
+"""During training, write a list of the data files and their SHA-256 digests to the run directory."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class Muon(PlainAdamW):
 
 
 def _work(weight: Tensor) -> int:
-    """Return a number proportional to the multiplications in :func:`orthogonal`."""
+    """Return a number proportional to the count of multiplications in :func:`orthogonal`."""
     rows, columns = len(weight), weight[0].numel()
     return min(rows, columns) ** 2 * (2 * max(rows, columns) + min(rows, columns))
 

@@ -86,7 +86,7 @@ def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float)
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Return the optimizer's tensors by ``SLOT/PARAMETER``, for a checkpoint."""
+    """Return the optimizer's tensors for a checkpoint, named ``SLOT/PARAMETER``."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{slot}/{names[parameter]}": value

@@ -84,7 +84,7 @@ class Saver:
 
     Attributes:
         is_best: whether the newest scores are the best so far and their weights are not saved yet.
-        slowest: seconds of this rank's slowest save, or 0 before the first one.
+        slowest: duration of this rank's slowest save in seconds, or 0 before the first one.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The setup of a run, which checks the task, compares the ranks and creates or restores the state."""
+"""Set up a run: check the task, compare the ranks, and create or restore the state."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Flags:
 
 @dataclass(frozen=True)
 class Compared:
-    """The micro-batches of a step whose results a rank compares with other ranks.
+    """The micro-batches of a step whose results a rank compares with those of other ranks.
 
     The gradients of its ``own`` micro-batch are added as usual. The ``other`` one is computed only for the
     comparison.

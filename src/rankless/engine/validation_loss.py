@@ -1,4 +1,4 @@
-"""The loss on the evaluation data, which has the same bits for any number of ranks.
+"""The loss on the evaluation data, with the same bits for any number of ranks.
 
 A task with such a loss sets its attribute ``validation_loss``. The sum and count of a batch do not depend on
 the number of ranks, and they are added exactly, so the order of the batches does not matter.

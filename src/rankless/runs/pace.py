@@ -14,7 +14,7 @@ class Pace:
     """The average speed of training steps, without the evaluations and checkpoints between them.
 
     The first step of a start is not counted, because loader processes start and PyTorch prepares its kernels
-    in it. ``begins`` tells whether the next step is the first one of a start.
+    during this step. ``begins`` tells whether the next step is the first one of a start.
 
     Attributes:
         steps, seconds: number and total duration of the counted steps.

@@ -130,7 +130,7 @@ def batch_statistics(
 
 
 def gradients(total: Total, inputs: Sequence[Any]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return each micro-batch's gradients of values, weight and bias from the gradient of its output."""
+    """Return each micro-batch's gradients for values, weight and bias, given the gradient of its output."""
     for_bias = [g.sum(_dims(g)) for g, *_ in inputs]
     for_weight = [(g * normal).sum(_dims(g)) for g, normal, *_ in inputs]
     leaves = [torch.cat([b, w]) for b, w in zip(for_bias, for_weight, strict=True)]

@@ -224,7 +224,7 @@ class GradientSum:
 
 
 class _Visit(torch.autograd.Function):
-    """The identity function of the loss, whose backward pass visits all parameters, even unused ones."""
+    """An identity function for the loss, whose backward pass visits all parameters, even unused ones."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:

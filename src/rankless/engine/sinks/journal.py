@@ -37,7 +37,7 @@ class JournalCopy(Sink):
             self.problem = None
 
     def take(self) -> bytes:
-        """Return the lines since the last call, to send them to copies. A copy has none."""
+        """Return the lines written since the last call, for sending to copies. A copy returns none."""
         return b""
 
     def close(self) -> None:
