@@ -79,7 +79,7 @@ def data_digest(recipe: Recipe) -> str | None:
 
 
 def _read_data(recipe: Recipe) -> None:
-    """Read the annotations in this process to show progress. The ranks then read them from the cache."""
+    """Read the annotations in this process, where progress is shown. The ranks then use the cache."""
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.open_split import of_another_task, open_annotations, without_boxes
 
