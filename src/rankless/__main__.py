@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def _end(number: int, _: object) -> None:
-    """Exit on a signal during imports, with the code of a run that stopped on request."""
+    """Exit on a signal during imports, with the exit code of a run that was stopped on request."""
     print(f"stopped by {signal.Signals(number).name} before the run started", file=sys.stderr, flush=True)
     os._exit(STOPPED)  # an exception could be caught by the module being imported
 

@@ -1,4 +1,4 @@
-"""Argument types of the Python API, where one value or several may be passed, as paths or strings."""
+"""Argument types of the Python API that accept one value or several, as paths or strings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Overrides = str | Sequence[str]
 
 
 def several(given: Text | Sequence[Text | int]) -> list[str]:
-    """Return one value or several as a list of strings.
+    """Convert one value or several to a list of strings.
 
     Examples:
         >>> several("optim.lr=0.1"), several([Path("a.jpg"), "b.jpg", 3])
@@ -21,5 +21,5 @@ def several(given: Text | Sequence[Text | int]) -> list[str]:
 
 
 def classes_of(given: str | Sequence[str | int]) -> tuple[str | int, ...]:
-    """Return one class name, or several names or ids, as a tuple."""
+    """Convert a class name, or several names or ids, to a tuple."""
     return (given,) if isinstance(given, str) else tuple(given)

@@ -180,12 +180,12 @@ def in_gib(size: int) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""Return the text with characters that may harm a terminal escaped, as in ``\x1b``."""
+    r"""Escape characters that may harm a terminal, as in ``\x1b``."""
     return HARMFUL.sub(lambda match: _named(match[0]), text)
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return the text, without its middle if it is longer than ``longest`` characters."""
+    """Cut out the middle of a text that is longer than ``longest`` characters."""
     if len(text) <= longest:
         return text
     head, tail = longest * 2 // 3, longest // 4
@@ -210,7 +210,7 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Join the first eight names, followed by the number of the remaining ones."""
+    """Join the first eight names, and append the number of remaining names."""
     shown = ", ".join(f"'{printable(name)}'" for name in names[:8])
     return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown
 

@@ -24,7 +24,7 @@ _SHOW_EVERY = 0.05  # seconds between updates, because 100,000 items may be done
 
 
 def say(text: str = "", *, file: TextIO | None = None) -> None:
-    """Print a line, with characters escaped that may harm a terminal. Line breaks at both ends are kept."""
+    """Print a line, escaping characters that may harm a terminal. Line breaks at either end are kept."""
     body = text.strip("\n")
     before, _, after = text.partition(body) if body else (text, "", "")
     print(f"{before}{escaped(body)}{after}", file=file, flush=file is not None)
@@ -66,7 +66,7 @@ def print_result(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
 
 
 def as_json(value: Any, indent: int) -> str:
-    """Return a value as JSON, with characters escaped that may harm a terminal or are not UTF-8."""
+    """Return a value as JSON, escaping characters that may harm a terminal or are not UTF-8."""
     lines = json.dumps(value, indent=indent, ensure_ascii=False).split("\n")
     return "\n".join(HARMFUL.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in lines)
 
@@ -183,7 +183,7 @@ def is_notebook() -> bool:
 
 
 class ProgressBar:
-    """A progress bar in a terminal, and elsewhere a line every ten seconds, used as a context manager.
+    """A context manager that shows a progress bar in a terminal and, elsewhere, a line every ten seconds.
 
     It prints to ``console`` or, by default, to ``file`` (standard error), where the bar disappears at the
     end.

@@ -38,7 +38,7 @@ def key(seed: int, *path: int | str) -> int:
 
 
 class _Key(ISeedSequence):
-    """A key for Philox as a seed. With the parameter ``key``, NumPy would also read the system's entropy."""
+    """A seed that sets Philox's key. With the parameter ``key``, NumPy would also read system entropy."""
 
     def __init__(self, number: int) -> None:
         self.words = np.array((number & (2**64 - 1), number >> 64), np.uint64)

@@ -24,7 +24,7 @@ class Unreadable(NamedTuple):
 
 
 def stacked(images: Sequence[Tensor]) -> Tensor:
-    """Stack images, uint8 (3, H, W), to a batch (B, 3, H, W) in the memory format of the first image.
+    """Stack images, uint8 (3, H, W), into a batch (B, 3, H, W) in the memory format of the first image.
 
     Images that were only decoded and resized are channels_last, like the network's input. Converting them to
     another format and back would take longer than resizing.
@@ -41,7 +41,7 @@ def network_input(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sample:
-    """An image with its ground truth in pixels of ``image``.
+    """An image with its ground truth, in pixels of ``image``.
 
     Attributes:
         image: uint8 RGB, (3, H, W).
@@ -61,7 +61,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Letterbox:
-    """The placement of an image on the network's input: ``input = source * stretch * scale + (left, top)``.
+    """The placement of an image in the network's input: ``input = source * stretch * scale + (left, top)``.
 
     Attributes:
         scale: pixels of the input per pixel of the source.
@@ -214,7 +214,7 @@ class LossSum:
         def __init__(self, sum: Tensor, count: Tensor | float, parts: Mapping[str, Tensor] = ...) -> None: ...
 
     def __post_init__(self) -> None:
-        """Convert a Python number as the count to a tensor."""
+        """Convert the count to a tensor if it is a Python number."""
         given: Any = self.count
         if isinstance(self.sum, Tensor) and type(given) in (int, float):
             count = torch.full((), given, dtype=torch.float32, device=self.sum.device)
@@ -223,7 +223,7 @@ class LossSum:
 
 @dataclass(frozen=True)
 class Detections:
-    """The detections in one image in pixels of the source image, best first.
+    """The detections in one image, best first, in pixels of the source image.
 
     Attributes:
         index: index of the image in its data set or in the list of sources.

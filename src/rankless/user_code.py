@@ -1,7 +1,7 @@
 """Report errors in the user's own code with the lines that raised them.
 
-Such errors are reported at once, because restarting the rank would only repeat them. All code outside this
-package, Python and installed packages belongs to the user.
+Such errors are reported at once, because restarting the rank would only repeat them. Code is
+the user's own unless it belongs to this package, to Python or to an installed package.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class Accumulator:
     ) -> Totals:
         """Run the forward and backward passes of this rank's micro-batches, and sum the results of all ranks.
 
-        ``scale`` scales the loss, a scalar, before the backward pass. With ``compared``, the first batch is
-        another rank's micro-batch.
+        ``scale`` is a function that scales the loss, a scalar, before the backward pass. With ``compared``,
+        the first batch is another rank's micro-batch.
         """
         leaves: list[Tensor] = []
         pending = None

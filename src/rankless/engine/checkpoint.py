@@ -62,7 +62,7 @@ class Copies:
         self._tensors: dict[tuple[str, str], Tensor] = {}
 
     def copy(self, snapshot: Snapshot) -> Snapshot:
-        """Return a copy on the CPU, which overwrites the previous copy."""
+        """Return a copy on the CPU, overwriting the previous copy."""
         try:
             model = self._copied("model", snapshot.model)
             ema = None if snapshot.ema is None else self._copied("ema", snapshot.ema)

@@ -1,4 +1,4 @@
-"""List the data files with their SHA-256 digests in the run directory during training."""
+"""During training, write a list of the data files and their SHA-256 digests to the run directory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rankless.runs.chain import sum_of
 class DataSums:
     """A thread that writes a list of the data files and their digests in the format of ``sha256sum``.
 
-    A different list from an earlier start is kept under another name. If ``files`` returns no paths, no list
-    is written.
+    If an earlier start wrote a different list, that list is kept under another name. If ``files`` returns no
+    paths, no list is written.
     """
 
     def __init__(self, path: Path, files: Callable[[], Sequence[str]]) -> None:

@@ -41,7 +41,7 @@ def not_used(step: int, unused: Sequence[tuple[int, Sequence[str]]]) -> str:
 
 
 def not_finite(step: int, numbers: Numbers, bad: Sequence[str], recipe: Recipe, scale: float) -> str:
-    """Return an error message about a loss, or gradients of the parameters ``bad``, that are not finite.
+    """Return an error message about a non-finite loss, or non-finite gradients of the parameters ``bad``.
 
     ``step`` is counted from 1. ``scale`` is the loss scale for fp16.
     """

@@ -47,7 +47,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def describe(device: torch.device) -> Environment:
-    """Return the hardware and software that compute on ``device``. Equal descriptions mean equal results."""
+    """Describe the hardware and software used with ``device``. Equal descriptions mean equal results."""
     computes = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     sets = {"ATen": torch.backends.cpu.get_cpu_capability(), "oneDNN": instruction_set.of_onednn()}
     return {
@@ -64,7 +64,7 @@ def describe(device: torch.device) -> Environment:
 
 @cache
 def source() -> str:
-    """Return a 12-digit hash of the package's code, which may differ between copies of the same version."""
+    """Return a 12-digit hash of the package's code, because copies of the same version may differ."""
     root, found = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         found.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())

@@ -63,7 +63,7 @@ class Mirrors:
         return from_json(self.world.broadcast(to_json(own))) if self.several else own
 
     def label(self, rank: int, text: str) -> str:
-        """Return a message from ``rank``, preceded by its machine's name if there are several copies."""
+        """Prefix a message from ``rank`` with the name of the rank's machine if there are several copies."""
         return f"{self.name(rank)}: {text}" if self.several else text
 
     def send_journal(self) -> None:

@@ -1,7 +1,8 @@
 """Muon, an optimizer that orthogonalizes the updates of weight matrices, with AdamW for other parameters.
 
 Sources: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024); J. Liu et al.,
-"Muon is scalable for LLM training" (2025) for the scale, which allows AdamW's learning rate and weight decay.
+"Muon is scalable for LLM training" (2025) for scaling the updates, so that AdamW's learning rate and
+weight decay can be used.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Muon(PlainAdamW):
 
 
 def _work(weight: Tensor) -> int:
-    """Return a number proportional to the multiplications in :func:`orthogonal`."""
+    """Return a number proportional to the count of multiplications in :func:`orthogonal`."""
     rows, columns = len(weight), weight[0].numel()
     return min(rows, columns) ** 2 * (2 * max(rows, columns) + min(rows, columns))
 

@@ -63,7 +63,7 @@ def optimizer(
 
 
 def _by_backbone(group: dict[str, Any], model: nn.Module, factor: float) -> list[dict[str, Any]]:
-    """Split a parameter group into the backbone's parameters, whose rate has a ``factor``, and the rest."""
+    """Split a group into the backbone's parameters, with a ``factor`` for the learning rate, and the rest."""
     modules = backbone_of(model, f"optim.backbone_factor is {factor:g}", "optim.backbone_factor to 1")
     inside = {id(p) for module in modules for p in module.parameters()}
     first = [p for p in group["params"] if id(p) in inside]
@@ -86,7 +86,7 @@ def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float)
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Return the optimizer's tensors by ``SLOT/PARAMETER``, for a checkpoint."""
+    """Return the optimizer's tensors for a checkpoint, named ``SLOT/PARAMETER``."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{slot}/{names[parameter]}": value

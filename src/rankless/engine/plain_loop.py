@@ -66,7 +66,7 @@ class Steps:
             statistics over a micro-batch. At most ``batch / micro`` ranks can share a step.
         seed: seed for the order of the images, dropout and transforms.
         clip: maximum norm of a step's gradient, or 0 for no clipping.
-        workers: number of loader processes per rank. No result depends on it.
+        workers: number of loader processes per rank. Results do not depend on it.
         collate: a function that combines a list of items into a micro-batch of tensors, or of tuples, lists
             and dicts of tensors.
         precision: precision of the forward pass, ``fp32`` or ``bf16``.

@@ -46,7 +46,8 @@ class Retention:
     def start(self) -> str | None:
         """Point ``best`` to the state's best step, and return an error message if this fails.
 
-        The links to the weights are also updated, because a process may have been killed before doing so.
+        The links to the weights are also updated, because an earlier process may have been killed before
+        updating them.
         """
         self.saved_best = self.state.best if self.has_best(self.state.best) else None
         try:

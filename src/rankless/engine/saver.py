@@ -53,7 +53,7 @@ class Outcome:
         removed: the steps of checkpoints that were removed early to make room.
         has_best: whether this copy contains the weights of the best score. True if there is no best score.
         saved_best: the best score whose weights are in this copy.
-        entry: the checkpoint's line of the chain, or None if it was not written or has no chain.
+        entry: the checkpoint's hash-chain line, or None if the checkpoint was not written or has none.
     """
 
     problem: str | None
@@ -67,7 +67,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Origin:
-    """The inputs of a run's checkpoints other than the recipe, as recorded in the chain.
+    """The inputs of a run's checkpoints other than the recipe, as recorded in the hash chain.
 
     ``environment`` is the digest of this start's facts on rank 0 (:func:`rankless.runs.starts.facts`), and
     ``files`` is the list of the data files, or None on other ranks.
@@ -80,11 +80,11 @@ class Origin:
 class Saver:
     """Writes checkpoints and keeps track of the best one.
 
-    Without ``mirrors``, only rank 0 writes a copy. Without an ``origin``, the checkpoints have no chain.
+    Without ``mirrors``, only rank 0 writes a copy. Without an ``origin``, there is no hash chain.
 
     Attributes:
         is_best: whether the newest scores are the best so far and their weights are not saved yet.
-        slowest: seconds of this rank's slowest save, or 0 before the first one.
+        slowest: duration of this rank's slowest save in seconds, or 0 before the first one.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Saver:
         return self.world.broadcast(mine) if self.mirrors.several else mine
 
     def _record(self, entry: dict[str, Any] | None) -> None:
-        """Write a checkpoint's line of the chain to rank 0's journal."""
+        """Write a checkpoint's hash-chain line to rank 0's journal."""
         if entry and isinstance(self.mirrors.journal, JournalSink):
             with self.sinks.lock:
                 self.mirrors.journal.checkpoint(entry)

@@ -48,13 +48,13 @@ class StepSchedule:
 
     @cached_property
     def decay(self) -> int:
-        """Number of steps in which ``cosine`` and ``poly`` decay after the warm-up, possibly past the end."""
+        """Number of steps of ``cosine`` or ``poly`` decay after warm-up, possibly past the end of the run."""
         length = self.recipe.schedule.length
         return max(1, (self.steps if length == "run" else self.length.whole(length)) - self.warmup)
 
     @cached_property
     def rise(self) -> Fraction:
-        """Number of steps in which ``one-cycle`` rises, at least one."""
+        """Number of steps for which the learning rate of ``one-cycle`` rises, at least one."""
         return max(self.length.exact(self.recipe.schedule.rise), Fraction(1))
 
     @cached_property
@@ -133,7 +133,7 @@ class StepSchedule:
         return f"add batch.images={batch}{also} optim.lr={lr:.3g}"
 
     def _perhaps_epochs(self) -> Iterator[str]:
-        """Yield warnings about numbers of steps that may be meant as epochs, as in earlier versions."""
+        """Yield warnings about numbers of steps that may be meant as epochs, the unit of earlier versions."""
         recipe, epoch = self.recipe, self.length.exact("1 epoch")
         for key, value in (
             ("evaluate.every", recipe.evaluate.every),

@@ -16,7 +16,7 @@ from rankless.world.uncompiled import set_deterministic
 
 @contextmanager
 def computes_like(recipe: Recipe) -> Iterator[None]:
-    """Use the recipe's threads within this block, and deterministic kernels if ``reduce`` is ``exact``.
+    """Use the recipe's number of threads in this block, and deterministic kernels if ``reduce`` is ``exact``.
 
     Float32 means IEEE single precision unless ``precision`` is ``tf32``, although PyTorch's default for
     convolutions on newer GPUs is TF32.

@@ -1,4 +1,4 @@
-"""The setup of a run, which checks the task, compares the ranks and creates or restores the state."""
+"""Set up a run: check the task, compare the ranks, and create or restore the state."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from rankless.world.process_group import World
 
 @dataclass(frozen=True)
 class DryRun:
-    """A run of only ``steps`` steps with evaluations of ``images`` images, or without evaluations if 0."""
+    """A run of only ``steps`` steps. Evaluations use ``images`` images, or are skipped if this is 0."""
 
     steps: int
     images: int = 32
@@ -74,11 +74,11 @@ class Setup:
         return Checks(self.recipe, self.world.size)
 
     def batches(self) -> MicroBatches[Any]:
-        """Return a context manager with the micro-batches that this rank loads in all remaining steps."""
+        """Return a context manager for the micro-batches that this rank loads in all remaining steps."""
         return self._drawn(self.start, of_rank(self.recipe, self.world), attempt=0)
 
     def again(self, step: int) -> MicroBatches[Any]:
-        """Return the micro-batches for a second attempt at ``step``, which are loaded in this process."""
+        """Return the micro-batches for a second attempt at ``step``, loading them in this process."""
         return self._drawn(step, 0, attempt=1)
 
     def _drawn(self, start: int, workers: int, *, attempt: int) -> MicroBatches[Any]:
@@ -90,7 +90,7 @@ class Setup:
     def sinks(self, users: Mapping[str, Callable[[], Sink]]) -> Sinks:
         """Start the journal, the terminal and the user's sinks, and send them all messages.
 
-        Ranks other than rank 0 have at most a copy of the journal.
+        Ranks other than rank 0 have only a copy of the journal, if any.
         """
         unscored, told = self.state.unscored, death(self.run.journal)  # the launcher wrote it only here
         journal, warnings = open_journal(self.mirrors, self.run, self.start, unscored=unscored)

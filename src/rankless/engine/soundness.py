@@ -76,7 +76,7 @@ def _differing(gathered: list[list[list]]) -> tuple[list[int], str] | None:  # t
 
 
 def _first_difference(gathered: list[list[list]]) -> tuple[int, str, bool] | None:  # type: ignore[type-arg]
-    """Return the first rank that differs from rank 0, its first such tensor, and whether layouts agree."""
+    """Find the first rank that differs from rank 0, its first differing tensor, and whether layouts agree."""
     layout, sums = gathered[0]
     for rank, (other, others) in enumerate(gathered):
         if other != layout:

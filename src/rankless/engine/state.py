@@ -120,7 +120,7 @@ class TrainingState:
         return releases
 
     def _release(self) -> None:
-        """Start to train the backbone, with a new optimizer state for its parameters."""
+        """Start training the backbone, with a new optimizer state for its parameters."""
         if self.backbone is None:
             return
         self.backbone.release()

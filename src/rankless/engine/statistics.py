@@ -1,4 +1,4 @@
-"""Running statistics of batch norms, which do not depend on which rank computes which micro-batch.
+"""Running statistics of batch norms, independent of which rank computes which micro-batch.
 
 During a step, the buffers of every norm contain only the statistics of the last micro-batch, a leaf of the
 fixed reduction tree. If a forward pass calls a norm several times, for example in a head shared by two
@@ -96,7 +96,7 @@ class RunningStatistics:
                 self.calls[number] = 1
 
     def leaf(self) -> Tensor:
-        """Return the last micro-batch's statistics, and a flag for each norm that it called, (S,)."""
+        """Return the last micro-batch's statistics, and whether it called each norm (0 or 1), (S,)."""
         if all(self.calls):
             return torch.cat([self.vector, self.all_called])
         called = torch.tensor([float(calls > 0) for calls in self.calls]).to(self.vector)

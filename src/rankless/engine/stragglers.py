@@ -39,7 +39,7 @@ class Stragglers:
         self._waited = self._waits.seconds
 
     def end(self, seconds: float, images: float = 0.0, *, more: int = 0) -> None:
-        """End a step of ``seconds``, of which ``images`` were spent waiting for images.
+        """End a step that took ``seconds``, including ``images`` seconds spent waiting for images.
 
         ``more`` is the number of micro-batches that this rank computed in addition to its own.
         """

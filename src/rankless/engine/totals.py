@@ -23,7 +23,7 @@ class Flags:
 
 @dataclass(frozen=True)
 class Compared:
-    """The micro-batches of a step whose results a rank compares with other ranks.
+    """The micro-batches of a step whose results a rank compares with those of other ranks.
 
     The gradients of its ``own`` micro-batch are added as usual. The ``other`` one is computed only for the
     comparison.
@@ -35,7 +35,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over all micro-batches of a step, which are the same on every rank, and data of this rank.
+    """Sums over all micro-batches of a step, the same on every rank, and data of this rank alone.
 
     Attributes:
         scalars: loss, count, stop, save, replaced and P parts of the loss, float64 (5 + P,).

@@ -1,4 +1,4 @@
-"""The loss on the evaluation data, which has the same bits for any number of ranks.
+"""The loss on the evaluation data, with the same bits for any number of ranks.
 
 A task with such a loss sets its attribute ``validation_loss``. The sum and count of a batch do not depend on
 the number of ranks, and they are added exactly, so the order of the batches does not matter.
@@ -32,7 +32,7 @@ class FirstOutput:
         self._seen: tuple[Tensor, Any] | None = None
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Return the model's output, which is the stored one if the input equals the first one."""
+        """Return the model's output, or the stored output if the input equals the first one."""
         if len(inputs) != 1 or options or not isinstance(inputs[0], Tensor):
             return self._model(*inputs, **options)
         images = inputs[0]
@@ -52,8 +52,8 @@ def batch_loss(
 ) -> tuple[float, float]:
     """Return the sum and count of the loss over a batch's readable images.
 
-    Random numbers in the loss, such as for the samples of Faster R-CNN, are seeded with the recipe's ``seed``
-    and ``first``, the index of the batch's first image.
+    Random numbers in the loss, such as those that select Faster R-CNN's samples, are seeded with the
+    recipe's ``seed`` and ``first``, the index of the batch's first image.
     """
     if unreadable_in(batch):
         readable = getattr(batch, "readable", None)

@@ -158,7 +158,7 @@ def column_chart(
     """Return a panel with a column chart, which shows the columns of all series side by side in each range.
 
     ``edges`` are the lower ends of the ranges, the last of which is open. ``series`` are pairs of a name and
-    one value per range, or None for no column. A vertical axis called ``recall`` ranges from 0 to 1.
+    values, one per range, where None means no column. A vertical axis called ``recall`` ranges from 0 to 1.
     """
     values = [value for _, row in series for value in row if value is not None]
     if not values:

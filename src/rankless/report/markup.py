@@ -73,7 +73,7 @@ def _spans(widths: Sequence[int], columns: int) -> list[int]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "") -> str:
-    """Return a scrollable table. ``head`` is text, the cells are HTML, and the first cell titles its row."""
+    """Return a scrollable table. ``head`` is text, cells are HTML, and each row starts with its header."""
     titles = "".join(f'<th scope="col">{text(title)}</th>' for title in head)
     lines = "".join(
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
@@ -84,7 +84,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "")
 
 
 def pairs(rows: Iterable[tuple[str, str]], kind: str = "") -> str:
-    """Return pairs of names and values, both HTML, in as many columns as fit. Kind ``short`` is narrow."""
+    """Return pairs of names and values, all HTML, in as many columns as fit. ``short`` columns are narrow."""
     lines = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in rows)
     return f'<dl class="pairs {kind}">{lines}</dl>'
 

@@ -105,7 +105,7 @@ def by_scale(lines: Sequence[Line]) -> list[list[Line]]:
 
 
 def spans_decades(points: Sequence[Point]) -> bool:
-    """Check whether values span two decades or more and need a log axis, as with large initial losses."""
+    """Check whether values span two decades or more, as large initial losses do, and need a log axis."""
     values = [y for _, y in points]
     return bool(values) and min(values) > 0 and max(values) > 100 * min(values)
 

@@ -30,7 +30,7 @@ _LONGEST = MIB
 
 
 class Line(msgspec.Struct):
-    """One line of the chain."""
+    """One line of the hash chain."""
 
     checkpoint: int  # number of completed steps
     files: dict[str, str]  # SHA-256 of each file of the checkpoint, by name
@@ -45,7 +45,7 @@ class Line(msgspec.Struct):
 
 @dataclass
 class Chain:
-    """The chain of a run and the results of comparing it with the run's files."""
+    """A run's hash chain, and the results of comparing it with the run's files."""
 
     lines: list[Line] = field(default_factory=list)  # including those restored from a checkpoint
     problems: list[str] = field(default_factory=list)  # a sentence for each mismatch
@@ -81,7 +81,7 @@ def digest_of(value: object) -> str:
 
 
 def entry_of(folder: Path) -> dict[str, Any] | None:
-    """Reconstruct the chain's line for the checkpoint in ``folder``, or return None if this is impossible."""
+    """Reconstruct a checkpoint's hash-chain line from its ``folder``. Return None if this is impossible."""
     with suppress(OSError, UserError):
         files, step = checksums.read(folder) or {}, read_state(folder)["step"]
         if files.pop(NAME, "") and (links := links_in(folder)):
@@ -99,7 +99,7 @@ def links_in(folder: Path) -> dict[str, Any]:
 
 
 def read(run: RunDirectory) -> Chain:
-    """Read the chain of a run and compare it with the checkpoints, the journal and the environments."""
+    """Read a run's hash chain, and compare it with the checkpoints, the journal and the environments."""
     chain = Chain()
     entries: list[dict[str, Any]] = []
     try:
@@ -143,7 +143,7 @@ def _follow(chain: Chain, entry: dict[str, Any], source: str) -> None:
 
 
 def _look_at(chain: Chain, folder: Path, step: int, source: str) -> None:
-    """Compare the checkpoint in ``folder`` with its line. Add the line if the journal lacks it."""
+    """Compare the checkpoint in ``folder`` with its hash-chain line. Add the line if the journal lacks it."""
     if problem := damage(folder):
         chain.problems.append(f"{folder}: is damaged ({problem})")
         chain.wrong[step] = "damaged"
@@ -209,8 +209,8 @@ def _other_files(lines: Sequence[Line], run: RunDirectory) -> Iterator[str]:
 def _pointers(chain: Chain, run: RunDirectory, recorded: Container[int]) -> Iterator[str]:
     """Yield a problem if ``last``, ``best`` or one of their links points to an unexpected step.
 
-    ``recorded`` contains the steps with a line in the journal. Newer checkpoints may exist to which ``last``
-    and ``best`` do not point yet.
+    ``recorded`` contains the steps with a line in the journal. ``last`` and ``best`` may not point to newer
+    checkpoints yet.
     """
     if not chain.sound:
         return

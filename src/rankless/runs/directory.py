@@ -109,7 +109,7 @@ class RunDirectory:
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
-        """Convert an ``OSError`` in this block, which writes ``path``, to a user error with advice."""
+        """Convert an ``OSError`` from writing ``path`` in this block to a user error with advice."""
         try:
             yield
         except OSError as error:

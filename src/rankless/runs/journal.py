@@ -2,7 +2,7 @@
 
 Lines with ``step`` or ``evaluation`` contain numbers. Each step and each evaluation has one line, which does
 not depend on interruptions of the run. Values that depend on the machine are under ``timing``. Lines with
-``checkpoint`` form the chain (:mod:`rankless.runs.chain`). Lines with ``event`` record events.
+``checkpoint`` form the hash chain (:mod:`rankless.runs.chain`). Lines with ``event`` record events.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _LONGEST = 1 << 30  # maximum bytes of a line, enough for the scores of a millio
 class Journal:
     """A journal opened for appending at the start of a run or after ``step`` steps.
 
-    Lines of later steps are removed, because they will be written again; with ``unscored``, so is the
-    evaluation after ``step``. ``left_out`` damaged lines are removed too, and ``original`` is then a copy of
-    the original journal. ``waiting`` contains the bytes that could not be written yet.
+    Lines of later steps are removed, because they will be written again. With ``unscored``, the evaluation
+    after ``step`` is removed, too. ``left_out`` is the number of damaged lines that were removed. If there
+    were any, ``original`` is a copy of the original journal. ``waiting`` contains the bytes that could not be
+    written yet.
     """
 
     def __init__(self, path: Path, step: int, *, unscored: bool = False) -> None:
@@ -58,7 +59,7 @@ class Journal:
 
 
 def flush(path: Path) -> None:
-    """Wait until all lines of a journal, from any process, are on disk."""
+    """Wait until all lines of a journal, written by any process, are on disk."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -115,7 +116,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
 
 
 def _kept(path: Path, step: int, *, unscored: bool) -> tuple[list[str], int, int]:
-    """Return the lines up to ``step`` and two counts: of steps and evaluations, and of damaged lines."""
+    """Return the lines up to ``step``, the number of steps and evaluations, and that of damaged lines."""
     lines, damaged, numbers, last = list[str](), 0, 0, [0, 0]
     for text, entry in _lines(path):
         if entry is None:

@@ -1,4 +1,4 @@
-"""The speed of a run and the fraction of time spent waiting for images, for all displays."""
+"""The speed of a run and the fraction of time spent waiting for images, used by all displays."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _LONGEST = 1e10  # maximum seconds of a step, because a journal may contain anyt
 
 
 def speed_text(speed: float) -> str:
-    """Format a number of images per second with few characters."""
+    """Format a speed in images per second as a short text."""
     return f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
 
 
@@ -14,7 +14,7 @@ class Pace:
     """The average speed of training steps, without the evaluations and checkpoints between them.
 
     The first step of a start is not counted, because loader processes start and PyTorch prepares its kernels
-    in it. ``begins`` tells whether the next step is the first one of a start.
+    during this step. ``begins`` tells whether the next step is the first one of a start.
 
     Attributes:
         steps, seconds: number and total duration of the counted steps.

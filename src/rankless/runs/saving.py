@@ -1,4 +1,4 @@
-"""A file in the run directory that marks a save in progress, so that launchers wait for it."""
+"""A file in the run directory that marks a save in progress, so that launchers wait for the save."""
 
 from __future__ import annotations
 

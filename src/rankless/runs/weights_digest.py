@@ -40,7 +40,7 @@ def of_weights(path: Path) -> str | None:
 
 
 def of_run(run: Path) -> str | None:
-    """Return the digest of a run's best weights or, if there are none, of its last ones, or None."""
+    """Return the digest of a run's best weights, or else of its last weights, or None if it has neither."""
     try:
         return of_weights(weights_of(run, warn=lambda _: None))
     except UserError:  # no weights are saved yet

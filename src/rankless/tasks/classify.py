@@ -97,7 +97,7 @@ class Classify:
         return images_of_training(self._training, len(self.class_names))
 
     def item(self, image: Tensor, index: int = 0) -> ClassificationItem:
-        """Prepare an image, uint8 (3, h, w), for prediction as in evaluation, with an all-zero target."""
+        """Preprocess an image, uint8 (3, h, w), as in evaluation, and give it an all-zero target."""
         placed = place(image, self.size, cropped=self.recipe.data.augment.crop < 1)
         return ClassificationItem(placed, torch.zeros(len(self.class_names)), index)
 
@@ -126,7 +126,7 @@ class Classify:
 
     @cached_property
     def validation_loss(self) -> bool:
-        """Whether evaluations compute the loss. False if it cannot be built."""
+        """Whether evaluations compute the loss. False if the loss cannot be built."""
         if self._exported:
             return False
         try:

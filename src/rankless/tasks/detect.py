@@ -88,7 +88,7 @@ class Detect:
 
     @torch.no_grad()
     def predict(self, model: nn.Module, batch: DetectionBatch) -> list[Detections]:
-        """Detect objects in each image of the batch, in pixels of the source images.
+        """Detect objects in each image of the batch. Boxes are in pixels of the source images.
 
         By default, a box may have several classes, as is usual on COCO, and NMS is applied per class. Boxes
         with equal scores keep the order of the model's outputs. With ``evaluate.tta``, a single NMS covers
@@ -113,7 +113,7 @@ class Detect:
         return [replace(one, unreadable=True) if one.index in missing else one for one in detections]
 
     def score(self, predictions: Sequence[Detections]) -> Scores:
-        """Compute COCO's scores of the predictions for all readable evaluation images, in order."""
+        """Compute the COCO scores of the predictions for all readable evaluation images, in order."""
         data = self.evaluation_data()
         if len(predictions) != len(data):
             raise ValueError(f"{len(predictions)} predictions for {len(data)} images")
@@ -254,7 +254,7 @@ def _anchors_that_descend(model: model_kinds.ModelKeys) -> Iterator[str]:
 
 
 def resolve_detection(recipe: Recipe) -> Recipe:
-    """Replace a cfg file's path with its text, and ``kmeans`` anchors with the fitted ones."""
+    """Replace a cfg file's path with the file's text, and ``kmeans`` anchors with the fitted ones."""
     model = cast(model_kinds.AnyModel, zoo.spec(recipe.model, recipe.loss).self_contained())
     if isinstance(model, model_kinds.YoloModel) and model.anchors == "kmeans":
         task = Detect(replace(recipe, model=model))

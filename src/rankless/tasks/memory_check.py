@@ -1,4 +1,4 @@
-"""Check before the computation that a step or an image fits into memory."""
+"""Check in advance that a step or an image fits into memory."""
 
 from __future__ import annotations
 

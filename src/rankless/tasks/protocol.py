@@ -1,4 +1,4 @@
-"""The interface between the engine and a task, which a user's own task implements.
+"""The interface between the engine and a task, which custom tasks implement.
 
 The engine never handles boxes. It requests items, collates them, computes a loss as a sum and a count, and
 passes the predictions back to the task for scoring.
@@ -39,7 +39,7 @@ class Examples(Protocol):
         ...
 
     def item(self, index: int, epoch: int) -> Any:
-        """Return image ``index`` as in ``epoch``. It must depend only on these arguments and the seed."""
+        """Return image ``index`` as seen in ``epoch``. It may depend only on these arguments and the seed."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Checksums of tensors, which sum their bits as integers, so that the order of the sum does not matter."""
+"""Checksums of tensors: sums of their bits as integers, which do not depend on the order of addition."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def bit_sum(value: Tensor) -> Tensor:
 
 
 def digest(numbers: Sequence[int]) -> str:
-    """Return a digest of the numbers, which depends on their order."""
+    """Return a digest of the numbers and their order."""
     return hashlib.blake2b(repr(list(numbers)).encode(), digest_size=16).hexdigest()

@@ -32,7 +32,7 @@ NO_BUFFER_BROADCAST: dict[str, Any] = next(
 
 
 def innermost_store(store: dist.Store) -> dist.Store:
-    """Return the underlying store of a store with prefixes, such as torchrun's restart count."""
+    """Return the store below all layers that add prefixes to keys, for example torchrun's restart count."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store

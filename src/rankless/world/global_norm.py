@@ -60,7 +60,7 @@ def is_recomputed() -> bool:
 
 
 class GlobalNorm(torch.autograd.Function):
-    """The part of one micro-batch in a batch norm over all micro-batches (Ioffe & Szegedy, 2015).
+    """One micro-batch's part of a batch norm over all micro-batches (Ioffe & Szegedy, 2015).
 
     Every micro-batch has a separate graph. In both passes, the graphs wait for each other at the norm.
     """
@@ -109,10 +109,10 @@ class GlobalNorm(torch.autograd.Function):
 def batch_statistics(
     norm: Any, momentum: float, total: Total, check: Callable[[Tensor], None], wide: Sequence[Tensor]
 ) -> list[Statistics]:
-    """Return the statistics over all micro-batches, once for each, and update the norm's running statistics.
+    """Return the statistics over all micro-batches, and update the norm's running statistics.
 
-    They are computed in two passes over ``wide``, the values (B, C, …) of each micro-batch. ``check`` is
-    called with the number of values, a scalar.
+    They are computed in two passes over ``wide``, the values (B, C, …) of each micro-batch, and returned once
+    per micro-batch. ``check`` is called with the number of values, a scalar.
     """
     dims = _dims(wide[0])
     size = wide[0].new_tensor([0.0])
@@ -130,7 +130,7 @@ def batch_statistics(
 
 
 def gradients(total: Total, inputs: Sequence[Any]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return each micro-batch's gradients of values, weight and bias from the gradient of its output."""
+    """Return each micro-batch's gradients for values, weight and bias, given the gradient of its output."""
     for_bias = [g.sum(_dims(g)) for g, *_ in inputs]
     for_weight = [(g * normal).sum(_dims(g)) for g, normal, *_ in inputs]
     leaves = [torch.cat([b, w]) for b, w in zip(for_bias, for_weight, strict=True)]

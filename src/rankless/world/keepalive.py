@@ -82,7 +82,7 @@ def reject_new_connections(known: Set[int]) -> None:
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """Yield duplicates of this process's TCP sockets, closing each one before the next."""
+    """Yield duplicates of this process's TCP sockets, closing each one before yielding the next."""
     try:
         numbers = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
     except OSError:

@@ -253,7 +253,7 @@ class _Reader:
 
 
 def _known(module: str, qualname: str, *names: str) -> tuple[type, list[str]]:
-    """Return a data class that this process has already loaded, with the attribute names."""
+    """Return a data class that this process has already loaded, and the attribute names as a list."""
     made = _loaded(module, qualname)
     if not isinstance(made, type) or not _is_data(made):
         raise ValueError(

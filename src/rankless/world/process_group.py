@@ -87,7 +87,7 @@ class World:
         return own_micro_batches(micro_batches, self.rank, self.size)
 
     def gather(self, value: Any) -> list[Any] | None:
-        """Return the ``value`` of every rank, in rank order, on rank 0, and None on the other ranks."""
+        """Return every rank's ``value`` in rank order on rank 0, and None on the other ranks."""
         packed = None if self.is_first else pack(value)
         with self.transport.waits.waiting():
             if packed is not None:
@@ -111,7 +111,7 @@ class World:
         return value if is_source else unpack(packed)
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return the ``value`` of every rank, in rank order, on every rank."""
+        """Return every rank's ``value`` in rank order, on every rank."""
         gathered: list[Any] = self.broadcast(self.gather(value))
         return gathered
 
@@ -229,7 +229,7 @@ def _device() -> torch.device:
 
 
 def _backend(store: dist.Store, rank: int, size: int, device: torch.device) -> str:
-    """Return the backends with NCCL if each rank has its own GPU, otherwise ``gloo``.
+    """Return backends that include NCCL if each rank has its own GPU, otherwise ``gloo``.
 
     Ranks compare the UUIDs of their GPUs, because a cluster may make only one GPU visible to each rank.
     """

@@ -86,7 +86,7 @@ class GradientSum:
     def _look_between_buckets(self) -> None:
         """Combine arrived parts at every layer of the backward pass.
 
-        Otherwise, the network would be idle until the last buckets, with many layers each, are ready.
+        Otherwise, the connections would be idle until the last buckets, with many layers each, are ready.
         """
         owner = weakref.ref(self)
 
@@ -224,7 +224,7 @@ class GradientSum:
 
 
 class _Visit(torch.autograd.Function):
-    """The identity function of the loss, whose backward pass visits all parameters, even unused ones."""
+    """An identity function for the loss, whose backward pass visits all parameters, even unused ones."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Authenticate ranks with a secret that all ranks of a job share.
 
 Gloo assumes that the first connection is from the expected rank, but any user of the machine or network can
-connect. Therefore, each pair of ranks proves over its connection that both know a secret, which is in a file
+connect. Therefore, each pair of ranks proves over its connection that both know a secret. It is in a file
 that only the user can read, or in an environment variable.
 """
 
@@ -67,7 +67,7 @@ class _SignedStore(dist.Store):
 
 
 def shared_key(store: dist.Store, rank: int) -> bytes:
-    """Return the key of the ranks that share ``store``. Without a secret, all its readers have the key."""
+    """Return the key of the ranks that share ``store``. Without a secret, any reader of ``store`` has it."""
     if not rank:
         store.set("key", secrets.token_hex(_LENGTH))
     return os.environ.get(VARIABLE, "").encode(errors="surrogateescape") + store.get("key")

@@ -36,7 +36,7 @@ class SharedMemory:
         self.used = 0
 
     def start(self, sums: Sequence[Tensor], result: Tensor) -> Pending:
-        """Start adding ``sums``, which are overwritten, to the sums of the other ranks, all of shape (N,).
+        """Start adding ``sums`` to the sums of the other ranks, all of shape (N,), overwriting ``sums``.
 
         See :meth:`rankless.world.exchange.Exchange.start`.
         """

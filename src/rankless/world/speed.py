@@ -74,7 +74,7 @@ def measure(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
 
 
 def measure_exchange(parameters: int, micro_batches: int) -> float:
-    """Measure how many seconds the exchange of ``parameters`` float32 gradients along the fixed tree takes.
+    """Measure how many seconds it takes to exchange ``parameters`` float32 gradients along the fixed tree.
 
     All ranks must call this.
     """

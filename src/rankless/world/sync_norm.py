@@ -121,7 +121,7 @@ class SideBySide:
         return [norm for norm, calls in zip(self.norms, self.calls, strict=True) if calls]
 
     def _follow(self, number: int, index: int) -> None:
-        """Check that a replica calls its next norm, or ends its pass, where replica 0 did at first."""
+        """Check that a replica calls its next norm, or ends its pass, as replica 0 did in the first run."""
         at = self.met[number]
         if number == 0 and not self.is_agreed and index != _END:
             self.order.append(index)

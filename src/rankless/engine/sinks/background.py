@@ -16,7 +16,7 @@ _MOST = 100_000  # calls in the queue
 
 
 class BackgroundSink(Sink):
-    """Forwards all calls to another sink in order, in a separate thread. The next call raises its errors.
+    """Forwards all calls to another sink in order, in a separate thread. Errors are raised by the next call.
 
     The other sink must be created in the training thread, so that it imports its library there: an import in
     another thread would never finish in processes that are forked in the meantime. ``closing`` is the maximum

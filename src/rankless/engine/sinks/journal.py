@@ -37,7 +37,7 @@ class JournalCopy(Sink):
             self.problem = None
 
     def take(self) -> bytes:
-        """Return the lines since the last call, to send them to copies. A copy has none."""
+        """Return the lines written since the last call, for sending to copies. A copy returns none."""
         return b""
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class JournalSink(JournalCopy):
     """The journal of rank 0.
 
     If other machines keep ``copies``, ``journal`` may be None, and a full disk does not end the run.
-    ``numbers`` is a running digest of all numbers, and ``links`` contains the digests of the chain's lines.
+    ``numbers`` is a running digest of all numbers, and ``links`` contains the digests of hash-chain lines.
     """
 
     def __init__(self, journal: Journal | None, run: RunDirectory, *, copies: bool = False) -> None:
@@ -76,7 +76,7 @@ class JournalSink(JournalCopy):
         self._write(event=name, at=step, text=text, timing=_now())
 
     def checkpoint(self, entry: Mapping[str, Any]) -> None:
-        """Write a line of the chain unless the journal already contains it."""
+        """Write a hash-chain line unless the journal already contains it."""
         if entry["link"] not in self.links:
             self._write(**entry)
 

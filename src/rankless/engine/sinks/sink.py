@@ -1,4 +1,4 @@
-"""The protocol of sinks, which observe a run, such as the journal, the terminal and the user's own sinks."""
+"""The protocol of sinks: observers of a run, such as the journal, the terminal and the user's own sinks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RunStart:
         steps: number of steps in the run.
         world_size: number of ranks.
         reason: why the run ended last time, or None for a new run.
-        unscored: whether the run starts with the evaluation after ``first`` steps, which may repeat it.
+        unscored: whether the run starts with the evaluation after ``first`` steps, possibly repeating it.
     """
 
     run: Path
@@ -89,7 +89,7 @@ BUILT_IN = {
 
 
 def check_sink(name: str) -> None:
-    """Raise a ``UserError`` unless ``name`` is a built-in sink or has the form of a class. Import nothing."""
+    """Raise a ``UserError`` unless ``name`` is a built-in sink or looks like a class name. Import nothing."""
     if name not in BUILT_IN and ":" not in name:
         raise UserError(
             f"sink is '{name}': expected {one_of(BUILT_IN)}, or 'package.module:Class' or 'file.py:Class' "

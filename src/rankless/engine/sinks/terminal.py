@@ -85,7 +85,7 @@ class Rows:
 
     @property
     def loss(self) -> float:
-        """Mean loss of the steps in the current row, which must have at least one."""
+        """Mean loss of the steps in the current row, which must contain at least one step."""
         return self._loss / self._steps
 
     @property
