@@ -351,7 +351,7 @@ def test_device_where_it_is_no_option(capsys):
     assert said.startswith("--device: no such option; exports are computed on the CPU; remove --device")
     for command in ("train", "verify"):
         (said,) = problems(capsys, command, "digits", "--hosts", "a,b", "--device", "cpu")
-        assert said.startswith("--device applies only to this machine; remove --device")
+        assert said.startswith("--device: applies only to this machine; remove --device")
 
 
 def test_weights_of_pytorch_in_place_of_a_model_are_named(calls, capsys):
