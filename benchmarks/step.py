@@ -25,10 +25,13 @@ os.environ["RANKLESS_CPU"] = "1"  # the contenders' processes inherit it
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler that counts bytes tells of every start
 
+import torch
+
 import loops
 from loops import Subject
 from rankless.engine import checkpoint
 from rankless.engine.evaluate import evaluate
+from rankless.hardware.precision import resolve
 from rankless.recipe import load
 from table import Report, machine
 from turns import Contender, Seconds, rounds
@@ -73,8 +76,9 @@ CASES = (
     (Case("yolov3-tiny, 320 px, 16/4, bf16", "yolov3-tiny", (*YOLOV3_TINY, "precision=bf16")), 6),
     (Case("yolov3-tiny, 320 px, 16/4, fp32", "yolov3-tiny", (*YOLOV3_TINY, "precision=fp32")), 5),
 )
-# The precision is that of the machine: bf16 where the CPU computes it, else fp32.
-SIXTEEN = ("batch.images=16", "schedule.warmup=200")
+# bf16 if the CPU supports it, else fp32.
+PRECISION = resolve("auto", torch.device("cpu"))
+SIXTEEN = (f"precision={PRECISION}", "batch.images=16", "schedule.warmup=200")
 OF_DETECTOR = (*SIXTEEN, "batch.micro=4", "data.multi_scale=0")
 OF_CLASSIFIER = (*SIXTEEN, "batch.micro=8")
 FLOORS = [

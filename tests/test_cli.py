@@ -343,7 +343,7 @@ def test_device_is_cpu_or_cuda(monkeypatch, capsys, tmp_path, command):
     assert problems(capsys, *words, "--device", "cuda")[0].startswith("--device is cuda, but RANKLESS_CPU")
     monkeypatch.setenv("RANKLESS_CPU", "")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert "PyTorch finds no GPU" in problems(capsys, *words, "--device", "cuda")[0]
+    assert "PyTorch found no GPU" in problems(capsys, *words, "--device", "cuda")[0]
 
 
 def test_device_where_it_is_no_option(capsys):

@@ -200,7 +200,7 @@ class ClassificationBatch(_Batch):
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss as a sum and a count, each added over all micro-batches of a step.
+    """A loss as a sum and a count, each summed over all micro-batches of a step.
 
     The loss of the step is the total sum divided by the total count.
     """

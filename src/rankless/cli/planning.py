@@ -184,8 +184,8 @@ def benchmark(
     formats: Annotated[
         str | None,
         Parameter(
-            help="Export formats to time, such as onnx,openvino. Default: all, which are onnx, "
-            "torchscript, pt2 and openvino.",
+            help="Export formats to time, such as onnx,openvino. Default: all of them (onnx, "
+            "torchscript, pt2 and openvino).",
             metavar="NAMES",
         ),
     ] = None,

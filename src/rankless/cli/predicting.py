@@ -258,7 +258,7 @@ def _print_failed(report: PredictionReport) -> None:
     for source, reason in report.failed[:_SHOWN]:
         say(f"{error}{source}: {reason}", file=sys.stderr)
     if len(report.failed) > _SHOWN:
-        say(f"… and {len(report.failed) - _SHOWN:,} more; they are in {report.out}", file=sys.stderr)
+        say(f"… and {len(report.failed) - _SHOWN:,} more, listed in {report.out}", file=sys.stderr)
 
 
 def _print(report: PredictionReport, confidence: float) -> None:

@@ -1,4 +1,4 @@
-"""Collect facts about a data set and this machine, from which ``rankless new`` chooses a recipe."""
+"""Collect the facts about a data set and this machine that ``rankless new`` uses to choose a recipe."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Stragglers:
     def take(self) -> dict[str, list[Any]]:
         """Return and clear the newest measurements of all ranks, which only rank 0 has.
 
-        They are milliseconds per micro-batch (``ranks``), ``memory`` in MiB and the ``busy`` fraction.
+        The keys are ``ranks`` (milliseconds per micro-batch), ``memory`` (MiB) and ``busy`` (a fraction).
         """
         found, self._found = self._found, {}
         return found

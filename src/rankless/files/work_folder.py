@@ -24,8 +24,8 @@ def new_folder(out: Path) -> Iterator[Path]:
     """Yield an empty folder for a data set; rename it to ``out`` at the end, or remove it on an error.
 
     The folder is created next to ``out``. If ``out`` is an empty folder that cannot be replaced, because it
-    is a mount point or its parent is not writable, the new folder is created inside ``out``, and its content
-    is moved up at the end.
+    is a mount point or its parent is not writable, the new folder is created inside ``out``, and its contents
+    are moved up at the end.
     """
     refuse_existing(out)
     target = Path(os.path.realpath(out))  # a link to an empty folder is preserved

@@ -129,7 +129,7 @@ def devices_named(names: str | None) -> list[torch.device]:
             if device.type not in ("cpu", "cuda"):
                 raise RuntimeError("only CPUs and CUDA devices are supported")
             if device.type == "cuda" and not torch.cuda.device_count():
-                raise RuntimeError("PyTorch finds no GPU here")
+                raise RuntimeError("PyTorch found no GPU on this machine")
             torch.empty(0, device=device)
             devices.append(device)
         except (RuntimeError, AssertionError, NotImplementedError) as error:

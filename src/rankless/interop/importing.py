@@ -426,8 +426,8 @@ def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source:
             "set --model to the model of the weights (`rankless models` lists all models)"
         )
     raise UserError(
-        f"{source}: the number of classes is unclear, because the file contains {same:,} of the "
-        f"{len(ours):,} tensors of {recipe.model.name} by name; add --names FILE or --classes N"
+        f"{source}: the number of classes is unclear: the file contains {same:,} of the {len(ours):,} "
+        f"tensor names of {recipe.model.name}; add --names FILE or --classes N"
     )
 
 

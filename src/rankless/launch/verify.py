@@ -49,7 +49,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every step gave the same bits with all numbers of ranks."""
+        """Whether every step was bit-identical for every number of ranks."""
         return all(result.difference is None for result in self.worlds)
 
     def as_json(self) -> dict[str, Any]:

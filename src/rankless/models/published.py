@@ -104,7 +104,7 @@ def named(name: str) -> PublishedFile:
         return found
     if name in REPOSITORIES:
         raise UserError(
-            f"'{name}': its weights are a repository on the Hugging Face Hub; use "
+            f"'{name}': its weights are in a repository on the Hugging Face Hub; use "
             f"model.pretrained={hub.PREFIX}{REPOSITORIES[name]}"
         )
     known = [*(one.name for one in files), *(model for one in files for model in one.models)]

@@ -224,6 +224,6 @@ def check_size(annotations: Annotations, index: int, size: tuple[int, int]) -> N
     forget(annotations)
     was = f"was {width} × {height}" if height else "could not be read"
     raise UserError(
-        f"{annotations.path(index)}: the image was replaced: its size is {size[1]} × {size[0]}, but {was} "
-        "when the data was read; start again to read the data again"
+        f"{annotations.path(index)}: the image was replaced: its size is {size[1]} × {size[0]}, but it {was} "
+        "when the data was read; restart to read the data again"
     )

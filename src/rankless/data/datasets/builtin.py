@@ -220,9 +220,9 @@ def _too_close(box: Box, other: Box, largest_iou: float, most_covered: float) ->
 
 
 def stored_digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return the digits of scikit-learn: gray levels from 0 to 16, (1797, 8, 8), and classes, (1797,).
+    """Return scikit-learn's digits: gray levels from 0 to 16, (1797, 8, 8), and classes, (1797,).
 
-    Importing scikit-learn takes a second, so it is imported only if its file is not at the expected path.
+    Importing scikit-learn takes a second, so its data file is read directly if it is at the expected path.
     """
     found = importlib.util.find_spec("sklearn")
     for folder in (found and found.submodule_search_locations) or ():

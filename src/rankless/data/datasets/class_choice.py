@@ -63,7 +63,7 @@ def with_classes(
     """Return the annotations with only the classes ``names``, in this order, and a note in ``about``.
 
     For detection, boxes of other classes are dropped, but images are kept. For classification, images of
-    other classes are dropped. ``names`` may include the classes of other splits, ``elsewhere``.
+    other classes are dropped. ``names`` may include classes in ``elsewhere``, those of other splits.
     """
     known = whole.class_names
     anywhere = {*known, *elsewhere}

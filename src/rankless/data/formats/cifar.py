@@ -62,8 +62,8 @@ def contents(file: Path) -> dict[str, Any]:
         found = f"{error or type(error).__name__}"
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise UserError(
-            f"{file}: not a file of CIFAR's Python version, or damaged; expected a pickled dict of plain "
-            "values; download the data set again"
+            f"{file}: is damaged or is not a file of CIFAR's Python version; expected a pickled dict of "
+            "plain values; download the data set again"
         )
     return found
 

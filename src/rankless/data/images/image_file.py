@@ -264,7 +264,7 @@ def _rgb(image: Image.Image) -> Image.Image:
         return Image.fromarray(upper.clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise ValueError(
-            "the pixels are floating-point numbers of unknown range; expected integers of 8 or 16 bits"
+            "the pixels are floating-point numbers of unknown range; expected 8-bit or 16-bit integers"
         )
     if "transparency" in image.info:
         image = image.convert("RGBA")

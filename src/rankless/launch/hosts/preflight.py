@@ -68,7 +68,7 @@ class Training:
         return counts
 
     def devices_of(self, members: Sequence[Member]) -> dict[int, int]:
-        """Return the number of devices to use on each host by index; some devices may have no work."""
+        """Return the number of devices to use by host index. Some of them may stay idle."""
         counts, problems = {}, []
         for member in members:
             own = member.facts["devices"] or max(member.facts["cores"] // self.recipe.threads, 1)

@@ -192,8 +192,9 @@ def memory_exposed(layout: Layout, link: Link, size: int) -> float:
     """Return the time in seconds that exchanging ``size`` bytes through shared memory adds to a step.
 
     A rank copies the other ranks' shards of its sums, adds up its own shard of all sums, and copies the total
-    (:mod:`rankless.world.shared_memory`). The computing cores do this work, so it does not overlap. Only
-    signals overlap (an all-to-all and a gather of one byte per rank), except those of the last bucket.
+    (:mod:`rankless.world.shared_memory`). The cores that compute also do this work, so it does not
+    overlap with the backward pass. Only the signals do (an all-to-all and a gather of one byte per rank),
+    except those of the last bucket.
     """
     sent = layout.most * (layout.world - 1) / layout.world
     added = (layout.nodes - 1) / layout.world
