@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,8 @@ def train(world: World, machines: list[list[Any]], how: dict[str, Any] | None = 
 
     def observe(step: int, *_: Any) -> None:
         if how.get("full") == [world.rank, step]:
+            while step - 1 not in saved:  # a thread may still be writing that step
+                time.sleep(0.01)
             fill(Path(folder).parent)
         if how.get("crash") == step:
             raise Crashed

@@ -107,8 +107,8 @@ def test_without_gpus_there_are_fewer_ranks(monkeypatch):
         (4, None, (), "--devices is an empty list, but there are 4 GPUs, 0 to 3; select some of these"),
         (
             0, None, (0, 2),
-            "--devices is 0,2, which selects GPUs, but PyTorch finds no GPUs here; use a number of "
-            "processes, such as --devices 2",
+            "--devices is 0,2, which selects GPUs, but PyTorch found no GPUs on this machine; use a number "
+            "of processes, such as --devices 2",
         ),
     ],
 )  # fmt: skip

@@ -185,7 +185,9 @@ def compute_on(device: str) -> None:
         import torch
 
         if not torch.cuda.device_count():  # does not initialize CUDA, which forked ranks could not use
-            raise UserError("--device is cuda, but PyTorch finds no GPU here; see: rankless doctor")
+            raise UserError(
+                "--device is cuda, but PyTorch found no GPU on this machine; see: rankless doctor"
+            )
     elif device != "auto":
         raise UserError(
             f"--device is '{device}': expected cpu, cuda or auto; --devices selects GPUs, as in "

@@ -77,7 +77,7 @@ def _problem(numbers: list[int], there: int, limited: str | None) -> str:
     if not there:
         is_hidden = bool(os.environ.get("RANKLESS_CPU"))
         on_cpu = "the CPU was selected (--device cpu, or RANKLESS_CPU)"
-        why = on_cpu if is_hidden else "PyTorch finds no GPUs here"
+        why = on_cpu if is_hidden else "PyTorch found no GPUs on this machine"
         return (
             f"{given}, which selects GPUs, but {why}; use a number of processes, such as --devices "
             f"{max(count, 1)}"

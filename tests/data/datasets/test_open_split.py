@@ -84,7 +84,7 @@ def test_a_replaced_image_is_reported(format: OneBoxEach, before: bool, found: s
     assert tuple(images.read(2).image.shape) == (3, 12, 20)
     Image.new("RGB", (30, 44)).save(file)
     with pytest.raises(
-        UserError, match=rf"1\.png: the image was replaced: its size is 30 × 44, but {found} when"
+        UserError, match=rf"1\.png: the image was replaced: its size is 30 × 44, but it {found} when"
     ):
         images.read(1)
     again = BoxedImages(open_annotations("data", "train"))
