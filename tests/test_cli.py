@@ -206,6 +206,10 @@ MISTAKES = [
         "runs/digts: no such run; did you mean 'runs/digits'?; to wait for it to start, add",
     ),
     ("watch digits", "digits: no such run; did you mean 'runs/digits'?"),
+    ("evaluate runs/digts", "expected a run directory or a weights file; did you mean 'runs/digits'?"),
+    ("report runs/digts", "runs/digts: no such run; did you mean 'runs/digits'?"),
+    ("audit runs/digts", "runs/digts: no such directory; expected a run directory with checkpoints; did you"),
+    ("train --resume --run runs/digts", "or remove --resume; did you mean 'runs/digits'?"),
     ("watch gone/run --web", "gone/run: no such run; to wait for it to start, add --wait"),
     ("report runs/digits --out x.txt", "--out x.txt: expected a name that ends in .html"),
 ]

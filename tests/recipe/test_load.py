@@ -189,6 +189,22 @@ def test_no_name_from_elsewhere_is_a_key():
     assert not ELSEWHERE.keys() & {path[-1] for path in leaves(Recipe)}
 
 
+@pytest.mark.parametrize(
+    ("task", "meant", "more"),
+    [
+        ("detection", "detect", ["r.yaml:2: 'model.image_size'", "r.yaml:3: 'optim.lr'"]),
+        ("classification", "classify", ["r.yaml:3: 'optim.lr'"]),
+        ("segment", None, ["r.yaml:3: 'optim.lr'"]),
+    ],
+)
+def test_a_wrong_task_hides_no_other_mistake(tmp_path, task, meant, more):
+    text = f"task: {task}\nmodel: {{image_size: 100}}\noptim: {{lr: -1}}\n"
+    first, *rest = problems_of(tmp_path, text)
+    assert first.startswith(f"r.yaml:1: 'task' is '{task}': expected 'detect', 'classify', 'package.mod")
+    assert first.endswith(f"; did you mean '{meant}'?") == bool(meant)
+    assert [problem.split(" is ")[0] for problem in rest] == more
+
+
 def test_all_errors_come_at_once_in_the_order_of_the_lines(tmp_path):
     text = """\
 batch:
@@ -404,7 +420,7 @@ _anchors = st.just("kmeans") | st.lists(st.tuples(_pixels, _pixels), min_size=1,
 
 recipes = st.builds(
     Recipe,
-    task=_text,
+    task=st.sampled_from(["detect", "classify"]) | _text.map("{}:Task".format),
     model=st.builds(
         Model, name=_text, image_size=_side | st.tuples(_side, _side), width=_positive, cfg=_text,
         anchors=_anchors, freeze=_duration,

@@ -71,7 +71,7 @@ def test_another_process_can_unpickle_what_a_file_defines(tmp_path: Path, forked
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("Nothing", "task is 'Nothing': expected 'detect', 'classify', 'package.module:Class' or 'file.py"),
+        ("Nothing", "'task' is 'Nothing': expected 'detect', 'classify', 'package.module:Class' or 'file.py"),
         ("missing:Mine", "the module 'missing' cannot be imported .* run the command in the folder"),
         ("none.py:Mine", "no such file .*/none.py; expected the file that defines"),
         ("mine.py:Nein", "'mine.py' has no 'Nein'; expected one of Mine, Bare$"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from rankless.cli.options import Force, Json, Python, Ssh, app, flag, refuse_without, whole_number
-from rankless.errors import UserError, check_all, similar
+from rankless.errors import UserError, check_all
 from rankless.printing import print_json, say, warn
 
 if TYPE_CHECKING:
@@ -106,12 +106,9 @@ def watch(
     if not web:
         refuse_without("--web", {"--port": port})
     if not (wait or os.path.lexists(run) or ":" in run):
-        from rankless.runs.overview import is_run
+        from rankless.runs.directory import similar_run
 
-        folders = (*Path("runs").glob("*"), *Path(run).parent.glob("*"))
-        runs = {one.name: one for one in folders if is_run(one)}
-        near = [f"; did you mean '{runs[name]}'?" for name in similar(Path(run).name, runs)]
-        raise UserError(f"{run}: no such run{''.join(near)}; to wait for it to start, add --wait")
+        raise UserError(f"{run}: no such run{similar_run(Path(run))}; to wait for it to start, add --wait")
     if web:
         return _serve_report(run, None if port is None else whole_number("--port", port))
     from rankless.launch.hosts.names import ssh_words

@@ -32,7 +32,7 @@ from rankless.recipe.load import changed, differences, dump, load
 from rankless.recipe.schema import Recipe
 from rankless.runs import chain, starts
 from rankless.runs.chain import Chain
-from rankless.runs.directory import RunDirectory, read_state
+from rankless.runs.directory import RunDirectory, read_state, similar_run
 from rankless.tasks import open_task, resolve_recipe
 from rankless.tasks.capabilities import capabilities
 from rankless.tasks.custom import BUILT_IN, absolute, refuse_unasked
@@ -92,7 +92,9 @@ def examine(run: RunDirectory) -> Chain:
     """Check a run's hash chain against its files and ``recipe.yaml`` without training; return the chain."""
     if not run.steps():
         what = "has no checkpoints" if run.path.exists() else "no such directory"
-        raise UserError(f"{run.path}: {what}; expected a run directory with checkpoints")
+        raise UserError(
+            f"{run.path}: {what}; expected a run directory with checkpoints{similar_run(run.path)}"
+        )
     found = chain.read(run)
     if found.sound:
         step = found.sound[-1]

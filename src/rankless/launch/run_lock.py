@@ -16,8 +16,7 @@ from rankless.files.reading import MIB, POINTER, read_text, reason
 from rankless.files.writing import has_name, remove_tree, sweep
 from rankless.printing import warn
 from rankless.runs import journal
-from rankless.runs.directory import RunDirectory, damage, dangling, recover
-from rankless.runs.overview import DETACHED
+from rankless.runs.directory import DETACHED, RunDirectory, damage, dangling, recover, similar_run
 
 _MARK = "rankless run\n"  # start of the lock file of a run
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
@@ -77,7 +76,7 @@ def refuse_no_run(run: RunDirectory) -> None:
     if not run.recipe.exists() and not run.steps():
         raise UserError(
             f"{run.path}: nothing to resume: there is no recipe.yaml and no checkpoint; give the directory "
-            "of an existing run, or remove --resume"
+            f"of an existing run, or remove --resume{similar_run(run.path)}"
         )
 
 

@@ -17,7 +17,7 @@ from rankless.launch.hosts.detach import Coordinator, read_record, remote_comman
 from rankless.launch.hosts.names import parse_hosts
 from rankless.printing import say
 from rankless.runs import following
-from rankless.runs.overview import DETACHED
+from rankless.runs.directory import DETACHED
 
 _ENDS = {
     "end": "finished after step {}",

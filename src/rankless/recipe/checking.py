@@ -13,7 +13,7 @@ from pydantic_core import ArgsKwargs
 
 from rankless.errors import UserError, nearest, one_of
 from rankless.recipe.clashes import clashes
-from rankless.recipe.fields import BUILT_IN_TASKS
+from rankless.recipe.fields import BUILT_IN_TASKS, is_task, similar_task
 from rankless.recipe.keys import (
     MOST_KEYS,
     Flat,
@@ -87,17 +87,20 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
     flat = with_network(flat)
     tree = nested(flat)
     kinds = Kinds.of(tree)
-    bad = {**_wrong_keys(recipe, flat, kinds, source), **_wrong_loss(tree)}
+    bad = {**_wrong_task(tree), **_wrong_keys(recipe, flat, kinds, source), **_wrong_loss(tree)}
     good = {**_without(flat, bad), ("loss", "name"): kinds.loss}
+    if ("task",) in bad:
+        good["task",] = kinds.task  # for the checks that depend on it
     if good.get(("model", "cfg")) and kinds.task == "detect":
         good.pop(_NAME, None)  # the cfg describes the network
     made = None
     try:
         made = validate(nested(good))
     except ValidationError:
-        bad |= _wrong_values(recipe, good, kinds)
+        wrong = dict(_wrong_values(recipe, good, kinds))
+        bad |= wrong
         with suppress(ValidationError):
-            made = validate(nested(_without(good, bad)))
+            made = validate(nested(_without(good, wrong)))
     bad |= dict(_without_effect(recipe, flat, kinds, bad))
     problems = [*source.problems, *((source.of(path), text) for path, text in bad.items())]
     is_open = _NAME in bad or flat.get(("model", "cfg")) or (_NAME not in flat and ("task",) not in flat)
@@ -142,6 +145,16 @@ def _wrong_keys(recipe: type, flat: Flat, kinds: Kinds, source: Source) -> dict[
             key = next(written, path)
             bad[key] = unknown_key(recipe, key, kinds, str(flat.get(_NAME, ModelKeys.name)))
     return bad
+
+
+def _wrong_task(tree: Mapping[str, Any]) -> dict[KeyPath, str]:
+    task = tree.get("task", "detect")
+    if not isinstance(task, str) or not task or is_task(task):
+        return {}
+    built_in = ", ".join(map(repr, BUILT_IN_TASKS))
+    hint = f"; did you mean '{near}'?" if (near := similar_task(task)) else ""
+    expected = f"expected {built_in}, 'package.module:Class' or 'file.py:Class'{hint}"
+    return {("task",): f"'task' is {shown(task)}: {expected}"}
 
 
 def _wrong_loss(tree: Mapping[str, Any]) -> dict[KeyPath, str]:

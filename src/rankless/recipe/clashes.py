@@ -27,7 +27,6 @@ def _of_model(recipe: Recipe) -> Iterator[tuple[str, ...]]:
         yield (
             f"'model.image_size' is {written}: a detector needs multiples of 32, such as {nearest}",
             "model.image_size",
-            "task",
         )
     anchors = getattr(model, "anchors", "default")
     if not isinstance(anchors, str) and (least := min(map(min, anchors))) < 1:

@@ -5,6 +5,7 @@ Every number has a limit, so that a typo cannot exhaust memory.
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import re
 from collections.abc import Mapping
@@ -42,6 +43,18 @@ class Reads:
 
 
 BUILT_IN_TASKS = ("detect", "classify")
+
+
+def is_task(name: str) -> bool:
+    """Check whether a name is a built-in task or has the form of a class, such as ``file.py:Class``."""
+    return name in BUILT_IN_TASKS or bool(name.rpartition(":")[0])
+
+
+def similar_task(name: str) -> str | None:
+    """Return the built-in task with a similar name, such as ``detect`` for ``detection``, or None."""
+    return next(iter(difflib.get_close_matches(name.lower(), BUILT_IN_TASKS, n=1)), None)
+
+
 DETECT_ONLY = Only("task", ("detect",))
 CLASSIFY_ONLY = Only("task", ("classify",))
 TRAINING = Reads()

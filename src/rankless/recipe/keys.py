@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import is_pydantic_dataclass
 
-from rankless.recipe.fields import BUILT_IN_TASKS, SCORING, Only, Reads, get, given
+from rankless.recipe.fields import BUILT_IN_TASKS, SCORING, Only, Reads, get, given, is_task, similar_task
 from rankless.recipe.loss_kinds import LOSSES, LossKeys, loss_kind
 from rankless.recipe.model_kinds import MODELS, ModelKeys, losses_of, model_kind
 
@@ -49,11 +49,13 @@ class Kinds(NamedTuple):
     def of(cls, recipe: Any) -> Kinds:
         """Return the kinds of a recipe (an instance or a mapping).
 
-        A loss that the model does not support counts as the model's published one.
+        A misspelled task counts as the one with a similar name, and a loss that the model does not support
+        as the model's published one.
         """
         model, loss = get(recipe, "model", {}), loss_kind(get(recipe, "loss", {}))
         known = losses_of(model)
         task = str(get(recipe, "task", "detect"))
+        task = task if is_task(task) else similar_task(task) or task
         return cls(task, model_kind(model), loss if loss in known else known[0])
 
 

@@ -17,7 +17,7 @@ from rankless.errors import UserError
 from rankless.files.reading import MIB, read_text
 from rankless.recipe import load as recipes
 from rankless.runs import journal, starts
-from rankless.runs.directory import RunDirectory
+from rankless.runs.directory import RunDirectory, similar_run
 from rankless.runs.following import is_alive
 from rankless.runs.overview import STATES, last_decisive
 from rankless.runs.pace import Pace
@@ -144,6 +144,8 @@ class Collected:
             for entry in self._journal.entries():
                 self._take(entry)
         except OSError as error:
+            if not self.run.path.exists():
+                raise UserError(f"{self.run.path}: no such run{similar_run(self.run.path)}") from None
             raise UserError(
                 f"{self.run.path}: not a run directory with a journal ({error.strerror or error}); expected "
                 "the directory of a run, whose journal exists a few seconds after the run starts"

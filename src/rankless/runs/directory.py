@@ -21,12 +21,14 @@ from typing import Any
 
 import msgspec
 
-from rankless.errors import UserError, remedy, shell_word
+from rankless.errors import UserError, remedy, shell_word, similar
 from rankless.files import checksums
 from rankless.files.reading import MIB, POINTER, opened, read_text
 from rankless.files.writing import remove_tree, write_atomically
 from rankless.printing import warn
 
+DETACHED = "detached.json"
+"""File in a local run directory with the name of the machine that coordinates a detached run."""
 _STEP = re.compile(r"step-([0-9]{9,18})")
 _LEFT = re.compile(r"\.step-[0-9]{9,18}\.[0-9]+\.(tmp|aside|gone)")
 _OUR_LINK = re.compile(r"checkpoints/step-[0-9]{9,18}/(ema|model)\.safetensors")
@@ -210,6 +212,20 @@ def recover(run: RunDirectory) -> None:
         path.rename(target)
 
 
+def is_run(folder: Path) -> bool:
+    """Check whether a folder is a run directory, including that of a run on another machine."""
+    return any((folder / name).is_file() for name in ("journal.jsonl", DETACHED)) or (
+        (folder / "recipe.yaml").is_file() and (folder / ".lock").is_file()
+    )
+
+
+def similar_run(path: Path) -> str:
+    """Return ``; did you mean 'x'?`` with a run of a similar name in ``runs`` or next to the path, or ""."""
+    folders = (*Path("runs").glob("*"), *path.parent.glob("*"))
+    runs = {one.name: one for one in folders if is_run(one)}
+    return "".join(f"; did you mean '{runs[name]}'?" for name in similar(path.name, runs))
+
+
 def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
     """Return the weights file for a target on the command line.
 
@@ -227,7 +243,7 @@ def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
         what = "no such file or directory"
         if target.is_symlink():
             what = f"a link to {target.readlink()}, which does not exist"
-        raise UserError(f"{target}: {what}; expected a run directory or a weights file")
+        raise UserError(f"{target}: {what}; expected a run directory or a weights file{similar_run(target)}")
     if target.is_file() and target.name in ("best", "last") and target.parent.name == "checkpoints":
         run = RunDirectory(target.parent.parent)
         folder = _named(run, target.name)

@@ -15,13 +15,11 @@ from typing import Any
 from rankless.errors import UserError
 from rankless.files.reading import MIB, opened, read_text
 from rankless.runs import journal
-from rankless.runs.directory import RunDirectory, read_state
+from rankless.runs.directory import DETACHED, RunDirectory, is_run, read_state
 from rankless.runs.following import is_alive
 from rankless.runs.scoring import is_better, name_of_best
 from rankless.runs.weights_digest import of_run
 
-DETACHED = "detached.json"
-"""File in a local run directory with the name of the machine that coordinates a detached run."""
 _SECONDS = re.compile(rb'"seconds":([0-9.e+-]{1,30})')
 _DEPTH = 3
 STATES = {"end": "finished", "stop": "stopped", "error": "failed", "death": "died"}
@@ -61,13 +59,6 @@ def find(folder: Path) -> list[RunDirectory]:
     """Return the run directories in a folder and its subfolders, most recently changed first."""
     found = sorted(_within(folder, _DEPTH), key=lambda run: (-_changed(run), run.path))
     return [RunDirectory(folder)] if is_run(folder) else found
-
-
-def is_run(folder: Path) -> bool:
-    """Check whether a folder is a run directory, including that of a run on another machine."""
-    return any((folder / name).is_file() for name in ("journal.jsonl", DETACHED)) or (
-        (folder / "recipe.yaml").is_file() and (folder / ".lock").is_file()
-    )
 
 
 def _within(folder: Path, depth: int) -> Iterator[RunDirectory]:

@@ -21,7 +21,7 @@ from rankless.launch.hosts.names import HERE, Host, parse_hosts
 from rankless.launch.job import Wanted
 from rankless.printing import say
 from rankless.recipe.load import dump
-from rankless.runs.overview import DETACHED
+from rankless.runs.directory import DETACHED
 
 _SSH_FAILED = 255  # exit code for failures of SSH itself
 
