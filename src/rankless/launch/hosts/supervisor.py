@@ -2,7 +2,7 @@
 
 It needs only Python 3.8 or newer. It reads requests as lines of JSON from standard input and writes events to
 standard output, both over SSH. The input is a lease: if it ends or is silent for some seconds, because the
-network is down or the client was killed, the process is told to exit. After a grace period, all descendants
+network is down or the client was killed, the process is asked to exit. After a grace period, all descendants
 of the supervisor are killed, so that nothing keeps running on a host.
 """
 
@@ -68,7 +68,7 @@ class Supervisor:
             self.step()
 
     def serve(self) -> None:
-        """Serve the client until the process was told to exit and has exited."""
+        """Serve the client until the process, asked to exit, has exited."""
         while True:
             self.step()
             now = time.monotonic()
