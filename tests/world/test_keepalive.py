@@ -18,7 +18,8 @@ from process_server import SERVER
 from rankless.world import keepalive
 from rankless.world.keepalive import listening, reject_new_connections, watch_connections
 
-# Gloo tells no operation whose message is halfway through that the connection broke: the ranks ask.
+# Gloo tells no operation whose message is halfway through that the connection broke: ranks that wait ask, as
+# every operation of a training does.
 RANK = """
 import ctypes, os, sys
 import torch
@@ -32,12 +33,12 @@ try:
     with join() as world:
         value = torch.ones(20_000_000 if what == "broadcast" else 100_000)
         for number in range(10**9):
-            if what == "broadcast":
-                with world.transport.waits.waiting():
+            with world.transport.waits.waiting():
+                if what == "broadcast":
                     dist.broadcast(value, 0)
-            else:
-                dist.all_reduce(value)
-                value /= 2
+                else:
+                    dist.all_reduce(value)
+            value /= 2
             with open(counter, "w") as file:
                 file.write(str(number))
 except Exception as error:
@@ -153,7 +154,7 @@ def until(condition: Callable[[], bool], seconds: float = 90) -> None:
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_short_cut_heals_and_a_long_one_is_a_lost_peer(network: Network, tmp_path: Path) -> None:
-    """Of two pairs of ranks, one of which is cut within a message; their time-out is half an hour."""
+    """Of two pairs of ranks, one of which is surely cut within a message; their time-out is half an hour."""
     (tmp_path / "rank.py").write_text(RANK)
     counters = [tmp_path / f"{what}-{rank}" for what in ("all_reduce", "broadcast") for rank in range(2)]
 
