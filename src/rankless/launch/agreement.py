@@ -1,4 +1,4 @@
-"""Agree on errors and recipes with the other ranks that a cluster's launcher has started."""
+"""Make the ranks that a cluster's launcher has started agree on errors and recipes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def refuse_other_recipes(world: World, recipe: Recipe) -> None:
 def _differing(gathered: Sequence[tuple[str, str]]) -> list[str]:
     versions = [version for version, _ in gathered]
     if len(set(versions)) > 1:
-        return [f"the ranks have different versions of rankless: {_by_value(versions)}; install one version"]
+        return [f"the ranks have different versions of rankless: {_by_value(versions)}; use the same version"]
     texts = [text for _, text in gathered]
     recipes = {text: from_json(text) for text in dict.fromkeys(texts)}
     first = recipes[texts[0]]

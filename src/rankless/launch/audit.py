@@ -45,7 +45,7 @@ _LATER = 10**8  # steps between checkpoints, so that a copy saves only at its en
 
 
 class Interval(NamedTuple):
-    """The steps from ``first``, exclusive (0 for the start of the run), to ``last``, inclusive."""
+    """The steps after ``first`` (0 for the start of the run), up to and including ``last``."""
 
     first: int
     last: int
@@ -133,13 +133,13 @@ class Audit:
         root = self.recipe.data.root
         by_name = root == "digits" or root.startswith("torchvision/") or self.recipe.task not in BUILT_IN
         if not by_name and (missing := missing_data(root)):
-            raise UserError(f"{text}; give its path: data.root=FOLDER" for text in missing)
+            raise UserError(f"{text}; set data.root=FOLDER" for text in missing)
         with computes_like(self.recipe):  # sets environment variables, as in a rank
             self.here = starts.facts(describe(compute_device()))
         self.starts = [starts.facts(entry) for entry in starts.read(self.run.environment)[0]]
 
     def repeat(self, steps: int | None, seed: int) -> AuditReport:
-        """Retrain random intervals with at least ``steps`` steps in total, or all intervals if None."""
+        """Retrain random intervals with at least ``steps`` steps in total, or all intervals if it is None."""
         link = self.chain.lines[-1].link if self.chain.lines else None
         report = AuditReport(seed, link, self.chain.problems, self.chain.notes)
         intervals = [Interval(*pair) for pair in pairwise([0, *self.chain.sound])]
@@ -150,7 +150,7 @@ class Audit:
         unfit = list(self._data_mismatches()) if drawn else []
         report.problems += [*unfit, *self._data_problems(unfit)] if drawn else []
         if unfit:
-            refused |= dict.fromkeys(drawn, "cannot be trained again with this data")
+            refused |= dict.fromkeys(drawn, "cannot be retrained with this data")
             drawn = []
         for text in (*report.notes, *(f"DIFFERENT: {problem}" for problem in report.problems)):
             self.echo(text)
@@ -197,7 +197,7 @@ class Audit:
         if wrong := [key for key, _, _ in differences(saved, recipe) if key not in _MAY_CHANGE]:
             expected = f"expected one of {listed(_MAY_CHANGE)}"
             raise UserError(
-                f"{key}: an audit keeps the recipe of the run; {expected}; remove {key}" for key in wrong
+                f"{key}: an audit uses the recipe of the run; {expected}; remove {key}" for key in wrong
             )
         if self.task is None:
             refuse_unasked(recipe.task, self.run.path)
@@ -220,9 +220,9 @@ class Audit:
         used = {line.environment for line in lines}
         known = [one for one in self.starts if not used or chain.digest_of(one) in used]
         if len(known) < len(used) or not known:
-            return f"{self.run.environment} does not have its environment"
+            return f"the environment of this training is not recorded in {self.run.environment}"
         if other := [text for one in known for text in other_facts(one, self.here, self.recipe)]:
-            return f"this machine may give different bits: {'; '.join(dict.fromkeys(other))}"
+            return f"this machine may compute different bits: {'; '.join(dict.fromkeys(other))}"
         pretrained = self.recipe.model.pretrained
         if not interval.first and not is_by_name(pretrained) and not Path(pretrained).exists():
             return f"model.pretrained is '{pretrained}', which does not exist; add model.pretrained=FILE"
@@ -234,7 +234,7 @@ class Audit:
         names = tuple(weights.load(folder / "model.safetensors", checked=True).class_names)
         if names != tuple(task.class_names):
             here, before = listed(task.class_names) or "none", listed(names) or "none"
-            yield f"{root}: its classes are {here}, but those of the run are {before}"
+            yield f"{root}: the classes are {here}, but the run has {before}"
         if (images := read_state(folder)["images"]) != count:
             yield f"{root}: has {counted(count, 'image')}, but the run was trained on {images:,}"
 
@@ -243,7 +243,7 @@ class Audit:
         data = capabilities(open_task(recipe).training_data())
         before = read_state(self.run.step_directory(self.chain.sound[-1])).get("data")
         if not unfit and None not in (before, data.digest) and before != data.digest:
-            yield f"data.root={recipe.data.root}: classes, boxes or image sizes differ from the run's"
+            yield f"data.root={recipe.data.root}: classes, boxes or image sizes differ from those of the run"
         files = data.files()
         if not files or not self.run.data_sums.exists():
             return
@@ -280,7 +280,7 @@ class Audit:
             if code in (INTERRUPTED, STOPPED):
                 raise KeyboardInterrupt
             if code:
-                raise UserError(f"steps {interval} could not be trained again (code {code})")
+                raise UserError(f"steps {interval} could not be retrained (exit code {code})")
             ours, theirs = (checkpoint.load(run, interval.last) for run in (self.run, copy))
             tensors, difference = compare(ours, theirs)
         images = (interval.last - interval.first) * recipe.batch.images
@@ -302,7 +302,7 @@ def _conclusions(report: AuditReport) -> Iterator[str]:
         shown.append(Interval(first, one.last))
     for one in shown:
         start = f"the checkpoint of step {one.first}" if one.first else "the beginning"
-        yield f"shown: from {start}, this data and recipe give the checkpoint of step {one.last}, bit for bit"
+        yield f"shown: from {start}, this data and recipe reproduce the checkpoint of step {one.last} exactly"
     if report.not_shown:
         yield f"not shown: steps {'; '.join(_by_reason(report.not_shown))}"
     if not report.ok:
@@ -337,7 +337,7 @@ def other_facts(recorded: Mapping[str, str], here: Mapping[str, str], recipe: Re
 
 
 def compare(one: Snapshot, other: Snapshot) -> tuple[int, str | None]:
-    """Return the number of tensors in two states, and a description of the first difference, if any."""
+    """Compare two snapshots, and return the number of tensors and the first difference (None if equal)."""
     count, first = 0, None
     for part in ("model", "ema", "training"):
         ours, theirs = getattr(one, part) or {}, getattr(other, part) or {}

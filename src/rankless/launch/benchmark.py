@@ -61,8 +61,8 @@ class Benchmark:
         yield f"{self.weights}, {width} × {height} pixels, {counted(self.batch, 'image')} at a time"
         where = "the CPU"
         if self.device != CPU:
-            where = f"{self.device}; exports on the CPU, ONNX on the GPU by onnxruntime-gpu"
-        yield f"on {where}, {threads}; without reading images and NMS"
+            where = f"{self.device} (exports on the CPU, except ONNX with onnxruntime-gpu)"
+        yield f"on {where} with {threads}, without reading images and NMS"
         yield ""
         yield f"{'format':<12}{'precision':<10}{'MB':>8}{'images/s':>10}{self.score_name:>9}  difference"
         for row in self.rows:
@@ -77,7 +77,7 @@ class Benchmark:
             )
             yield f"{row.format:<12}{row.precision:<10}{''.join(columns)}"
         yield ""
-        about = "difference: the largest deviation of a prediction score from PyTorch"
+        about = "difference: the largest deviation of a prediction score from PyTorch's"
         yield f"{self.score_name} on {self.data}; {about}" if self.data else about
 
     def as_json(self) -> dict[str, Any]:
@@ -96,13 +96,13 @@ def benchmark(
 ) -> Benchmark:
     """Export a model to ``formats``, by default to all of them, and measure each export.
 
-    ``target`` is a run directory, whose best weights are used, or a weights file. Each measurement takes
-    ``seconds``; before it starts, ``note`` is called with the name of the export.
+    ``target`` is a weights file or a run directory, whose best weights are exported. Each measurement takes
+    ``seconds``. Before each one, ``note`` is called with the name of the export.
     """
     unknown = [name for name in formats if name not in PROGRAMS]
     if unknown:
         raise UserError(
-            f"--formats has '{name}': expected {one_of(PROGRAMS)}{nearest(name, PROGRAMS)}"
+            f"--formats contains '{name}': expected {one_of(PROGRAMS)}{nearest(name, PROGRAMS)}"
             for name in unknown
         )
     plan = plan_export(target, ExportOptions(batch=batch), overrides)

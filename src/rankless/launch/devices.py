@@ -18,8 +18,8 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
     """Make only the listed GPUs visible to child processes, and yield the number of GPUs.
 
-    GPUs are numbered as in PyTorch, within ``CUDA_VISIBLE_DEVICES``. If ``devices`` is a number or None, it
-    is yielded unchanged.
+    GPUs are numbered as in PyTorch, which counts only those in ``CUDA_VISIBLE_DEVICES``. If ``devices`` is a
+    number or None, it is yielded unchanged.
     """
     if devices is None or isinstance(devices, int):
         yield devices
@@ -45,14 +45,14 @@ def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
 class LeftOut:
     """The devices of this machine that ranks no longer use because they computed wrong results.
 
-    Without GPUs, each excluded device means one rank less, because ranks are not bound to cores.
+    Without GPUs, each excluded device means one rank fewer, because ranks are not bound to cores.
     """
 
     def __init__(self, numbers: Iterable[int] = ()) -> None:
         self.numbers = list(numbers)
 
     def remaining(self) -> list[int]:
-        """Return the numbers of the GPUs that ranks may use, or an empty list without GPUs."""
+        """Return the numbers of the GPUs that ranks may use, or an empty list if there are none."""
         there = [number for number in range(gpu_count()) if number not in self.numbers]
         if gpu_count() and not there:
             raise UserError("all GPUs of this machine have computed wrong results; continue on other GPUs")
@@ -76,17 +76,17 @@ def _problem(numbers: list[int], there: int, limited: str | None) -> str:
     count = len(set(numbers))
     if not there:
         is_hidden = bool(os.environ.get("RANKLESS_CPU"))
-        on_cpu = "the CPU was selected (--device cpu, or RANKLESS_CPU)"
+        on_cpu = "the CPU was selected with --device cpu or RANKLESS_CPU"
         why = on_cpu if is_hidden else "PyTorch found no GPUs on this machine"
         return (
             f"{given}, which selects GPUs, but {why}; use a number of processes, such as --devices "
             f"{max(count, 1)}"
         )
-    known = f"{counted(there, 'GPU')}, {'0' if there == 1 else f'0 to {there - 1}'}"
+    known = f"{counted(there, 'GPU')}, numbered {'0' if there == 1 else f'0 to {there - 1}'}"
     if limited:
-        known += f" of those in {_VISIBLE}={limited}"
+        known += f" within {_VISIBLE}={limited}"
     if not numbers or min(numbers) < 0 or max(numbers) >= there:
-        return f"{given}, but there {'is' if there == 1 else 'are'} {known}; select some of these"
+        return f"{given}, but there {'is' if there == 1 else 'are'} {known}; select from these"
     if count < len(numbers):
         return f"{given}, which selects a GPU twice; give each GPU once, or use --devices {count}"
     return ""

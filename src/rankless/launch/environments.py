@@ -1,7 +1,7 @@
 """Detect the launcher that started this process as a rank.
 
-Each kind of launcher has a class, whose :meth:`Environment.export` sets PyTorch's environment variables. The
-rest of the package reads only those variables.
+There is a class for each kind of launcher. Its :meth:`Environment.export` sets PyTorch's environment
+variables, and the rest of the package reads only those.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Environment(ABC):
 
     name = "the launcher"  # in messages
     leaves_orphans = False  # whether the ranks keep running when the launcher is killed
-    address_hint = "set it to the name or the address of the first machine"
+    address_hint = "set MASTER_ADDR to the name or address of the first machine"
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self.variables = variables
@@ -38,7 +38,7 @@ class Environment(ABC):
             if not 0 <= value < most:
                 raise UserError(
                     f"{self.name}: the environment sets the {what} to {value}, but {of} is {most}; expected "
-                    f"a number from 0 to {most - 1}; start all ranks with one launcher"
+                    f"a number from 0 to {most - 1}; start all ranks with the same launcher"
                 )
 
     @classmethod
@@ -48,7 +48,7 @@ class Environment(ABC):
 
     @classmethod
     def job_of(cls, variables: Mapping[str, str]) -> str:
-        """Return the name of the job, which survives restarts and requeues, or "" if there is none."""
+        """Return the launcher's name for the job, or "" if there is none."""
         return ""
 
     @abstractmethod
@@ -72,8 +72,8 @@ class Environment(ABC):
 
     def _address(self) -> str:
         raise UserError(
-            f"{self.name}: the ranks are on several machines, and the address of rank 0 is unknown; expected "
-            f"its address in MASTER_ADDR; {self.address_hint}"
+            f"{self.name}: the ranks are on several machines, but the address of rank 0 is unknown; "
+            f"{self.address_hint}"
         )
 
     def _port_seed(self) -> str:
@@ -175,8 +175,8 @@ _REPEATED = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 class Slurm(Environment):
     """A task of a Slurm step.
 
-    The shells of ``sbatch``, ``salloc`` and ``srun --pty`` have Slurm's variables but are not ranks. The only
-    task of a step does not count as a rank either, so that Rankless starts a rank for each device.
+    The shells of ``sbatch``, ``salloc`` and ``srun --pty`` have Slurm's variables but are not ranks. If a
+    step has only one task, that is not a rank either: Rankless then starts a rank for each device.
     """
 
     name = "Slurm"
@@ -287,11 +287,11 @@ class OpenMPI(Environment):
     """Open MPI, detected by ``OMPI_COMM_WORLD_*``.
 
     MPI launchers do not provide the address of rank 0, so on several machines the user must set MASTER_ADDR.
-    A single MPI process does not count as a rank, so that Rankless starts a rank for each device.
+    A single MPI process is not a rank: Rankless then starts a rank for each device.
     """
 
     name = "Open MPI"
-    address_hint = "mpirun -x MASTER_ADDR=HOST …, with the first host of the host list"
+    address_hint = "run mpirun -x MASTER_ADDR=HOST …, where HOST is the first host of the host list"
 
     @classmethod
     def is_here(cls, variables: Mapping[str, str]) -> bool:
@@ -314,7 +314,7 @@ class PMI(Environment):
     """
 
     name = "MPI (PMI)"
-    address_hint = "mpiexec -genv MASTER_ADDR HOST …, with the first host of the host list"
+    address_hint = "run mpiexec -genv MASTER_ADDR HOST …, where HOST is the first host of the host list"
 
     @classmethod
     def is_here(cls, variables: Mapping[str, str]) -> bool:
@@ -352,13 +352,13 @@ def refuse(what: str, instead: str, variables: Mapping[str, str] = os.environ) -
     if environment and environment.world_size > 1:
         text = (
             f"{what}: starts the ranks itself, but a launcher has started this process as one of "
-            f"{environment.world_size} ({environment.name}); {instead}"
+            f"{environment.world_size} ranks ({environment.name}); {instead}"
         )
         raise UserError([] if environment.rank else text)
 
 
 def speaks(variables: Mapping[str, str] = os.environ) -> bool:
-    """Check whether this process should print messages: of several ranks, only rank 0 should."""
+    """Check whether this process should print messages. If there are several ranks, only rank 0 should."""
     try:
         environment = detect(variables)
     except UserError:
@@ -367,6 +367,6 @@ def speaks(variables: Mapping[str, str] = os.environ) -> bool:
 
 
 def job(variables: Mapping[str, str] = os.environ) -> str:
-    """Return the name of the job, which survives restarts and requeues, or "" if there is none."""
+    """Return the name of the job, which stays the same after a restart or requeue, or "" if there is none."""
     named = (variables.get(_JOB), *(kind.job_of(variables) for kind in _KINDS))
     return next(filter(None, named), "")

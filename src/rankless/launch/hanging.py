@@ -44,7 +44,7 @@ class _Observation:
 
 
 class HangDetector:
-    """Detects hanging ranks in one round; ``pulse`` takes the number and the process ID of a rank."""
+    """Detects hanging ranks in one round. ``pulse(rank, pid)`` returns the pulse of a rank."""
 
     def __init__(
         self, pulse: Callable[[int, int], Pulse | None], clock: Callable[[], float] = time.monotonic

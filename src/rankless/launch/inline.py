@@ -1,7 +1,7 @@
 """Train in the current process with one rank, or with one thread per rank.
 
-Rank 0 is the calling thread, so its breakpoints, signals and output work as usual. Unlike with Rankless's
-launcher, a dead rank is not restarted, and libraries print to the terminal.
+Rank 0 is the calling thread, so its breakpoints, signals and output work as usual. Dead ranks are not
+restarted, and libraries print to the terminal.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def _problems_of_threads(recipe: Recipe, devices: int | None) -> list[str]:
     there = gpu_count()
     if there and devices and devices > there:
         found.append(
-            f"parallel: {devices} threads, but there {'is' if there == 1 else 'are'} "
-            f"{counted(there, 'GPU')}, and each has one thread; use fewer devices, or remove parallel"
+            f"parallel: {devices} threads were requested, but there {'is' if there == 1 else 'are'} "
+            f"{counted(there, 'GPU')}; expected at most one thread per GPU; use fewer devices, or remove "
+            "parallel"
         )
     return found
 

@@ -1,7 +1,7 @@
-"""The job that a launcher gives its ranks, and the notes that the ranks leave, as JSON files.
+"""Files that a launcher and its ranks exchange: the job, and notes about how each rank ended.
 
-Launchers and ranks share only a private folder with these files. For training, the folder is in the run
-directory, because the system's temporary folder may be cleaned during a long run.
+They are in a private folder. For training, the folder is in the run directory, because the system's temporary
+folder may be cleaned during a long run.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Place:
-    """The position of one machine's ranks among the ranks of several machines."""
+    """The position of one machine's ranks among all ranks."""
 
     first: int  # number of the first rank on this machine
     size: int  # number of ranks on all machines
@@ -118,7 +118,7 @@ def reserve_note(path: Path, rank: int) -> None:
 
 
 def leave_note(path: Path, rank: int, note: dict[str, Any]) -> None:
-    """Write a note into the job's folder about how a rank ended."""
+    """Write a note about how a rank ended into the job's folder."""
     beside = path.with_name(f".note-{rank}")
     with beside.open("r+b" if beside.exists() else "wb") as file:
         file.write(json.dumps(note).encode())
@@ -177,7 +177,7 @@ def read_pulse(path: Path, rank: int, process: int) -> Pulse | None:
 
 
 def take_cause(path: Path, rank: int) -> str | None:
-    """Remove and return the cause that a rank recorded with :func:`leave_cause`, or return None."""
+    """Return and remove the cause recorded by :func:`leave_cause`, or return None if there is none."""
     cause = path.with_name(f"cause-{rank}")
     try:
         text = cause.read_text(encoding="utf-8")

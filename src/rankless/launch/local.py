@@ -72,7 +72,7 @@ def train(
         recipe: the recipe; ``precision: auto`` is resolved on this machine.
         run: the run directory. By default, a new directory ``runs/TASK`` is created, or ``runs/TASK-2``,
             ``-3`` and so on if that exists.
-        task: a custom task in place of ``recipe.task``, given as a class in a module or script, or as a name
+        task: a custom task instead of ``recipe.task``, given as a class in a module or script, or as a name
             (``package.module:Class`` or ``file.py:Class``).
         devices: the number of ranks, or a list of GPU numbers as PyTorch counts them. By default, there is a
             rank per GPU or, without GPUs, per ``threads`` cores, but at most one rank per micro-batch.
@@ -177,7 +177,7 @@ def evaluate(
     if "scores" not in note:
         if end.signal == signal.SIGINT:
             raise KeyboardInterrupt
-        raise UserError(note.get("problems", ["the evaluation was stopped before its end"]))
+        raise UserError(note.get("problems", ["the evaluation was stopped before it finished"]))
     for sentence in note.get("notes", ()):
         say(sentence, file=sys.stderr)
     for sentence in note.get("warnings", ()):
@@ -187,7 +187,7 @@ def evaluate(
 
 
 def step_seconds(recipe: Recipe, devices: int, steps: int, warm_up: int) -> list[float]:
-    """Train ``steps`` steps without keeping the run, and return the seconds per step after the warm-up."""
+    """Train ``steps`` steps in a temporary run, and return the seconds of each step after the warm-up."""
     with tempfile.TemporaryDirectory(prefix="rankless-steps-") as folder:
         run = RunDirectory(Path(folder) / "run")
         code = train(recipe, run.path, devices=devices, dry_run_steps=steps)
@@ -196,7 +196,9 @@ def step_seconds(recipe: Recipe, devices: int, steps: int, warm_up: int) -> list
         seconds = [] if code else journal.step_seconds(run.journal)
     if not seconds:
         what = f"the first steps with {counted(devices, 'device')}"
-        raise UserError(f"{what} did not finish (code {code}); check that the recipe trains here")
+        raise UserError(
+            f"{what} did not finish (exit code {code}); check that the recipe trains on this machine"
+        )
     return seconds[warm_up:] or seconds
 
 
@@ -217,7 +219,7 @@ def _split_errors(split: str | None) -> Iterator[None]:
 
 @contextmanager
 def job_file(job: Job, traces: Path | None, first: int = 0) -> Iterator[Path]:
-    """Write a job into ``traces`` or a private folder, and yield the file's path."""
+    """Write a job into ``traces``, by default a private folder, and yield the file's path."""
     with ExitStack() as stack:
         try:
             folder = traces or stack.enter_context(job_folder(Path(job.run) if job.run else None, first))
@@ -287,7 +289,7 @@ def ranks_for(devices: int | None, recipe: Recipe | None) -> int:
     if devices is None:
         devices = devices_here(recipe.threads if recipe else 1)
         if recipe and devices > (most := recipe.batch.micro_batches):
-            kind = "GPUs here" if gpu_count() else "processes possible here"
+            kind = "GPUs" if gpu_count() else "possible processes"
             say(too_few(most, devices, kind), file=sys.stderr)
             return most
         return devices

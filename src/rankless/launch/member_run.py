@@ -197,8 +197,8 @@ class MemberRun:
                 say(f"error: {note['cause']}", file=sys.stderr)
         if silent:
             say(
-                f"error: rank {', '.join(map(str, silent))}: lost without a message; its process was "
-                "probably killed, or its machine or network is down; see the output of the launcher",
+                f"error: no message from rank {', '.join(map(str, silent))}: a process was probably killed, "
+                "or a machine or the network is down; see the output of the launcher",
                 file=sys.stderr,
             )
         report(False, None, RunDirectory(Path(self.job.run)))
@@ -209,7 +209,8 @@ class MemberRun:
         return UserError(
             f"rank {environment.rank} of {environment.world_size}: cannot meet the other ranks at {where} "
             f"({str(error).splitlines()[0]}); expected all ranks to start and to reach that address; see the "
-            "output of the other ranks, or set MASTER_ADDR and MASTER_PORT to an address that all can reach"
+            "output of the other ranks, or set MASTER_ADDR and MASTER_PORT to an address that all ranks can "
+            "reach"
         )
 
 
@@ -241,7 +242,7 @@ def open_run(
         if others and not resume:
             raise UserError(
                 f"{path}: already contains a run on {', '.join(dict.fromkeys(others))}; continue with "
-                "--resume, or give another --run"
+                "--resume, or use another --run"
             )
         # Files that only other machines have are sent before the first step.
         here = resume and (run.recipe.exists() or not others)

@@ -55,7 +55,8 @@ def checked(recipe: Recipe, task: type | str | None, sinks: Sequence[type | str]
 def opened(run: RunDirectory, recipe: Recipe, *, resume: bool, token: str = "") -> Iterator[Recipe]:
     """Lock a run directory, and yield the recipe with its precision resolved.
 
-    Raise a UserError if another process trains there or the directory contains other files or another recipe.
+    Raise a UserError if another process is training there, or if the directory contains other files or
+    another recipe.
     """
     with locked(run, resume, token):
         recipe = with_precision(check_resume(run, recipe) if resume else recipe)
@@ -70,7 +71,7 @@ def begin(run: RunDirectory, recipe: Recipe) -> None:
         write_atomically(run.recipe, dump(recipe))
         write_atomically(run.environment, "[]\n")  # rank 0 adds its hardware and versions
     except OSError as error:
-        message = f"{run.path}: cannot be written ({error}); {remedy(error)}, or give another --run"
+        message = f"{run.path}: cannot be written ({error}); {remedy(error)}, or use another --run"
         raise UserError(message) from error
 
 
@@ -129,7 +130,7 @@ def report_stopped(by: signal.Signals, step: int | None, again: str, *, known: b
 def report_nothing_left(run: Path, step: int, epochs: int, again: str) -> None:
     """Print that the run to resume is finished, and how to extend it."""
     say(
-        f"{run}: this run is finished, at step {step} of {step}; to train for more than "
+        f"{run}: this run is finished (step {step} of {step}); to train for more than "
         f"{counted(epochs, 'epoch')}, run: {again} epochs={2 * epochs}"
     )
 

@@ -156,8 +156,8 @@ def evaluate(job: Job, recipe: Recipe, world: World, screen: IO[str] | None = No
         raise UserError(
             f"{job.weights}: has {len(weights.class_names)} classes "
             f"({', '.join(weights.class_names[:8])} …), but the task has {len(task.class_names)} "
-            f"({', '.join(task.class_names[:8])} …); use the data that the weights were trained on, as in "
-            f"data.root=FOLDER (now '{recipe.data.root}')"
+            f"({', '.join(task.class_names[:8])} …); set data.root to the data that the weights were trained "
+            f"on (now '{recipe.data.root}')"
         )
     model = trained.model(task, weights, job.weights)
     missing: list[Unreadable] = []

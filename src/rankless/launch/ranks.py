@@ -175,9 +175,9 @@ class Ranks:
                 process.wait(_UNKILLABLE)
             except subprocess.TimeoutExpired:
                 raise UserError(
-                    f"rank {rank} (process {process.pid}) does not end when it is killed, probably because "
-                    "a driver or a disk does not respond; see dmesg, restart the machine if that does not "
-                    "help, and continue with --resume"
+                    f"rank {rank} (process {process.pid}) could not be killed, probably because a driver or "
+                    "a disk does not respond; see the output of dmesg, restart the machine if necessary, and "
+                    "continue with --resume"
                 ) from None
 
     def _touch(self, meeting: Path | None) -> None:
@@ -194,7 +194,7 @@ class Ranks:
         death = None
         if codes and self.server is not None and not self.server.alive:
             code = self.server.code or 0
-            text = f"the process that forks the ranks {how_it_ended(code)}, and they died with it"
+            text = f"the process that forks the ranks {how_it_ended(code)}, so the ranks died with it"
             death = Death(None, code, text)
         files = self.path.parent.glob("trace-*.jsonl")
         traces = {int(file.stem.removeprefix("trace-")): file.read_text("utf-8") for file in files}

@@ -40,7 +40,7 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
                 f"{run.path} cannot continue with another recipe; "
                 f"{counted(len(both), 'key differs', 'keys differ')}:",
                 *listed,
-                "restore the run's values, or start a new run; a resumed run may change only "
+                "restore the run's values, or start a new run; a resumed run can change only "
                 f"{', '.join(free_keys())}, and {_ROOT} if the data is the same",
             ]
         )
@@ -62,8 +62,8 @@ def recipe_of_run(
     saved = _recipe_in_checkpoint(run)
     if saved is None:
         raise UserError(
-            f"{run.recipe}: {problem}, and there is no complete checkpoint to take the recipe from; "
-            "start again with the recipe in another run directory"
+            f"{run.recipe}: {problem}, and there is no complete checkpoint that contains the recipe; start a "
+            "new run in another directory"
         )
     warn(f"{run.recipe}: {problem}; using the recipe in the newest checkpoint")
     return changed(saved, overrides)
@@ -84,7 +84,7 @@ def _damage(run: RunDirectory) -> str:
         load(run.recipe)
     except UserError as error:
         return f"is damaged ({error.problems[0].removeprefix(f'{run.recipe}: ')})"
-    return "is damaged (its end is missing)" if is_cut(run.recipe) else ""
+    return "is damaged (the end of the file is missing)" if is_cut(run.recipe) else ""
 
 
 def _recipe_in_checkpoint(run: RunDirectory, expected: Recipe | None = None) -> Recipe | None:
@@ -106,15 +106,15 @@ def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> Non
         return  # no step has used the data yet
     used, now = _state(run).get("data"), data_digest(recipe)
     if used is None or now is None:
-        why = "it cannot be determined whether that is the same data"
+        why = "it is unknown whether the data is the same"
     elif used != now:
-        why = "the annotations there differ from those of the run"
+        why = "the annotations differ"
     else:
         return
     raise UserError(
         f"{run.path} cannot continue with other data: data.root is {before.data.root} in the run, "
-        f"but {recipe.data.root} now, and {why}; expected the same data; give its path, "
-        "or start again in another --run"
+        f"but {recipe.data.root} now, and {why}; expected the same data; correct "
+        "data.root, or use another --run"
     )
 
 
@@ -148,8 +148,9 @@ def _refuse_fewer_steps(run: RunDirectory, recipe: Recipe) -> None:
     if step and steps is not None and steps < step:
         samples = _state(run)["images"]
         raise UserError(
-            f"{run.path}: epochs is {recipe.epochs}, which ends after step {steps}, but the run has finished "
-            f"{counted(step, 'step')} (epoch {step * recipe.batch.images / samples:.2f}); use more epochs"
+            f"{run.path}: epochs is {recipe.epochs}, which ends after step {steps}, but the run has "
+            f"completed {counted(step, 'step')} (epoch {step * recipe.batch.images / samples:.2f}); use "
+            "more epochs"
         )
 
 
@@ -163,5 +164,5 @@ def _warn_of_rising_rate(run: RunDirectory, before: Recipe, now: Recipe) -> None
     if step < new.steps and following > 1.01 * max(last, planned):
         warn(
             f"{run.path}: with epochs={now.epochs} instead of {before.epochs}, the learning rate schedule is "
-            f"stretched: the rate rises from {last:.2e} in step {step:,} to {following:.2e} in the next"
+            f"stretched: the rate rises from {last:.2e} in step {step:,} to {following:.2e} in the next one"
         )

@@ -75,8 +75,8 @@ def refuse_no_run(run: RunDirectory) -> None:
     """Raise a UserError if the directory has neither a recipe nor a checkpoint."""
     if not run.recipe.exists() and not run.steps():
         raise UserError(
-            f"{run.path}: nothing to resume: there is no recipe.yaml and no checkpoint; give the directory "
-            f"of an existing run, or remove --resume{similar_run(run.path)}"
+            f"{run.path}: nothing to resume (no recipe.yaml and no checkpoint); use the directory of an "
+            f"existing run, or remove --resume{similar_run(run.path)}"
         )
 
 
@@ -99,7 +99,7 @@ def _refuse_other_files(run: RunDirectory) -> None:
         )
     if there and not _is_run(run):
         raise UserError(
-            f"{run.path}: is not a run directory, but contains {listed(there)}; expected a run, or a new or "
+            f"{run.path}: is not a run directory and contains {listed(there)}; expected a run, or a new or "
             "empty folder; use another --run"
         )
 
@@ -144,7 +144,7 @@ def _take(file: io.FileIO, path: Path, how: int) -> None:
             raise UserError(f"{path}: cannot be locked ({error}); use another --run") from error
         if how == fcntl.LOCK_EX:  # warn once
             warn(
-                f"{path}: its file system cannot lock files ({error.strerror}), so a second training run in "
+                f"{path}: the file system cannot lock files ({error.strerror}), so a second training run in "
                 "this directory would not be detected; do not start one"
             )
 

@@ -134,7 +134,7 @@ def how_it_ended(code: int) -> str:
     """Describe how a process ended, as in ``was killed by SIGKILL``."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
-    return "lost the connection to the others" if code == LOST_PEER else f"ended with code {code}"
+    return "lost the connection to the other ranks" if code == LOST_PEER else f"ended with code {code}"
 
 
 class Progress:
@@ -178,7 +178,7 @@ def supervise(hosts: Hosts, report: Callable[[str], None] = warn) -> RoundEnd | 
             continue
         hosts.record(end)
         if hosts.progress.stuck > HOPELESS:
-            report(f"{end.why}; {HOPELESS} restarts saved no new checkpoint; giving up")
+            report(f"{end.why}; giving up after {HOPELESS} restarts without a new checkpoint")
             for line in end.failed[end.culprit].traceback if end.culprit is not None else ():
                 print(escaped(line), file=sys.stderr)
             return end
@@ -187,7 +187,7 @@ def supervise(hosts: Hosts, report: Callable[[str], None] = warn) -> RoundEnd | 
 
 
 def where_from(step: int | None) -> str:
-    """Describe where the ranks restart, given the last saved step: 0 if there is none, None if unknown."""
+    """Describe where the ranks restart. ``step`` is the last saved step (0: none, None: unknown)."""
     if step is None:
-        return "the newest checkpoint, if there is one,"
-    return "the newest checkpoint" if step else "the beginning, as nothing was saved yet"
+        return "the newest checkpoint (if any)"
+    return "the newest checkpoint" if step else "the beginning (nothing was saved yet)"

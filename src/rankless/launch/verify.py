@@ -42,7 +42,7 @@ class WorldResult:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """The results for all numbers of ranks, in the given order."""
+    """The results for each number of ranks, in the given order."""
 
     steps: int
     worlds: list[WorldResult] = field(default_factory=list)
@@ -76,7 +76,7 @@ def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[st
             code = local.train(recipe, run.path, devices=world, dry_run_steps=steps, traces=folder)
             last = run.pointed("last")
             if code or last is None:
-                raise UserError(f"world size {world} did not finish (code {code})")
+                raise UserError(f"training with world size {world} did not finish (exit code {code})")
             traces = [(folder / f"trace-{rank}.jsonl").read_text(encoding="utf-8") for rank in range(world)]
             digest = digest_file(run.step_directory(last) / "model.safetensors")
             return _result(recipe, traces, digest, journal.step_seconds(run.journal), first)
@@ -98,7 +98,7 @@ def verify_on_hosts(
             if code == INTERRUPTED:
                 raise KeyboardInterrupt
             if code:
-                raise UserError(f"{', '.join(map(str, there))} did not finish (code {code})")
+                raise UserError(f"training on {', '.join(map(str, there))} did not finish (exit code {code})")
         outcome, traces = coordinator.outcome, coordinator.traces
         return _result(coordinator.training.recipe, traces, outcome.digest, outcome.seconds, first)
 
@@ -138,7 +138,7 @@ def _result(
     for rank, trace in enumerate(traces[1:], 1):
         difference = difference or _first_difference(traces[0], trace, f"rank {rank} compared with rank 0")
     if first:
-        difference = difference or _first_difference(first, traces[0], "compared with the first world")
+        difference = difference or _first_difference(first, traces[0], "compared with the first world size")
     speed = recipe.batch.images / statistics.median(seconds[_WARM_UP:] or seconds)
     return WorldResult(len(traces), digest, round(speed, 1), difference), traces[0]
 

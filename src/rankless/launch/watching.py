@@ -21,7 +21,7 @@ from rankless.runs.directory import DETACHED
 
 _ENDS = {
     "end": "finished after step {}",
-    "stop": "stopped after step {}, and saved; continue with: rankless train --resume --run {}",
+    "stop": "saved and stopped after step {}; continue with: rankless train --resume --run {}",
     "error": "failed after step {}",
 }
 
@@ -66,11 +66,11 @@ def wait_for(run: Path) -> None:
     """Wait for a run on this machine to start; raise a UserError if it does not start in time."""
     if (run / "journal.jsonl").exists() or not following.may_begin(run):
         return
-    say(f"{run}: no training here yet; waiting up to {following.PATIENCE:.0f} s for one to start")
+    say(f"{run}: no training has started here yet; waiting up to {following.PATIENCE:.0f} s for one to start")
     sys.stdout.flush()
     if not following.begins(run):
         raise UserError(
-            f"{run}: no training has started here within {following.PATIENCE:.0f} s; expected a run "
+            f"{run}: no training started here within {following.PATIENCE:.0f} s; expected a run "
             "directory; list the runs in a folder with rankless runs"
         )
 
@@ -95,7 +95,9 @@ def _remote_run(run: Path, of: Coordinator) -> Iterator[tuple[dict[str, str], It
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     except OSError as error:
-        raise UserError(f"{command[0]}: cannot be started ({error}); use another --ssh") from None
+        raise UserError(
+            f"{command[0]}: cannot be started ({error}); pass another command with --ssh"
+        ) from None
     with process:
         stdin, stdout = process.stdin, process.stdout
         if stdin is None or stdout is None:

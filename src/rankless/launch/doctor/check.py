@@ -1,4 +1,4 @@
-"""The findings of ``rankless doctor``, and a table of findings."""
+"""Findings of ``rankless doctor``, and the table that shows them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Literal
 from rankless.errors import UserError, counted, escaped
 
 Level = Literal["ok", "warning", "error"]
+AGAIN = "fix the problem, then run rankless doctor again"
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,10 @@ def run(checks: Mapping[str, Callable[[], Check]], seconds: float) -> list[Check
         try:
             found[name] = checks[name]()
         except UserError as problem:
-            found[name] = error(name, "; ".join(problem.problems), "fix this problem")
+            found[name] = error(name, "; ".join(problem.problems), AGAIN)
         except Exception as problem:
             value = f"could not be checked ({type(problem).__name__}: {problem})"
-            found[name] = warning(name, value, "check it by hand")
+            found[name] = warning(name, value, "check it manually")
 
     threads = [threading.Thread(target=work, args=(name,), daemon=True) for name in checks]
     for thread in threads:
@@ -57,7 +58,7 @@ def run(checks: Mapping[str, Callable[[], Check]], seconds: float) -> list[Check
     until = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(until - time.monotonic(), 0))
-    slow = "a name server or a network disk does not respond; check it by hand"
+    slow = "check whether a name server or a network disk does not respond"
     done = dict(found)
     return [done.get(name) or error(name, f"no answer within {seconds:g} s", slow) for name in checks]
 

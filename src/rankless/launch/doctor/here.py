@@ -47,7 +47,7 @@ def software(running: str = __version__, installed: str | None = None) -> Check:
         return warning(
             "software",
             f"{value}, but rankless {installed} is installed",
-            f"check PYTHONPATH, or install {running}",
+            f"check PYTHONPATH, or install rankless {running}",
         )
     return ok("software", f"{value} ({sys.executable})")
 
@@ -74,7 +74,7 @@ def cores(root: Path = Path("/"), every: int | None = None, threads: int = 1) ->
     if usable < threads:
         return warning(
             "cores",
-            f"{value}, but a rank has {threads} threads",
+            f"{value}, but a rank uses {threads} threads",
             f"use threads={usable}, or give the container more cores, as in: docker run --cpus {threads}",
         )
     return ok("cores", value)
@@ -83,7 +83,7 @@ def cores(root: Path = Path("/"), every: int | None = None, threads: int = 1) ->
 def memory(free: int | None = None) -> Check:
     free = available() if free is None else free
     value = f"{in_gb(free)} free"
-    fix = "close other programs (see: ps aux --sort=-rss | head), or raise the container's limit"
+    fix = "close other programs (list them with ps aux --sort=-rss | head), or raise the container's limit"
     if free < GB // 2:
         return error("memory", value, fix)
     return warning("memory", value, fix) if free < 2 * GB else ok("memory", value)
@@ -91,14 +91,14 @@ def memory(free: int | None = None) -> Check:
 
 def shared_memory(folder: Path = _SHM) -> Check:
     """Check the free space in /dev/shm, through which loader processes pass batches."""
-    fix = "docker run --shm-size 8g, or: mount -o remount,size=8G /dev/shm"
+    fix = "use docker run --shm-size 8g, or run mount -o remount,size=8G /dev/shm"
     try:
         usage = shutil.disk_usage(folder)
     except OSError as problem:
         return error("/dev/shm", f"does not exist ({problem.strerror})", fix)
     value = f"{in_gb(usage.free)} free of {in_gb(usage.total)}"
     if usage.free < GB // 8:
-        return error("/dev/shm", f"{value}: loader processes die with a bus error", fix)
+        return error("/dev/shm", f"{value}: loader processes can die with a bus error", fix)
     return warning("/dev/shm", value, fix) if usage.free < GB else ok("/dev/shm", value)
 
 
@@ -107,7 +107,8 @@ def open_files(limit: int | None = None) -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = soft if limit is None else limit
     most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
-    fix = f"ulimit -n {min(65536, hard) if hard != resource.RLIM_INFINITY else 65536} (at most {most} here)"
+    wanted = 65536 if hard == resource.RLIM_INFINITY else min(65536, hard)
+    fix = f"run ulimit -n {wanted} (hard limit: {most})"
     if soft == resource.RLIM_INFINITY:
         return ok("ulimit -n", "unlimited")
     if soft < _FEWER_FILES:
@@ -123,7 +124,10 @@ def locked_memory(limit: int | None = None, devices: Path = Path("/sys/class/inf
         return ok("ulimit -l", "unlimited")
     value = f"{soft // 1024:,} KiB"
     if names:
-        fix = "ulimit -l unlimited (memlock in /etc/security/limits.conf), or: docker run --ulimit memlock=-1"
+        fix = (
+            "raise memlock in /etc/security/limits.conf and run ulimit -l unlimited, or use docker run "
+            "--ulimit memlock=-1"
+        )
         return warning("ulimit -l", f"{value}: NCCL cannot register memory with {', '.join(names)}", fix)
     return ok("ulimit -l", f"{value} (there is no InfiniBand)")
 
@@ -171,16 +175,16 @@ def cards(root: Path = Path("/")) -> Cards:
 
 
 def gpus(seen: Cards | None = None) -> Check:
-    """Check that PyTorch sees the GPUs, and that they are of the same model, unused, and connected."""
+    """Check that PyTorch sees the GPUs, and that they are idle, connected and of the same model."""
     seen = seen or cards()
     if not seen.names:
         if not seen.driver:
             return ok("GPU", "none: training runs on the CPU")
         return error(
             "GPU",
-            f"driver {seen.driver}, but PyTorch sees no GPU ({seen.library or 'built for CPUs'})",
-            "check that nvidia-smi lists the GPUs and that CUDA_VISIBLE_DEVICES is not empty, and install a "
-            "version of PyTorch that is built for this driver's CUDA",
+            f"driver {seen.driver}, but PyTorch sees no GPU ({seen.library or 'PyTorch for CPUs'})",
+            "check that nvidia-smi lists the GPUs and that CUDA_VISIBLE_DEVICES is not empty, or install a "
+            "version of PyTorch for the CUDA version of this driver",
         )
     counts = {name: list(seen.names).count(name) for name in dict.fromkeys(seen.names)}
     kinds = ", ".join(f"{count} × {name}" for name, count in counts.items())
@@ -188,8 +192,8 @@ def gpus(seen: Cards | None = None) -> Check:
     if seen.switched and not seen.managed:
         return error(
             "GPU",
-            f"{value}; NVSwitch without its fabric manager",
-            "sudo systemctl enable --now nvidia-fabricmanager",
+            f"{value}; the fabric manager of the NVSwitch is not running",
+            "run sudo systemctl enable --now nvidia-fabricmanager",
         )
     if len(counts) > 1:
         return warning(
@@ -200,7 +204,9 @@ def gpus(seen: Cards | None = None) -> Check:
     if busy := [str(number) for number, share in enumerate(seen.free) if share < 0.5]:
         what = counted(len(busy), "GPU")
         return warning(
-            "GPU", f"{value}; the memory of {what} is in use ({', '.join(busy)})", "see nvidia-smi"
+            "GPU",
+            f"{value}; more than half of the memory is in use on {what} ({', '.join(busy)})",
+            "find the processes with nvidia-smi",
         )
     return ok("GPU", value)
 
@@ -211,7 +217,7 @@ def space(run: Path, free: int | None = None) -> Check:
     free = shutil.disk_usage(folder).free if free is None else free
     value, fix = (
         f"{in_gb(free)} free in {folder}",
-        f"make room (see: du -xsh {folder}/* | sort -h), or use another --run",
+        f"make room (find large folders with du -xsh {folder}/* | sort -h), or use another --run",
     )
     if free < GB:
         return error("disk", value, fix)
@@ -242,11 +248,13 @@ _STEPS: dict[str, Callable[[IO[bytes]], None]] = {"fsync": _flush, "flock": _loc
 def writing(run: Path, steps: dict[str, Callable[[IO[bytes]], None]] | None = None) -> Check:
     """Check that files in ``run`` or its nearest existing parent can be flushed, locked and renamed."""
     folder, failed = existing(run), []
-    fix = f"let this user write to {folder}, or use a --run on a local disk, NFS 4 or Lustre with flock"
+    fix = (
+        f"give this user write access to {folder}, or use a --run on a local disk, NFS 4 or Lustre with flock"
+    )
     try:
         file = tempfile.NamedTemporaryFile("wb", buffering=0, prefix=".rankless-doctor-", dir=folder)  # noqa: SIM115
     except OSError as problem:
-        return error("run directory", f"{folder}: no file can be created ({problem.strerror})", fix)
+        return error("run directory", f"{folder}: cannot create files ({problem.strerror})", fix)
     with file:
         for name, step in (_STEPS if steps is None else steps).items():
             try:
@@ -255,7 +263,7 @@ def writing(run: Path, steps: dict[str, Callable[[IO[bytes]], None]] | None = No
                 failed.append(f"{name} ({problem.strerror})")
     if failed:
         return error("run directory", f"{folder}: not supported: {', '.join(failed)}", fix)
-    return ok("run directory", f"{folder}: can be written, locked and renamed")
+    return ok("run directory", f"{folder}: files can be written, locked and renamed")
 
 
 def existing(path: Path) -> Path:
@@ -277,18 +285,18 @@ def own_name(
     found = addresses_of(name) if found is None else found
     own = [address for every in interfaces().values() for address in every] if own is None else own
     public = next((one for one in own if not is_loopback(one) and not _is_link_local(one)), "ITS-ADDRESS")
-    fix = f"add to /etc/hosts: {public} {name}"
+    fix = f"add this line to /etc/hosts: {public} {name}"
     if not found:
         return warning("own name", f"{name} cannot be resolved", fix)
     value = f"{name} → {', '.join(found)}"
     if is_loopback(found[0]):
         return warning(
             "own name",
-            f"{value}: ranks on other machines cannot reach it",
-            f"{fix}, and remove other lines with this name",
+            f"{value}: ranks on other machines cannot reach this address",
+            f"{fix} (and remove other lines with this name)",
         )
     if own and (stray := [one for one in found if one.partition("%")[0] not in own]):
-        return warning("own name", f"{value}: this machine does not have {', '.join(stray)}", fix)
+        return warning("own name", f"{value}: no interface of this machine has {', '.join(stray)}", fix)
     return ok("own name", value)
 
 
@@ -304,8 +312,8 @@ def addresses(found: Mapping[str, Sequence[str]] | None = None) -> Check:
         if not name.startswith(_CONTAINERS):
             families |= {6 if ":" in one else 4 for one in usable}
     if not shown:
-        fix = "for several machines: ip link set DEVICE up, ip addr add ADDRESS/24 dev DEVICE"
-        return warning("interfaces", "none except the loopback", fix)
+        fix = "to use several machines, run ip link set DEVICE up and ip addr add ADDRESS/24 dev DEVICE"
+        return warning("interfaces", "only the loopback interface", fix)
     value = f"{'; '.join(shown)}; IPv{' and IPv'.join(map(str, sorted(families))) or '4 for containers only'}"
     return ok("interfaces", value)
 
@@ -323,9 +331,10 @@ def chosen_interface(
     }
     value = ", ".join(f"{name}={chosen}" for name, chosen in given.items())
     if missing:
-        fix = f"unset {' '.join(missing)}, or set it to one of {', '.join(found)}"
-        return error("chosen interface", f"{value}, which does not exist", fix)
-    return ok("chosen interface", value or "not set: the one that leads to the other hosts is used")
+        fix = f"unset {' and '.join(missing)}, or choose from {', '.join(found)}"
+        wrong = " or ".join(dict.fromkeys(missing.values()))
+        return error("chosen interface", f"{value}: there is no interface {wrong}", fix)
+    return ok("chosen interface", value or "not set: the interface that reaches the other hosts is used")
 
 
 def rendezvous_port(port: int = _TORCHRUN_PORT) -> Check:
@@ -338,7 +347,7 @@ def rendezvous_port(port: int = _TORCHRUN_PORT) -> Check:
             if problem.errno != errno.EADDRINUSE:
                 raise
             fix = f"find it with ss -ltnp 'sport = :{port}' and stop it, or use torchrun --master-port …"
-            return warning("port", f"another program listens on {port}, which torchrun uses", fix)
+            return warning("port", f"another program listens on {port}, the default port of torchrun", fix)
     return ok("port", f"{port} is free")
 
 
@@ -400,8 +409,10 @@ def leftovers(found: Iterable[Process] | None = None, user: int | None = None) -
         numbers = " ".join(str(rank.id) for rank in left)
         names = ", ".join(sorted({rank.name for rank in left}))
         value = f"{counted(len(left), 'process', 'processes')} without a launcher ({names})"
-        return error("leftover ranks", value, f"kill {numbers}, or kill -9 {numbers} if that does not help")
-    return ok("leftover ranks", f"none; {counted(len(ranks), 'rank')} in use" if ranks else "none")
+        return error(
+            "leftover ranks", value, f"run kill {numbers}, or kill -9 {numbers} if that does not help"
+        )
+    return ok("leftover ranks", f"none; {counted(len(ranks), 'rank')} with a launcher" if ranks else "none")
 
 
 def _is_adopted(parent: Process | None) -> bool:
@@ -456,5 +467,5 @@ def data(recipe: Recipe) -> Check:
 
 def data_finding(root: str, digest: str | None, problems: list[str]) -> Check:
     if problems:
-        return error("data", "; ".join(problems), f"rankless data check {shell_word(root)}")
+        return error("data", "; ".join(problems), f"run rankless data check {shell_word(root)}")
     return ok("data", f"{root}, digest {digest[:12]}" if digest else root)

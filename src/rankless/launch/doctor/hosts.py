@@ -13,7 +13,7 @@ from typing import Any
 
 from rankless.errors import UserError, counted
 from rankless.launch.doctor import here
-from rankless.launch.doctor.check import Check, error, ok, warning
+from rankless.launch.doctor.check import AGAIN, Check, error, ok, warning
 from rankless.launch.hosts import messages, preflight
 from rankless.launch.hosts.channel import Access, remedy
 from rankless.launch.hosts.host_pool import A, Commands, HostPool, Member
@@ -35,7 +35,7 @@ def consistency(members: Sequence[Member]) -> list[Check]:
     """Check that all hosts have the same versions, devices, processors and data."""
     must, may = preflight.differences(members), preflight.rounding(members)
     found = [error("consistency", f"{d.what}: {d.values}", d.fix) for d in must]
-    found += [warning("consistency", f"{d.what}: {d.values}; these round differently", d.fix) for d in may]
+    found += [warning("consistency", f"{d.what}: {d.values}; rounding differs", d.fix) for d in may]
     if found or len(members) < 2:
         return found
     value = f"the same versions, devices, processors and data on {counted(len(members), 'host')}"
@@ -45,15 +45,15 @@ def consistency(members: Sequence[Member]) -> list[Check]:
 def clocks(skews: Mapping[str, tuple[float, float]]) -> Check:
     """Check how much the clocks differ.
 
-    ``skews`` maps each host to the number of seconds by which its clock is ahead of this machine's clock, and
-    to the uncertainty of that number.
+    ``skews`` maps each host to a pair: how many seconds its clock is ahead of this machine's clock, and the
+    uncertainty of that number.
     """
     ahead, behind = max(skews, key=lambda name: skews[name][0]), min(skews, key=lambda name: skews[name][0])
     apart = skews[ahead][0] - skews[behind][0]
     doubt = skews[ahead][1] + skews[behind][1]
     if apart - doubt < _SKEW:
         return ok("clocks", f"at most {max(apart, 0) + doubt:.3f} s apart")
-    value = f"{ahead} is {apart:,.1f} s ahead of {behind}: torchrun's elastic rendezvous excludes late hosts"
+    value = f"{ahead} is {apart:,.1f} s ahead of {behind}, so torchrun's rendezvous may exclude {behind}"
     return warning("clocks", value, f"run sudo timedatectl set-ntp true on {ahead} and {behind}")
 
 
@@ -76,7 +76,7 @@ def connections(answers: Answers) -> list[Check]:
     found += [check for one, other in combinations(answers, 2) for check in _packets(one, other, answers)]
     if not found:
         shown = "; ".join(used[:6]) + (f"; and {len(used) - 6} more" if len(used) > 6 else "")
-        return [ok("connections", f"every host reaches every other: {shown}")]
+        return [ok("connections", f"every host can reach every other host: {shown}")]
     return found
 
 
@@ -87,14 +87,14 @@ def _unreachable(one: str, other: str, tried: Mapping[str, Mapping[str, Any]]) -
         name, size = answer["interface"], answer["mtu"]
         return error(
             "connections",
-            f"{one} → {other} at {address}: connects, but large packets are lost ({name} has MTU {size})",
-            f"run ip link set {name} mtu 1500 on {one} and {other}, or set up the network for {size} bytes",
+            f"{one} → {other} at {address}: large packets are lost ({name} has MTU {size})",
+            f"run ip link set {name} mtu 1500 on {one} and {other}, or allow packets of {size} bytes",
         )
     why = "; ".join(f"{address}: {answer['failed']}" for address, answer in tried.items())
     return error(
         "connections",
-        f"{one} → {other}: no connection ({why or f'{other} has no address for other hosts'})",
-        f"allow TCP from {one} to all ports of {other} in the firewall, or connect both to one network",
+        f"{one} → {other}: no connection ({why or f'{other} has no address that other hosts can use'})",
+        f"allow TCP from {one} to all ports of {other} in the firewall, or connect both to the same network",
     )
 
 
@@ -124,8 +124,8 @@ def resolving(answers: Answers, own: Mapping[str, str]) -> list[Check]:
             found.append(
                 warning(
                     "names",
-                    f"{', '.join(missing)}: {name} does not resolve to {other}",
-                    f"add to /etc/hosts there: {addresses[0]} {name} (needed only for MASTER_ADDR={name})",
+                    f"{name} does not resolve to {other} on {', '.join(missing)}",
+                    f"to use MASTER_ADDR={name}, add this line to their /etc/hosts: {addresses[0]} {name}",
                 )
             )
     return found
@@ -147,7 +147,7 @@ def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
     rate = bandwidth(largest, hosts)
     value = f"{1000 * latency:.2f} ms, {rate / 1e6:,.0f} MB/s between {counted(hosts, 'host')} (gloo)"
     if rate < _SLOW:
-        fix = "check the speed of the link with ethtool DEVICE, and connect the hosts to one switch by cable"
+        fix = "check the link speed with ethtool DEVICE, and connect the hosts to the same switch by cable"
         return warning("network", f"{value}: slower than 1 Gbit/s", fix)
     return ok("network", value)
 
@@ -156,19 +156,20 @@ def step(alone: float, exchange: float, shares: Sequence[int]) -> Check:
     """Estimate the duration of a step, and the network's share of it.
 
     ``alone`` is the time in seconds that a step takes on the first host, and ``exchange`` is the time to
-    exchange the gradients between one rank of each host. Both results are upper bounds, because computing and
-    communication partly overlap.
+    exchange the gradients between one rank of each host. Both estimates are upper bounds, because computation
+    and communication partly overlap.
     """
     computing = alone * shares[0] / sum(shares)
     sending = exchange * max(shares)
     total = computing + sending
     value = (
-        f"about {1000 * total:,.0f} ms, of which {1000 * sending:,.0f} ms network, with {sum(shares)} ranks "
-        f"on {counted(len(shares), 'host')}; {1000 * alone:,.0f} ms with {shares[0]} on the first alone"
+        f"about {1000 * total:,.0f} ms with {sum(shares)} ranks on {counted(len(shares), 'host')} "
+        f"(network: {1000 * sending:,.0f} ms); {1000 * alone:,.0f} ms with {counted(shares[0], 'rank')} "
+        "on the first host"
     )
     if total >= alone:
         fix = "use a faster network, a larger batch.images, or only the first host"
-        return warning("step", f"{value}: more hosts make it slower", fix)
+        return warning("step", f"{value}: using all hosts is slower", fix)
     return ok("step", value)
 
 
@@ -270,7 +271,7 @@ class _Doctor:
         self._report_lost()
         for member in members:
             for problem in replies[member.index].problems if member.index in replies else ():
-                self._add(member, error(member.doing, problem, "fix this problem"))
+                self._add(member, error(member.doing, problem, AGAIN))
         return {index: reply for index, reply in replies.items() if not reply.problems}
 
     def _facts(self) -> None:
@@ -359,7 +360,7 @@ class _Doctor:
         try:
             shares = training.shares(members)
         except UserError as problem:
-            fix = "change the recipe or --hosts accordingly"
+            fix = "correct the recipe or --hosts"
             self.found.checks += [error("recipe", text, fix) for text in problem.problems]
             return False
         self.found.shares = [shares[member.index] for member in members]

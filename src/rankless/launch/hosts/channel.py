@@ -41,15 +41,19 @@ _ALIVE = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=8")
 _KEPT_LINES = 20
 _CHANGED = r"(?i)(?:\w+ )?host key for (\S+) has changed[^.;\n]*"
 _FIXES = (
-    (r"cannot be started|user config", "SSH", "use an --ssh that works here: ssh {address}"),
-    (r"Permission denied", "SSH", "run ssh-copy-id {address}, or add its key to ssh-agent (ssh-add)"),
-    (_CHANGED, "SSH", "run ssh-keygen -R {known} if the change is expected (a new machine or system)"),
-    (r"Host key verification failed", "SSH", "run ssh {address} once by hand to see and accept its key"),
-    (r"[Nn]ot known|resolve hostname", "SSH", "use a name in ~/.ssh/config, /etc/hosts or the DNS"),
+    (r"cannot be started|user config", "SSH", "correct --ssh or ~/.ssh/config until ssh {address} works"),
+    (r"Permission denied", "SSH", "run ssh-copy-id {address}, or add your key to ssh-agent with ssh-add"),
+    (_CHANGED, "SSH", "run ssh-keygen -R {known} if you expected the change (such as a new machine)"),
+    (r"Host key verification failed", "SSH", "run ssh {address} once to check and accept its key"),
+    (r"[Nn]ot known|resolve hostname", "SSH", "use a name from ~/.ssh/config, /etc/hosts or DNS"),
     (r"Connection refused", "SSH", "start its SSH server (sudo systemctl start ssh)"),
-    (r"timed out|No route|unreachable|Connection closed|reset", "SSH", "check that it is up: ping {address}"),
+    (
+        r"timed out|No route|unreachable|Connection closed|reset",
+        "SSH",
+        "check that it is up (ping {address})",
+    ),
     (r"No module named '?rankless", "rankless", "add --sync, or install rankless {version} there"),
-    (r"not found|No such file", "Python", "add --python PATH, an interpreter that exists there"),
+    (r"not found|No such file", "Python", "use --python with the path of an interpreter there"),
     (r"No module named", "packages", "install the same packages there, or use another --python"),
 )
 
@@ -110,8 +114,8 @@ Events = queue.Queue[tuple["Channel", Event]]
 class Channel:
     """A connection to a host's supervisor. Connecting starts the supervisor.
 
-    Each event is put into ``events`` as (channel, event). The ``lost`` field of the last event says why the
-    connection ended.
+    Each event is put into ``events`` as (channel, event). The ``lost`` field of the last event gives the
+    reason why the connection ended.
     """
 
     def __init__(self, host: Host, ssh: Sequence[str], python: str, events: Events) -> None:
@@ -221,7 +225,7 @@ def main_part(output: str) -> str:
 def remedy(reason: str, address: str, python: str) -> tuple[str, str]:
     """Return a short subject and a fix for a host that cannot be used because of ``reason``."""
     found = ((name, fix) for pattern, name, fix in _FIXES if re.search(pattern, reason))
-    name, fix = next(found, ("answer", "see the output of: ssh {address} {python} -m rankless --version"))
+    name, fix = next(found, ("answer", "check the output of ssh {address} {python} -m rankless --version"))
     changed = re.search(_CHANGED, reason)
     known = shlex.quote(changed[1]) if changed else ""  # with the port, as in known_hosts
     return name, fix.format(address=address, python=python, version=rankless.__version__, known=known)

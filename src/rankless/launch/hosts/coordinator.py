@@ -71,7 +71,7 @@ class Coordinator:
         except StopNow:
             grace = 0.0
             by = self.requests.first or signal.SIGTERM
-            how = "at once" if self.has_started else "before the training began"
+            how = "immediately" if self.has_started else "before the training began"
             say(f"stopped by {by.name} {how}", file=sys.stderr)
             if not self.has_started:
                 self._leave(messages.Withdraw())
@@ -165,13 +165,13 @@ class Coordinator:
         return f"{where_from(saved)} on {left or 'the hosts that come back'}"
 
     def _present(self) -> list[Member]:
-        """Return the hosts that have joined the run, or none if there are too few after a time limit."""
+        """Return the hosts that have joined the run, or none if too few join within a time limit."""
         while self.requests.first is None:
             self._report_losses()
             members = [member for member in self.pool.members if member.index in self.hosts.joined]
             if len(members) >= self.wanted.least:
                 return members
-            few = f"{counted(len(members), 'host')} left of {len(self.pool.members)}"
+            few = f"only {len(members)} of {counted(len(self.pool.members), 'host')} left"
             if self.waiting_since is None:
                 self.waiting_since = time.monotonic()
                 warn(f"{few}; waiting for at least {self.wanted.least}")
@@ -309,7 +309,7 @@ class Coordinator:
         behind = preflight.behind(self.pool, members, str(self.training.run))
         say(f"the run directory is on {names([member for member in members if member.name not in behind])}")
         for name, steps in behind.items():
-            warn(f"{name} has the run only up to step {steps}; copy it from another host")
+            warn(f"{name} has the run only up to step {steps}; copy the run directory from another host")
         return 0
 
     def _stopped(self, by: signal.Signals, end: RoundEnd | None = None) -> int:
@@ -362,7 +362,7 @@ class Membership:
         self._retry_at[member.index] = float("inf")
 
     def has_trained(self) -> None:
-        """Reset the number of refusals of the joined hosts."""
+        """Reset the refusal counts of the joined hosts."""
         for index in self.joined:
             del self._refused[index]
 

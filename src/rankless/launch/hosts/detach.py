@@ -44,11 +44,11 @@ def read_record(run: Path) -> Coordinator:
         return Coordinator(host, record["ssh"], record["python"], record["cwd"], record.get("hosts", ""))
     except FileNotFoundError:
         raise UserError(
-            f"{run}: no detached training was started from here; give the --run of a detached training "
-            "run, or check its host"
+            f"{run}: no detached training was started from this machine; use the --run of a detached run, or "
+            "attach on the machine that started it"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{run / DETACHED}: cannot be read ({error}); check the run's host") from None
+        raise UserError(f"{run / DETACHED}: cannot be read ({error}); check the run on its host") from None
 
 
 def remote_command(program: ModuleType, host: Host, ssh: Sequence[str], python: str) -> list[str]:
@@ -66,8 +66,8 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], access: Access, ssh
     """
     if access.package is not None:
         raise UserError(
-            "--detach: the first host coordinates with its own installation of rankless, which --sync cannot "
-            "replace; install this version there, or remove --detach or --sync"
+            "--detach: the first host coordinates with its own installation of rankless, not with the copy "
+            "of --sync; install this version there, or remove --detach or --sync"
         )
     there = ",".join(map(str, hosts))
     words = ["--run", str(run), "--hosts", there, "--min-hosts", str(wanted.least), "--ssh", ssh]
@@ -95,7 +95,7 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], access: Access, ssh
         done = _ask(hosts[0], access.ssh, access.helper, request, captured=True)
     except KeyboardInterrupt:
         _record(run, record)
-        say(f"\nthe start continues; stop it with: rankless attach {shell_word(run)} --stop")
+        say(f"\nthe training is still starting; stop it with: rankless attach {shell_word(run)} --stop")
         return INTERRUPTED
     output, process = done.stderr.decode(errors="replace").strip(), done.stdout.decode().strip()
     if done.returncode and not process:  # nothing has been started
@@ -127,7 +127,7 @@ def _record(run: Path, record: Coordinator) -> None:
         write_atomically(run / DETACHED, json.dumps(fields) + "\n")
     except OSError as error:
         raise UserError(
-            f"{run}: cannot be written on this machine ({error}); the training has started nevertheless"
+            f"{run}: cannot be written on this machine ({error}); but the training has started"
         ) from error
 
 
@@ -150,12 +150,12 @@ def attach(run: Path, *, stop: bool) -> int:
 
 
 def _if_lost(run: Path, record: Coordinator) -> str:
-    text, hosts = "if it is up, the training continues", parse_hosts(record.hosts or str(record.host))
+    text, hosts = "the training continues if the host is up", parse_hosts(record.hosts or str(record.host))
     others = [str(host) for host in hosts if host.name != record.host.name]
     if not others:
         return text
     again = f"rankless train --resume --run {shell_word(run)} --hosts {shell_word(','.join(others))}"
-    return f"{text}; if it is lost, the others end within a minute; continue with: {again}"
+    return f"{text}; otherwise, the other hosts stop within a minute, and you can continue with: {again}"
 
 
 def _ask(

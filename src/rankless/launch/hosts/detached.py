@@ -32,7 +32,8 @@ def main() -> int:
     record = read(run)
     if record is None:
         print(
-            f"error: {run}: no detached training was started there; give its run directory", file=sys.stderr
+            f"error: {run}: no detached training was started here; use the directory of a detached run",
+            file=sys.stderr,
         )
         return 2
     if not is_alive(record):
@@ -52,7 +53,7 @@ def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -
     record = read(run)
     if record is not None and is_alive(record):
         print(
-            f"error: {run}: a run in this directory is already coordinated by process {record['pid']}",
+            f"error: {run}: process {record['pid']} already coordinates a run in this directory",
             file=sys.stderr,
         )
         return 2

@@ -143,7 +143,7 @@ class HostProcess:
     @singledispatchmethod
     def answer(self, command: Command[Any]) -> Answer | None:
         """Execute a command and return its answer, or None for an empty answer."""
-        raise TypeError(f"{command} is not a command of this process")
+        raise TypeError(f"unknown command: {command}")
 
     @answer.register
     def _(self, command: messages.Holds) -> messages.Held:

@@ -66,7 +66,7 @@ Commands = Command[A] | Callable[["Member"], Command[A]]  # a command for all ho
 
 
 class HostPool:
-    """All hosts of a training run; ``urgent`` may raise an exception to end a wait."""
+    """All hosts of a training run; ``urgent`` is called while waiting, and can raise an exception."""
 
     def __init__(
         self, hosts: Sequence[Host], access: Access, urgent: Callable[[], None] = lambda: None
@@ -115,7 +115,7 @@ class HostPool:
             self.pump(_POLL)
             if time.monotonic() > until:
                 for member in [member for member in waiting if not member.replies]:
-                    self.lose(member, f"'{member.doing}' did not finish within {seconds:g} s")
+                    self.lose(member, f"the command '{member.doing}' did not finish within {seconds:g} s")
         return {member.index: member.replies.popleft() for member in members if member.replies}
 
     def order(self, member: Member, command: Command[Any]) -> None:

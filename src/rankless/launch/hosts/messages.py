@@ -94,7 +94,7 @@ class Command(msgspec.Struct, Generic[A], kw_only=True, omit_defaults=True, tag_
 
 
 class Beat(Command[Answer]):
-    """A regular message that shows that the client is alive."""
+    """A heartbeat from the client."""
 
 
 class Request(Command[Answer]):

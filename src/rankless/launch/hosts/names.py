@@ -72,7 +72,7 @@ def parse_hosts(text: str) -> list[Host]:
         same.append(host)
         if len(same) == 2:
             problems.append(
-                f"{where}: '{host.name}' is given twice; use each host once, as in {host.name}:4 for 4 "
+                f"{where}: '{host.name}' is listed twice; list each host once, such as {host.name}:4 for 4 "
                 "devices"
             )
     if not entries:

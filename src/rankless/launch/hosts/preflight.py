@@ -59,7 +59,7 @@ class Training:
         )
 
     def shares(self, members: Sequence[Member]) -> dict[int, int]:
-        """Return the number of ranks on each host by index, in total at most one per micro-batch."""
+        """Return the number of ranks for each host index. There is at most one rank per micro-batch."""
         most = self.recipe.batch.micro_batches
         refuse_idle("--hosts has {} hosts", [len(members)], self.recipe)
         counts = self.devices_of(members)
@@ -68,7 +68,7 @@ class Training:
         return counts
 
     def devices_of(self, members: Sequence[Member]) -> dict[int, int]:
-        """Return the number of devices to use by host index. Some of them may stay idle."""
+        """Return the number of devices to use for each host index. Some may stay idle."""
         counts, problems = {}, []
         for member in members:
             own = member.facts["devices"] or max(member.facts["cores"] // self.recipe.threads, 1)
@@ -106,7 +106,7 @@ def problems(members: Sequence[Member]) -> list[str]:
     for member in members:
         by_machine.setdefault(member.facts.get("machine") or member.name, []).append(member.name)
     found += [
-        f"{', '.join(same)}: are the same machine; use it only once, as in {same[0]}:{len(same)}"
+        f"{', '.join(same)}: these are the same machine; list it once, such as {same[0]}:{len(same)}"
         for same in by_machine.values()
         if len(same) > 1
     ]
@@ -116,7 +116,7 @@ def problems(members: Sequence[Member]) -> list[str]:
 def warnings(members: Sequence[Member]) -> list[str]:
     """Return a message for each difference between hosts that may change the results."""
     return [
-        f"{d.what} is {d.values}: these round differently, so the weights depend on the hosts; {d.fix}"
+        f"the weights depend on the hosts, because {d.what} differs ({d.values}); {d.fix}"
         for d in rounding(members)
     ]
 
@@ -128,7 +128,7 @@ def differences(members: Sequence[Member]) -> list[Difference]:
     for name in names:
         if name not in _MAY_DIFFER:
             found += _difference(
-                members, name, {m.name: _versions(m).get(name, "not there") for m in members}
+                members, name, {m.name: _versions(m).get(name, "not installed") for m in members}
             )
     found += _difference(members, "the kind of device", {m.name: m.facts["device"] for m in members})
     data = {m.name: str(m.facts["data"])[:12] for m in members if not m.facts["problems"]}
@@ -145,7 +145,7 @@ def rounding(members: Sequence[Member]) -> list[Difference]:
     ):
         values = {m.name: m.facts["environment"][section].get(name, "none") for m in members}
         if len(set(values.values())) > 1:
-            fix = "use hosts of one kind, or set cpu_isa=avx2 if CPUs differ"
+            fix = "use hosts of the same kind, or set cpu_isa=avx2 if the CPUs differ"
             found.append(Difference(label, _by_value(values), fix))
     return found
 
@@ -160,9 +160,9 @@ def _difference(members: Sequence[Member], what: str, values: Mapping[str, Any])
         return []
     fix = "use hosts with the same value"
     if what in ("rankless", "rankless source"):
-        fix = "add --sync to use this machine's copy everywhere"
+        fix = "add --sync to use this machine's copy on all hosts"
     elif "data" in what:
-        fix = "copy the same data to all hosts, or give its path, as in host:4:/mnt/data"
+        fix = "copy the same data to all hosts, or add its path to a host, such as host:4:/mnt/data"
     elif what in _versions(members[0]):
         fix = f"install the same version, as in: pip install {what}=={next(iter(values.values()))}"
     return [Difference(what, _by_value(values), fix)]
@@ -211,8 +211,8 @@ def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
         member.holds = replies[member.index]
     if wanted.resume and not any(member.holds.has_run for member in pool.members):
         raise UserError(
-            f"{run}: nothing to resume on {names(pool.members)}: there is no recipe.yaml and no checkpoint; "
-            "give the directory of an existing run, or remove --resume"
+            f"{run}: nothing to resume on {names(pool.members)} (no recipe.yaml and no checkpoint); "
+            "use the directory of an existing run, or remove --resume"
         )
     newest = max(pool.members, key=lambda m: (m.holds.step or 0, m.holds.has_run, -m.index))
     recipe = wanted.recipe
@@ -249,7 +249,7 @@ def must_meet(pool: HostPool, members: Sequence[Member]) -> None:
         raise UserError(
             f"{pool.members[index].name}: cannot be reached by {names(others)} at any of its addresses "
             f"({', '.join(pool.members[index].ports) or 'it has none'}); open its ports for the other hosts "
-            "in the firewall, or connect the hosts to one network"
+            "in the firewall, or connect the hosts to the same network"
             for index, others in missed.items()
         )
 

@@ -1,7 +1,7 @@
 """Find the addresses at which hosts reach each other by connecting to them.
 
-Names are not reliable: a host's name may resolve to 127.0.1.1 on that host, and on other hosts to an address
-in another network or to that of a container bridge.
+Names are not reliable. A host's name may resolve to 127.0.1.1 on that host, and to an address in another
+network or of a container bridge on other hosts.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def probe(targets: Mapping[str, Mapping[str, Any]], *, large: bool) -> dict[str,
     """Connect to other hosts at all their addresses at the same time.
 
     For each host, ``targets`` contains the ``ports`` of its :class:`Listener` by address, and a ``host`` name
-    to resolve, which may be empty. The result contains, also for each host, the results of :func:`attempt`
-    by address (``tried``), and the addresses to which the name resolves (``resolved``).
+    to resolve, which may be empty. For each host, the result contains the results of :func:`attempt` by
+    address (``tried``), and the addresses to which the name resolves (``resolved``).
     """
     # An address that this machine also has, such as that of a container bridge, does not lead to the host.
     own = own_addresses()

@@ -68,7 +68,7 @@ class Supervisor:
             self.step()
 
     def serve(self) -> None:
-        """Serve the client until the process, asked to exit, has exited."""
+        """Serve the client until the process has been asked to exit and has exited."""
         while True:
             self.step()
             now = time.monotonic()

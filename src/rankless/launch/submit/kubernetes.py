@@ -18,7 +18,7 @@ _DNS = "lower-case letters, digits and dashes"
 EXPECTED = {
     "--name": (_LABEL, f"at most 53 {_DNS}, starting with a letter"),
     "--namespace": (_LABEL, _DNS),
-    "--claim": (_NAME, "a PersistentVolumeClaim that kubectl get pvc lists"),
+    "--claim": (_NAME, "a PersistentVolumeClaim listed by kubectl get pvc"),
     "--runtime": (_NAME, "a runtime, such as torch-distributed"),
     "--gpu": (r"none|[a-z0-9./-]{1,253}", "a resource, such as nvidia.com/gpu"),
     "--memory": (_SIZE, "a machine's memory, such as 64Gi"),

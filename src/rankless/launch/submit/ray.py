@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.launch.environments import RAY_WORKER
 from rankless.launch.submit.request import Request
 
@@ -50,7 +50,7 @@ def described(request: Request, settings: Settings) -> str:
     """Return a readable description of the submission."""
     lines = {
         "address": settings.address,
-        "workers": f"{request.ranks}, each with a GPU where the cluster has any, and {request.cpus or 1} CPU",
+        "workers": f"{request.ranks}, each with {counted(request.cpus or 1, 'CPU')}, and a GPU if available",
         "folder": settings.folder,
         "job": settings.job,
         "restarts": f"at most {settings.restarts}",
@@ -74,8 +74,8 @@ def run(request: Request, settings: Settings) -> int:
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"--address: no cluster responds at '{settings.address}' ({reason}); expected auto on one of its "
-            "machines, or HOST:PORT; see the output of ray status"
+            f"--address: no cluster responds at '{settings.address}' ({reason}); expected HOST:PORT, or auto "
+            "on a machine of the cluster; see the output of ray status"
         ) from error
     try:
         every = ray.cluster_resources()

@@ -31,7 +31,7 @@ class Request:
         return self.nodes * self.devices
 
     def words(self) -> list[str]:
-        """Return the arguments after ``python -m``, with ``--devices`` so that ranks check the world size."""
+        """Return the arguments after ``python -m``. The ranks compare ``--devices`` with the world size."""
         out = [] if self.run is None else ["--out", self.run]
         sinks = [word for sink in self.sinks for word in ("--sink", sink)]
         devices = ["--devices", str(self.ranks)]

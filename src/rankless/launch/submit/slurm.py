@@ -17,7 +17,7 @@ _PLAIN = r"[A-Za-z0-9][A-Za-z0-9._:,+=@%/-]{0,199}"  # needs no quotes
 _CHARACTERS = "letters, digits and ._:,+=@%/-"
 EXPECTED = {
     "--name": (_PLAIN, _CHARACTERS),
-    "--partition": (_PLAIN, "a partition that sinfo lists"),
+    "--partition": (_PLAIN, "a partition listed by sinfo"),
     "--account": (_PLAIN, _CHARACTERS),
     "--qos": (_PLAIN, _CHARACTERS),
     "--gres": (_PLAIN, "a node's resources, such as gpu:8 or none"),
@@ -35,8 +35,8 @@ $options
 cd $folder || exit 2
 
 $variables
-# Before the time limit Slurm signals this shell, which passes it on: the ranks save and exit with $stopped.
-# At a preemption it signals the ranks and this shell, which waits until they have saved.
+# Before the time limit, Slurm signals this shell, which signals the ranks. They save and exit with $stopped.
+# Before a preemption, Slurm signals the ranks and this shell, which waits until they have saved.
 stopping=
 trap 'stopping=1 again=1; kill -USR1 $$!' USR1
 trap 'stopping=1 again=1' TERM
@@ -110,7 +110,7 @@ def submit(text: str) -> str:
 def _remedy(reason: str) -> str:
     if _RESOURCES.search(reason):
         return (
-            "expected resources of the cluster's nodes; list them with sinfo --format '%N %G' and give "
-            "--gres as it is written there, such as gpu:a100:2, or --gres none if the nodes have no GPUs"
+            "expected resources of the cluster's nodes; list them with sinfo --format '%N %G', and use "
+            "such a value for --gres, such as gpu:a100:2, or none if the nodes have no GPUs"
         )
     return "expected values that this cluster accepts; correct the request"
