@@ -165,7 +165,7 @@ MISTAKES = [
     ("train --resume", "--resume needs a run"),
     ("train digits --detach", "--detach: has no effect without --hosts"),
     ("train digits --hosts localhost --detach --sync", "--detach: the first host coordinates"),
-    ("attach nothing", "nothing: no detached training was started from here"),
+    ("attach nothing", "nothing: no detached training was started from this machine"),
     ("train --resume .", "as in --resume --run ."),
     ("predict x y --save coco --save yolo", "--save is given more than once"),
     ("train digits model.pretrained=hf://a/x.bin", "'hf://a/x.bin': expected hf://OWNER/NAME"),
@@ -173,7 +173,7 @@ MISTAKES = [
     ("train my.pth", "my.pth: expected a recipe as the first argument; give it as model.pretrained=my.pth"),
     ("train my.pt data=x", "rankless train model.pretrained=my.safetensors data.root=x"),
     ("train resnet50", "'resnet18'? the model of this name is given as task=classify model.name=resnet50"),
-    ("train --resume --run gone", "gone: nothing to resume: there is no recipe.yaml"),
+    ("train --resume --run gone", "gone: nothing to resume (no recipe.yaml"),
     ("train digts", "'digts': no such file, folder or shipped recipe; expected a recipe file or one of"),
     (
         "train fine-tune model.pretrained=hf://a/b/x.bin data.root=digits",

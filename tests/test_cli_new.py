@@ -148,7 +148,7 @@ def test_a_used_run_directory_and_wrong_weights_are_reported_before_the_data_is_
     Path("runs/notes.txt").touch()
     lines = problems(capsys, "train", "flowers", "model.pretrained=hf://a/b/x.bin", "--run", "runs")
     assert "model.pretrained: hf://a/b/x.bin: expected a .safetensors file" in lines[0]
-    assert "runs: is not a run directory, but contains 'notes.txt'" in lines[1]
+    assert "runs: is not a run directory and contains 'notes.txt'" in lines[1]
 
 
 def test_the_values_are_those_after_the_overrides(flowers, capsys):

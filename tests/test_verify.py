@@ -62,7 +62,7 @@ def recipe(task: str, file: str) -> Recipe:
 @pytest.mark.parametrize(
     ("task", "difference"),
     [  # an honest one and a loss by rank: by the command, below
-        ("ScoreByRank", "the scores after step 1 (compared with the first world)"),
+        ("ScoreByRank", "the scores after step 1 (compared with the first world size)"),
         ("BufferByRank", "step 1, model/images_seen and 1 more (rank 1 compared with rank 0)"),
     ],
 )

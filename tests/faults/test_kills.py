@@ -57,7 +57,7 @@ def test_the_run_survives_the_process_that_forks_its_ranks(tmp_path, expected):
         run.until(lambda: len(run.starts()) == 2)
         assert parent(run.pid("rank 0")) == run.process.pid, "a new interpreter, as nothing is left to fork"
         said = run.ends(0)
-        died = "the process that forks the ranks was killed by SIGKILL, and they died with it"
+        died = "the process that forks the ranks was killed by SIGKILL, so the ranks died with it"
         assert f"{died}; restarting from the newest checkpoint" in said and said.count("training in ") == 1
         (death,) = run.events("death")
         assert (death["text"], death["signal"], "rank" in death) == (died, "SIGKILL", False)
@@ -115,7 +115,7 @@ def test_a_crash_that_comes_again_and_again_ends_with_a_sentence(tmp_path):
         *_, warning, error = said.splitlines()
         assert warning.startswith("warning: rank 0 was killed by SIGABRT; 3 restarts ")
         assert error.startswith(f"error: the ranks could not continue; see {run.run.logs}")
-        assert said.count("restarting from the beginning, as nothing was saved yet\n") == 3
+        assert said.count("restarting from the beginning (nothing was saved yet)\n") == 3
         assert "Aborted" in (run.run.logs / "rank-0.log").read_text(encoding="utf-8")
     warnings: list[str] = []
     assert newest(RunDirectory(tmp_path / "run"), warnings.append) is None

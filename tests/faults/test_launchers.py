@@ -225,7 +225,7 @@ def test_resume_needs_no_recipe_where_another_machine_has_the_run(tmp_path, disk
     variables = srun(1, 1, MASTER_ADDR="127.0.0.1")
     with Ranks(tmp_path, variables, words, last=other) as ranks:
         printed = ranks.ends(2, 2)
-    assert "nothing to resume: there is no recipe.yaml and no checkpoint" in printed[0]
+    assert "nothing to resume (no recipe.yaml and no checkpoint)" in printed[0]
     with Ranks(tmp_path, srun(2, **SLOW), [recipe, "--run", str(own / "run")]) as ranks:
         ranks.until(lambda: reached(RunDirectory(own / "run")) >= 2)
         ranks.processes[0].send_signal(signal.SIGTERM)
@@ -289,6 +289,6 @@ def test_a_rank_that_is_killed_ends_the_others_with_a_sentence(tmp_path, recipe)
         ranks.until(lambda: reached(run) >= 4)
         ranks.processes[1].kill()
         printed = ranks.ends(75, -signal.SIGKILL)
-    assert "error: rank 1: lost without a message" in printed[0]
+    assert "error: no message from rank 1: " in printed[0]
     assert "rankless train --resume --run run" in printed[0]
     assert "Traceback" not in printed[0]

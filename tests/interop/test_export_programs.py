@@ -365,7 +365,10 @@ def test_files_that_cannot_be_exported_or_read_are_errors(trained, exported, tmp
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--formats", "onnx,onyx"], "--formats has 'onyx': expected one of onnx, torchscript, pt2, open"),
+        (
+            ["--formats", "onnx,onyx"],
+            "--formats contains 'onyx': expected one of onnx, torchscript, pt2, open",
+        ),
         (["--seconds", "0"], "--seconds is 0: expected a number above 0 and at most 3600"),
         (["--batch", "0"], "--batch is '0': expected a whole number of at least 1"),
         (["evaluate.best=loss"], "key 'evaluate.best': has no effect on an export; expected one of"),

@@ -111,7 +111,7 @@ def test_a_sound_run_is_shown_whole_and_not_touched(trained):
     assert report.ok and report.not_shown == [] and report.seed == 5
     assert intervals(report) == [(0, 2), (2, 4), (4, 6), (6, 7)]
     assert [one.images for one in report.results] == [12, 12, 12, 6]
-    shown = "shown: from the beginning, this data and recipe give the checkpoint of step 7, bit for bit"
+    shown = "shown: from the beginning, this data and recipe reproduce the checkpoint of step 7 exactly"
     assert said[-1] == shown
     assert state_of(trained) == before
 
@@ -143,12 +143,12 @@ def test_a_changed_image_is_named_and_changes_the_weights(run, tmp_path):
     report = audited(run.path, elsewhere, steps=None)
     fewer = f"{elsewhere}: has 20 images, but the run was trained on 21"
     assert report.problems == [fewer, f"{image}: is missing"]
-    reason = "cannot be trained again with this data"
+    reason = "cannot be retrained with this data"
     assert report.results == [] and {why for _, why in report.not_shown} == {reason}
     file.write_text(file.read_text().replace("[red, green]", "[red, green, blue]"))
     report = audited(run.path, elsewhere)
-    names = "'red', 'green', 'blue', but those of the run are 'red', 'green'"
-    assert report.problems[0] == f"{elsewhere}: its classes are {names}" and report.results == []
+    names = "'red', 'green', 'blue', but the run has 'red', 'green'"
+    assert report.problems[0] == f"{elsewhere}: the classes are {names}" and report.results == []
 
 
 def test_a_changed_weight_is_found_though_all_checksums_were_made_again(run):
@@ -352,7 +352,7 @@ def test_the_commands(run, capsys):
     for words in ("optim.lr=0.1", "--seed x", "--steps 0", "--all --steps 3", "data.root=/not/there"):
         assert main(["audit", str(run.path), "--devices", "1", *words.split()]) == 2
     said = capsys.readouterr().err
-    assert "optim.lr: an audit keeps the recipe of the run; expected one of 'data.root'" in said
+    assert "optim.lr: an audit uses the recipe of the run; expected one of 'data.root'" in said
     assert "--seed is 'x': expected a whole number" in said and "/not/there" in said
     assert main(["audit", os.fspath(run.path / "nothing")]) == 2
     assert "nothing: no such directory; expected a run directory" in capsys.readouterr().err

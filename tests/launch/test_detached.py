@@ -47,7 +47,7 @@ def test_a_detached_training_is_watched_stopped_and_gone_on_with(tmp_path):
     for descriptor in (screen, terminal):
         os.close(descriptor)
     again = rankless(tmp_path, "train", "small.yaml", *hosts, code=2)
-    assert "a run in this directory is already coordinated by process" in again.stderr
+    assert "already coordinates a run in this directory" in again.stderr
 
     stopped = rankless(tmp_path, "attach", "runs/d", "--stop", code=85)
     assert f"stopped by SIGTERM; saved after step {run.pointed('last')}; continue with: " in stopped.stdout
@@ -73,7 +73,7 @@ def test_a_coordinator_that_was_killed_is_reported(tmp_path):
 def test_a_start_that_fails_is_told_at_once_with_its_reason(tmp_path):
     there = ("--hosts", "localhost:1", "--run", "d", "--detach")
     begun = rankless(tmp_path, "train", "--resume", *there, code=2)
-    assert "\nerror: d: nothing to resume on localhost: there is no recipe.yaml" in begun.stderr
+    assert "\nerror: d: nothing to resume on localhost (no recipe.yaml" in begun.stderr
     assert "training in" not in begun.stdout
     assert not (tmp_path / "d" / "detached.json").exists()
 
@@ -86,7 +86,7 @@ def test_a_host_that_does_not_answer_names_the_way_on_without_it(tmp_path):
     rankless(tmp_path, "train", "digits", *words)
     (tmp_path / "gone").touch()
     said = rankless(tmp_path, "attach", "my d", code=2).stderr
-    assert "h1: does not respond; if it is up, the training continues; if it is lost, " in said
+    assert "h1: does not respond; the training continues if the host is up; otherwise, " in said
     assert "continue with: rankless train --resume --run 'my d' --hosts h2:3,h3" in said
 
 
@@ -117,5 +117,5 @@ def test_of_a_changed_host_key_one_line_is_quoted_and_what_to_do(tmp_path, detac
     done = rankless(tmp_path, "train", "digits", "--hosts", "h1", "--ssh", "./ssh", *detach, code=2)
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "Host key for [h1]:2222 has changed and you have requested strict checking" in error
-    assert "; run ssh-keygen -R '[h1]:2222' if the change is expected" in error
+    assert "; run ssh-keygen -R '[h1]:2222' if you expected the change" in error
     assert len(error) < 250 and "NASTY" not in done.stderr and "@@" not in done.stderr

@@ -93,18 +93,18 @@ def test_without_gpus_there_are_fewer_ranks(monkeypatch):
 @pytest.mark.parametrize(
     ("gpus", "limited", "chosen", "problem"),
     [
-        (4, None, (0, 4), "--devices is 0,4, but there are 4 GPUs, 0 to 3; select some of these"),
-        (1, None, (1,), "--devices is 1, but there is 1 GPU, 0; select some of these"),
+        (4, None, (0, 4), "--devices is 0,4, but there are 4 GPUs, numbered 0 to 3; select from these"),
+        (1, None, (1,), "--devices is 1, but there is 1 GPU, numbered 0; select from these"),
         (
             2, "5,7", (5,),
-            "--devices is 5, but there are 2 GPUs, 0 to 1 of those in CUDA_VISIBLE_DEVICES=5,7; "
-            "select some of these",
+            "--devices is 5, but there are 2 GPUs, numbered 0 to 1 within CUDA_VISIBLE_DEVICES=5,7; "
+            "select from these",
         ),
         (
             4, None, (1, 1),
             "--devices is 1,1, which selects a GPU twice; give each GPU once, or use --devices 1",
         ),
-        (4, None, (), "--devices is an empty list, but there are 4 GPUs, 0 to 3; select some of these"),
+        (4, None, (), "--devices is an empty list, but there are 4 GPUs, numbered 0 to 3; select from these"),
         (
             0, None, (0, 2),
             "--devices is 0,2, which selects GPUs, but PyTorch found no GPUs on this machine; use a number "

@@ -27,7 +27,7 @@ from rankless.recipe.schema import Recipe
 GB = here.GB
 OWN = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.1", "fd00::1", "fe80::1"]}
 MINE = ["127.0.0.1", "10.0.0.1", "fe80::1"]
-IFNAME, HOSTS_LINE = "NCCL_SOCKET_IFNAME", "add to /etc/hosts: 10.0.0.1 a"
+IFNAME, HOSTS_LINE = "NCCL_SOCKET_IFNAME", "add this line to /etc/hosts: 10.0.0.1 a"
 
 
 def full(*args: object) -> None:
@@ -58,10 +58,15 @@ LEVELS: list[tuple[str, Callable[[], Check], str, str]] = [
     ("ok", lambda: gpus("A100", "A100"), "2 × A100, driver 570.1, CUDA 12.8", ""),
     ("ok", lambda: gpus(driver=""), "runs on the CPU", ""),
     ("error", lambda: gpus(), "driver 570.1, but PyTorch sees no GPU (CUDA 12.8)", "nvidia-smi"),
-    ("error", lambda: gpus("H100", switched=True), "without its fabric manager", "systemctl enable"),
+    (
+        "error",
+        lambda: gpus("H100", switched=True),
+        "the fabric manager of the NVSwitch is not running",
+        "systemctl enable",
+    ),
     ("ok", lambda: here.gpus(Cards(["H100"], [1.0], "570.1", "", True, True)), "1 × H100", ""),
     ("warning", lambda: gpus("A100", "T4"), "1 × A100, 1 × T4", "CUDA_VISIBLE_DEVICES"),
-    ("warning", lambda: gpus("T4", "T4", free=0.1), "the memory of 1 GPU is in use (1)", "nvidia-smi"),
+    ("warning", lambda: gpus("T4", "T4", free=0.1), "memory is in use on 1 GPU (1)", "nvidia-smi"),
     ("ok", lambda: here.own_name("a", ["10.0.0.1"], MINE), "a → 10.0.0.1", ""),
     ("warning", lambda: here.own_name("a", ["127.0.1.1"], MINE), "other machines cannot reach", HOSTS_LINE),
     ("warning", lambda: here.own_name("a", [], MINE), "cannot be resolved", HOSTS_LINE),
@@ -74,7 +79,7 @@ LEVELS: list[tuple[str, Callable[[], Check], str, str]] = [
     ("ok", lambda: here.addresses(OWN), "eth0 10.0.0.1, fd00::1 (MTU", ""),
     ("ok", lambda: here.addresses({"eth0": ["10.0.0.1"]}), "; IPv4", ""),
     ("warning", lambda: here.addresses({"lo": ["127.0.0.1"]}), "none except", "ip link set"),
-    ("ok", lambda: here.chosen_interface({}, OWN), "leads to the other hosts", ""),
+    ("ok", lambda: here.chosen_interface({}, OWN), "reaches the other hosts", ""),
     ("ok", lambda: here.chosen_interface({IFNAME: "eth"}, OWN), "=eth", ""),
     ("ok", lambda: here.chosen_interface({IFNAME: "^docker0"}, OWN), "docker0", ""),
     (
@@ -86,7 +91,7 @@ LEVELS: list[tuple[str, Callable[[], Check], str, str]] = [
     ("ok", lambda: here.space(Path("/nowhere/run"), 50 * GB), "50.0 GB free in /", ""),
     ("warning", lambda: here.space(Path("/nowhere"), 5 * GB), "5.0 GB free", "--run"),
     ("error", lambda: here.space(Path("/nowhere"), GB // 2), "0.5 GB free", "make room"),
-    ("error", lambda: here.writing(Path("/proc/run")), "/proc: no file can be created", "--run"),
+    ("error", lambda: here.writing(Path("/proc/run")), "/proc: cannot create files", "--run"),
     ("ok", lambda: here.leftovers([], 7), "none", ""),
     ("ok", lambda: here.data_finding("digits", None, []), "digits", ""),
     ("error", lambda: here.data_finding("d", None, ["d: no such folder"]), "no such", "data check d"),
@@ -150,7 +155,7 @@ def test_small_file_systems_are_seen(tmp_path):
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip(f"no namespaces here: {done.stderr.strip()}")
     shm, space, writing, left = done.stdout.splitlines()
-    assert "1.0 MB free of 1.0 MB: loader processes die with a bus error" in shm
+    assert "1.0 MB free of 1.0 MB: loader processes can die with a bus error" in shm
     assert "level='error'" in shm
     assert "level='error', value='1.0 MB free" in space
     assert "not supported: fsync (No space left on device)" in writing
@@ -197,7 +202,7 @@ def test_a_rank_without_a_launcher_is_left_over(parent, is_left):
     rank = Process(700, parent.id, "rank 3", b"python -m rankless train digits", 7)
     found = here.leftovers([INIT, parent, rank], 7)
     assert (found.level == "error") == is_left
-    assert not is_left or found.fix == "kill 700, or kill -9 700 if that does not help"
+    assert not is_left or found.fix == "run kill 700, or kill -9 700 if that does not help"
     assert here.leftovers([INIT, parent, rank], 8).level == "ok"  # somebody else's
 
 

@@ -124,8 +124,8 @@ def test_an_address_that_does_not_answer_does_no_harm_beside_one_that_does():
 
 def test_names_that_lead_elsewhere():
     (found,) = hosts.resolving(answers({}, {}), {"a": "node-a", "b": "node-b"})
-    assert found.value == "b: node-a does not resolve to a"
-    assert found.fix.startswith("add to /etc/hosts there: 10.0.0.1 node-a")
+    assert found.value == "node-a does not resolve to a on b"
+    assert found.fix.endswith("add this line to their /etc/hosts: 10.0.0.1 node-a")
 
 
 @contextmanager
@@ -206,10 +206,12 @@ def test_latency_and_bandwidth():
 def test_what_a_network_means_for_a_step():
     found = hosts.step(0.344, 0.038, [1, 1])
     assert found.level == "ok"
-    assert found.value.startswith("about 210 ms, of which 38 ms network, with 2 ranks on 2 hosts")
+    assert found.value.startswith("about 210 ms with 2 ranks on 2 hosts (network: 38 ms)")
     slower = hosts.step(0.1, 0.06, [1, 1])
-    assert (slower.level, "more hosts make it slower" in slower.value) == ("warning", True)
-    assert hosts.step(0.4, 0.01, [4, 4]).value.startswith("about 240 ms, of which 40 ms network")
+    assert (slower.level, "using all hosts is slower" in slower.value) == ("warning", True)
+    assert hosts.step(0.4, 0.01, [4, 4]).value.startswith(
+        "about 240 ms with 8 ranks on 2 hosts (network: 40 ms)"
+    )
 
 
 def test_a_host_that_does_not_get_done_is_given_up():
@@ -220,7 +222,10 @@ def test_a_host_that_does_not_get_done_is_given_up():
         member.answered = float("inf")
     replies = pool.members[1].replies
     assert pool.ask(pool.members, messages.Listen(), 0.1) == {1: answer}
-    assert [member.lost for member in pool.members] == ["'listen' did not finish within 0.1 s", ""]
+    assert [member.lost for member in pool.members] == [
+        "the command 'listen' did not finish within 0.1 s",
+        "",
+    ]
 
 
 def test_a_host_with_an_older_version_says_so(monkeypatch):

@@ -53,7 +53,7 @@ def test_going_on_with_it_says_what_to_give_and_makes_lost_links_again(finished,
     recipe = load(finished / "recipe.yaml")
     assert train(recipe, finished, devices=1, resume=True) == 0
     assert capfd.readouterr().out == (
-        f"{finished}: this run is finished, at step 2 of 2; to train for more than 1 epoch, run: "
+        f"{finished}: this run is finished (step 2 of 2); to train for more than 1 epoch, run: "
         f"rankless train --resume --run {finished} epochs=2\n"
     )
     assert (finished / "journal.jsonl").read_bytes() == before
@@ -89,7 +89,7 @@ def test_where_last_names_no_checkpoint_it_is_said_and_put_right(
     assert train(load(run.recipe), run.path, devices=1, resume=True) == 0
     out, err = capfd.readouterr()
     assert err == f"{warning}using the newest complete one ({whole.name})\n"
-    assert out.startswith(f"{run.path}: this run is finished, at step {step} of {step}; ")
+    assert out.startswith(f"{run.path}: this run is finished (step {step} of {step}); ")
     assert run.pointed("last") == step and (run.path / "last.safetensors").is_file()
     assert cli.main(["runs", str(run.path)]) == 0 and not capfd.readouterr().err
 

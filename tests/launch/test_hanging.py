@@ -127,6 +127,6 @@ def test_a_process_that_no_signal_ends_is_an_error_that_names_it(monkeypatch):
     killed = list[tuple[int, int]]()
     monkeypatch.setattr(os, "killpg", lambda *about: killed.append(about))
     process = SimpleNamespace(pid=77, poll=lambda: None, wait=wait)
-    with pytest.raises(UserError, match=r"rank 4 \(process 77\) does not end when it is killed"):
+    with pytest.raises(UserError, match=r"rank 4 \(process 77\) could not be killed"):
         ranks.Ranks._kill_all(SimpleNamespace(processes={4: process, 5: process}))  # type: ignore[arg-type]
     assert killed == [(77, signal.SIGKILL)] * 2

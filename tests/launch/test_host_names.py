@@ -31,7 +31,7 @@ def test_every_mistake_of_a_file_is_named_with_its_line(tmp_path):
     assert problems(str(file)) == (
         f"{file}:2: '-oProxyCommand=x': not a host; expected NAME, NAME:DEVICES or NAME:DEVICES:DATA",
         f"{file}:3: 'b:none': the number of devices is 'none'; expected a whole number of at least 1",
-        f"{file}:5: 'a' is given twice; use each host once, as in a:4 for 4 devices",
+        f"{file}:5: 'a' is listed twice; list each host once, such as a:4 for 4 devices",
         f"{file}:6: 'fe80::1': an IPv6 address needs brackets; expected [fe80::1] or [fe80::1]:DEVICES",
     )
     file.write_text("# nobody\n")

@@ -62,7 +62,9 @@ def test_a_host_that_could_not_save_the_end_is_named(monkeypatch, capsys):
     assert cluster(monkeypatch, *hosts).coordinator.train() == 0
     out, err = capsys.readouterr()
     assert "the run directory is on h1, h3\n" in out
-    assert err == "warning: h2 has the run only up to step 40 of 240; copy it from another host\n"
+    assert (
+        err == "warning: h2 has the run only up to step 40 of 240; copy the run directory from another host\n"
+    )
 
 
 def test_a_start_that_fails_on_one_host_leaves_nothing_on_the_others(monkeypatch):
@@ -85,7 +87,7 @@ def test_a_host_that_is_lost_and_comes_back(monkeypatch, capsys):
     assert found.coordinator.train() == 0
     error = capsys.readouterr().err
     assert "lost h2 (no route)" in error and "h2 is back" in error
-    assert "without h2; restarting from the newest checkpoint on h1\n" in error
+    assert "lost h2; restarting from the newest checkpoint on h1\n" in error
     assert one.heard.count("abandon") == 1
     assert one.heard.count("request") == 1  # so that it may join
 
@@ -194,7 +196,7 @@ def test_devices_that_computed_wrongly_are_not_used_again(monkeypatch, capsys):
         member.host = host
     assert found.coordinator.train() == 0
     assert asked == {"h1": [(3, []), (2, [1])], "h2": [(1, [])]}
-    assert "without h2; restarting from the newest checkpoint on h1" in capsys.readouterr().err
+    assert "lost h2; restarting from the newest checkpoint on h1" in capsys.readouterr().err
 
 
 def test_too_few_that_can_run_their_ranks_is_an_error(monkeypatch):
@@ -224,7 +226,7 @@ def test_no_progress_three_times_ends_it(monkeypatch, capsys):
     one = Machine("h1", [FAILED])
     assert cluster(monkeypatch, one, Machine("h2", [FAILED])).coordinator.train() == 1
     error = capsys.readouterr().err
-    assert "rank 0 was killed by SIGKILL; 3 restarts saved no new checkpoint; giving up" in error
+    assert "rank 0 was killed by SIGKILL; giving up after 3 restarts without a new checkpoint" in error
     assert one.heard.count("round") == 5  # the first one got to step 4
 
 
@@ -247,8 +249,8 @@ def test_what_hosts_have_saved_that_are_all_lost_is_not_guessed(monkeypatch, cap
     assert found.coordinator.train() == 0
     error = capsys.readouterr().err
     assert "nothing was saved" not in error
-    again = "restarting from the newest checkpoint, if there is one, on the hosts that come back"
-    assert f"without h1, h2; {again}\n" in error
+    again = "restarting from the newest checkpoint (if any) on the hosts that come back"
+    assert f"lost h1, h2; {again}\n" in error
 
 
 @pytest.mark.parametrize("saves", [True, False])
@@ -367,7 +369,7 @@ def test_two_names_of_one_machine(monkeypatch):
     for machine in found.machines.values():
         facts = machine.reply("facts", {"recipe": "", "run": ""})
         machine.answers["facts"] = {"value": {**facts["value"], "machine": "same"}}
-    assert problems(found) == ("h1, h2: are the same machine; use it only once, as in h1:2",)
+    assert problems(found) == ("h1, h2: these are the same machine; list it once, such as h1:2",)
 
 
 def test_how_a_host_was_lost_that_had_much_to_say(connected, capsys):

@@ -42,13 +42,13 @@ def test_another_number_of_epochs(tmp_path, capsys):
     run = saved(tmp_path, recipe, 5, images=20)
     assert check_resume(run, recipe).epochs == 2
     (problem,) = refused(run, replace(recipe, epochs=1))
-    assert "epochs is 1, which ends after step 3, but the run has finished 5 steps (epoch 2.00)" in problem
+    assert "epochs is 1, which ends after step 3, but the run has completed 5 steps (epoch 2.00)" in problem
     check_resume(run, replace(recipe, epochs=4))
     (said,) = capsys.readouterr().err.splitlines()
     after = 0.1 * (0.01 + 0.99 * (1 + math.cos(5 / 9 * math.pi)) / 2)
     assert said.endswith(
         "with epochs=4 instead of 2, the learning rate schedule is stretched: "
-        f"the rate rises from 1.00e-03 in step 5 to {after:.2e} in the next"
+        f"the rate rises from 1.00e-03 in step 5 to {after:.2e} in the next one"
     )
 
 
@@ -59,7 +59,7 @@ def test_another_score_of_the_best_is_refused_in_one_sentence(tmp_path):
     first, key, remedy = refused(saved(tmp_path, recipe, 5, images=20), other)
     assert first.endswith("cannot continue with another recipe; 1 key differs:")
     assert key == "evaluate.best: auto in the run, loss now"
-    start = "restore the run's values, or start a new run; a resumed run may change only epochs, "
+    start = "restore the run's values, or start a new run; a resumed run can change only epochs, "
     assert remedy.startswith(start) and ", workers, " in remedy and ", data.cache, " in remedy
 
 
@@ -81,6 +81,6 @@ def test_data_that_was_moved_goes_on_and_other_data_is_refused(tmp_path, small_r
     next((moved / "labels" / "train").iterdir()).write_text("0 0.5 0.5 0.25 0.25\n")
     (problem,) = refused(run, recipe)
     assert problem.startswith(f"{run.path} cannot continue with other data: data.root is ")
-    assert "the annotations there differ from those of the run" in problem
+    assert "the annotations differ; " in problem
     (run.step_directory(3) / "state.json").write_text('{"step": 3, "images": 21, "best": null}')
-    assert "it cannot be determined whether that is the same data" in refused(run, recipe)[0]
+    assert "it is unknown whether the data is the same" in refused(run, recipe)[0]

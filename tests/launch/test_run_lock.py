@@ -83,7 +83,7 @@ def contents(folder: Path) -> dict[Path, str]:
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_strangers_files_are_never_replaced(tmp_path, names, resume):
     before = planted(tmp_path, *names, ".theirs.tmp")
-    match = r"is not a run directory, but contains '.*; use another --run|nothing to resume"
+    match = r"is not a run directory and contains '.*; use another --run|nothing to resume"
     with pytest.raises(UserError, match=match) as error:
         train(load_recipe("digits"), tmp_path, devices=1, resume=resume)
     assert contents(tmp_path) == before
@@ -104,7 +104,7 @@ def test_nor_through_a_link(run, tmp_path):
     run.path.mkdir()
     (run.path / ".lock").symlink_to(theirs / "lock")
     (run.path / "logs").symlink_to(theirs)
-    with pytest.raises(UserError, match=r"is not a run directory, but contains '.lock', 'logs'; expected"):
+    with pytest.raises(UserError, match=r"is not a run directory and contains '.lock', 'logs'; expected"):
         train(load_recipe("digits"), run.path, devices=1)
     assert contents(theirs) == before and (run.path / ".lock").is_symlink()
 
@@ -231,7 +231,7 @@ def test_a_file_system_without_locks_is_no_other_training(number, run, monkeypat
     with locked(run, False):
         pass
     assert capsys.readouterr().err == (
-        f"warning: {run.path}: its file system cannot lock files ({os.strerror(number)}), so a second "
+        f"warning: {run.path}: the file system cannot lock files ({os.strerror(number)}), so a second "
         "training run in this directory would not be detected; do not start one\n"
     )
 

@@ -103,7 +103,7 @@ def test_a_start_that_fails_or_is_stopped_leaves_nothing(rig):
     mine.write_text("my diary")
     with HostsRun(rig, "mine", "h1:1,h2:1") as run:
         said = run.ends(2)
-    assert "h2: runs/mine: is not a run directory, but contains 'journal.jsonl'; expected a run" in said
+    assert "h2: runs/mine: is not a run directory and contains 'journal.jsonl'; expected a run" in said
     assert mine.read_text() == "my diary"
     assert not (rig.files("h1") / run.folder).exists()
     with HostsRun(rig, "early", "h1:1,h2:1") as run:
@@ -117,7 +117,12 @@ def test_a_start_that_fails_or_is_stopped_leaves_nothing(rig):
     ("ssh", "more", "said", "fix"),
     [
         ("-o PubkeyAuthentication=no", (), "Permission denied", "ssh-copy-id h1"),
-        ("-o StrictHostKeyChecking=yes", (), "Host key verification failed.", "ssh h1 once by hand"),
+        (
+            "-o StrictHostKeyChecking=yes",
+            (),
+            "Host key verification failed.",
+            "ssh h1 once to check and accept its key",
+        ),
         ("", ("--python", "/no/python"), "/no/python: No such file", "--python PATH"),
     ],
 )

@@ -191,7 +191,7 @@ def test_a_run_that_is_about_to_begin_is_waited_for(tmp_path, capsys, monkeypatc
     monkeypatch.setattr(following, "time", SimpleNamespace(**{**vars(time), "sleep": sleep}))
     assert watching.watch(str(run)) == 0
     first, *_, last = capsys.readouterr().out.splitlines()
-    assert first == f"{run}: no training here yet; waiting up to 60 s for one to start"
+    assert first == f"{run}: no training has started here yet; waiting up to 60 s for one to start"
     assert last == f"{run}: finished after step 4"
 
 
@@ -200,7 +200,7 @@ def test_a_run_that_does_not_begin_is_an_error(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "empty").mkdir()
     for words in ([], ["--web"]):
         for name in ("typo", "empty"):
-            with pytest.raises(UserError, match=f"{name}: no training has started here within 0 s"):
+            with pytest.raises(UserError, match=f"{name}: no training started here within 0 s"):
                 cli.app(["watch", str(tmp_path / name), "--wait", *words], exit_on_error=False)
 
 

@@ -112,7 +112,7 @@ class RoundEnd(msgspec.Struct):
     def why(self) -> str:
         """The reason why the round ended, as a clause."""
         if self.lost:
-            return f"without {', '.join(self.lost)}"
+            return f"lost {', '.join(self.lost)}"
         if self.fork_server:
             return self.fork_server.text
         return "the ranks ended" if self.culprit is None else self.failed[self.culprit].cause

@@ -31,7 +31,7 @@ def test_what_is_submitted_can_be_read():
     text = ray.described(request, ray.Settings("auto", "/home/me", "my-boxes-1"))
     assert text == (
         "address:   auto\n"
-        "workers:   4, each with a GPU where the cluster has any, and 2 CPU\n"
+        "workers:   4, each with 2 CPUs, and a GPU if available\n"
         "folder:    /home/me\n"
         "job:       my-boxes-1\n"
         "restarts:  at most 10\n"
