@@ -102,7 +102,7 @@ def test_without_gpus_there_are_fewer_ranks(monkeypatch):
         ),
         (
             4, None, (1, 1),
-            "--devices is 1,1, which selects a GPU twice; give each GPU once, or use --devices 1",
+            "--devices is 1,1, which selects a GPU twice; list each GPU once, or use --devices 1",
         ),
         (4, None, (), "--devices is an empty list, but there are 4 GPUs, numbered 0 to 3; select from these"),
         (

@@ -88,7 +88,7 @@ def test_where_last_names_no_checkpoint_it_is_said_and_put_right(
     assert capfd.readouterr().err == f"{warning}rankless train --resume --run {run.path} fixes it\n"
     assert train(load(run.recipe), run.path, devices=1, resume=True) == 0
     out, err = capfd.readouterr()
-    assert err == f"{warning}using the newest complete one ({whole.name})\n"
+    assert err == f"{warning}using the newest complete checkpoint ({whole.name})\n"
     assert out.startswith(f"{run.path}: this run is finished (step {step} of {step}); ")
     assert run.pointed("last") == step and (run.path / "last.safetensors").is_file()
     assert cli.main(["runs", str(run.path)]) == 0 and not capfd.readouterr().err

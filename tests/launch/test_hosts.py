@@ -309,7 +309,7 @@ def test_a_host_whose_process_hangs_is_lost(monkeypatch, connected):
     for machine, seconds in zip(machines[1:], (60, 75), strict=True):
         machine.channel.answer({"beat": seconds})
     pool.pump(0.1)
-    said = "its process has hung for 70 s"
+    said = "its process did not respond for 70 s"
     assert [member.lost for member in pool.members] == [said, "", said]
 
 

@@ -88,5 +88,5 @@ def _problem(numbers: list[int], there: int, limited: str | None) -> str:
     if not numbers or min(numbers) < 0 or max(numbers) >= there:
         return f"{given}, but there {'is' if there == 1 else 'are'} {known}; select from these"
     if count < len(numbers):
-        return f"{given}, which selects a GPU twice; give each GPU once, or use --devices {count}"
+        return f"{given}, which selects a GPU twice; list each GPU once, or use --devices {count}"
     return ""

@@ -140,8 +140,8 @@ class Standard(Environment):
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not self.variables.get(name)]
         if missing and self.world_size > 1:
             raise UserError(
-                f"{' and '.join(missing)}: not set, but RANK and WORLD_SIZE are ({self.rank} of "
-                f"{self.world_size}); expected the address of rank 0; start the ranks with torchrun, "
+                f"{' and '.join(missing)}: not set, but RANK is {self.rank} and WORLD_SIZE is "
+                f"{self.world_size}; expected the address of rank 0; start the ranks with torchrun, "
                 "which sets all of them, or unset RANK and WORLD_SIZE"
             )
 

@@ -112,7 +112,7 @@ def refuse(recipe: Recipe, devices: int | None, parallel: str) -> None:
     if not in_threads and devices not in (None, 1):
         problems.append(
             f"inline: trains in this process on one device, but {devices} devices were requested; expected "
-            "1 device; remove one of the two options (the weights are the same), or add --parallel threads"
+            "1 device; remove inline or devices (the weights are the same), or add --parallel threads"
         )
     if is_joined():
         problems.append(

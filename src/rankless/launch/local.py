@@ -167,7 +167,7 @@ def evaluate(
         refuse_unable(recipe.cpu_isa)
         if recipe.data.val == "none":
             raise UserError(
-                f"{path}: was trained with data.val=none; give the split to evaluate with --split NAME"
+                f"{path}: was trained with data.val=none; choose the split to evaluate with --split NAME"
             )
         if recipe.task in BUILT_IN:
             refuse_gone(recipe.data.root, loaded.recipe.data.root, path)

@@ -186,6 +186,6 @@ def _repair_last(run: RunDirectory) -> None:
     if (newest := next(whole, named)) is None or newest == named:
         return
     if problem := dangling(run, "last"):
-        warn(f"{problem}; using the newest complete one ({run.step_directory(newest).name})")
+        warn(f"{problem}; using the newest complete checkpoint ({run.step_directory(newest).name})")
     with suppress(OSError):  # the next save updates the link
         run.point("last", newest)

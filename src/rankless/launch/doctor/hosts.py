@@ -88,7 +88,8 @@ def _unreachable(one: str, other: str, tried: Mapping[str, Mapping[str, Any]]) -
         return error(
             "connections",
             f"{one} → {other} at {address}: large packets are lost ({name} has MTU {size})",
-            f"run ip link set {name} mtu 1500 on {one} and {other}, or allow packets of {size} bytes",
+            f"run ip link set {name} mtu 1500 on {one} and {other}, or configure the network for packets of "
+            f"{size} bytes",
         )
     why = "; ".join(f"{address}: {answer['failed']}" for address, answer in tried.items())
     return error(

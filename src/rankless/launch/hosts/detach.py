@@ -127,7 +127,7 @@ def _record(run: Path, record: Coordinator) -> None:
         write_atomically(run / DETACHED, json.dumps(fields) + "\n")
     except OSError as error:
         raise UserError(
-            f"{run}: cannot be written on this machine ({error}); but the training has started"
+            f"{run}: cannot be written on this machine ({error}), but the training has started"
         ) from error
 
 

@@ -176,7 +176,7 @@ class HostPool:
             if member.has_connected and now - member.channel.heard > silence:
                 self.lose(member, f"no answer for {silence:.0f} s")
             elif member.is_ready and now - member.answered > self._hangs:
-                self.lose(member, f"its process has hung for {self._hangs:.0f} s")
+                self.lose(member, f"its process did not respond for {self._hangs:.0f} s")
             elif not member.has_connected and began > _CONNECT:
                 self.lose(member, "; ".join(member.said) or f"no answer for {_CONNECT:.0f} s")
             elif not member.is_ready and began > _START:

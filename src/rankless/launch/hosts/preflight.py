@@ -75,8 +75,8 @@ class Training:
             counts[member.index] = wanted = member.host.devices or self.wanted.devices or own
             if member.facts["device"] != "cpu" and wanted > member.facts["devices"]:
                 problems.append(
-                    f"{member.name}: {wanted} devices were requested, but it has {member.facts['devices']}; "
-                    f"use {member.name}:{member.facts['devices']}"
+                    f"{member.name}: {wanted} devices were requested, but the host has "
+                    f"{member.facts['devices']}; use {member.name}:{member.facts['devices']}"
                 )
             counts[member.index] -= len(member.left_out)
         if problems:
@@ -164,7 +164,7 @@ def _difference(members: Sequence[Member], what: str, values: Mapping[str, Any])
     elif "data" in what:
         fix = "copy the same data to all hosts, or add its path to a host, such as host:4:/mnt/data"
     elif what in _versions(members[0]):
-        fix = f"install the same version, as in: pip install {what}=={next(iter(values.values()))}"
+        fix = f"install the same version, for example with pip install {what}=={next(iter(values.values()))}"
     return [Difference(what, _by_value(values), fix)]
 
 

@@ -94,7 +94,7 @@ def apply(text: str) -> str:
         ("kubectl", "apply", "-f", "-"),
         instead="expected a machine with access to the cluster; log in to one, or remove --apply and apply "
         "the output there",
-        remedy=lambda _: "expected values that this cluster accepts; correct the request",
+        remedy=lambda _: "expected values that this cluster accepts; correct the options",
     )
 
 

@@ -42,7 +42,7 @@ trap 'stopping=1 again=1; kill -USR1 $$!' USR1
 trap 'stopping=1 again=1' TERM
 
 for start in 1 2 3 4; do
-    # A failed task must not end the others: they save, or report why they cannot continue.
+    # A failed task must not end the others, which save or report why they cannot continue.
     srun --kill-on-bad-exit=0$cpus $command &
     step=$$! again=1
     while [ $$again = 1 ]; do  # a signal interrupts wait
@@ -110,7 +110,7 @@ def submit(text: str) -> str:
 def _remedy(reason: str) -> str:
     if _RESOURCES.search(reason):
         return (
-            "expected resources of the cluster's nodes; list them with sinfo --format '%N %G', and use "
-            "such a value for --gres, such as gpu:a100:2, or none if the nodes have no GPUs"
+            "expected resources of the cluster's nodes; list them with sinfo --format '%N %G', and set "
+            "--gres to one of them, such as gpu:a100:2, or to none if the nodes have no GPUs"
         )
-    return "expected values that this cluster accepts; correct the request"
+    return "expected values that this cluster accepts; correct the options"
