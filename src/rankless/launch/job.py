@@ -133,7 +133,7 @@ def read_notes(path: Path) -> list[dict[str, Any]]:
 
 
 def error_in(notes: Sequence[dict[str, Any]]) -> UserError | None:
-    """Return the error that the notes of the ranks report, or None if there is none."""
+    """Return the error reported in the ranks' notes, or None if there is none."""
     failed = [note for note in notes if note.get("problems")]
     for note in failed:
         if note.get("once"):

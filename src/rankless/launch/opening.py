@@ -137,7 +137,7 @@ def report_nothing_left(run: Path, step: int, epochs: int, again: str) -> None:
 
 @contextmanager
 def _optional_output(run: RunDirectory) -> Iterator[None]:
-    """If standard output cannot be written, warn instead of raising an error: the run is already saved."""
+    """Warn instead of raising an error if standard output cannot be written: the run is already saved."""
     try:
         yield
         sys.stdout.flush()
@@ -184,7 +184,7 @@ def gpu_count() -> int:
 
 
 def devices_here(threads: int) -> int:
-    """Return the default number of ranks, which is one per GPU or one per ``threads`` cores."""
+    """Return the default number of ranks: one per GPU or, without GPUs, one per ``threads`` cores."""
     return gpu_count() or max(usable_cores() // threads, 1)
 
 

@@ -1,4 +1,4 @@
-"""The work of one rank of Rankless's launcher (``worker``) or a cluster's launcher (``member``).
+"""The work of a rank that Rankless (``worker``) or a cluster's launcher (``member``) has started.
 
 This module imports PyTorch, so the instruction set must be fixed first.
 """

@@ -119,7 +119,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def deaths(self) -> list[Death]:
-        """The deaths that were not caused by other deaths, with the culprit's last."""
+        """The deaths that were not caused by other deaths, ending with the culprit's death."""
         if self.fork_server:
             return [self.fork_server]
         ranks = sorted(self.failed, key=lambda rank: rank == self.culprit)
@@ -187,7 +187,10 @@ def supervise(hosts: Hosts, report: Callable[[str], None] = warn) -> RoundEnd | 
 
 
 def where_from(step: int | None) -> str:
-    """Describe where the ranks restart. ``step`` is the last saved step (0: none, None: unknown)."""
+    """Describe where the ranks restart.
+
+    ``step`` is the last saved step, 0 if nothing was saved, or None if it is unknown.
+    """
     if step is None:
         return "the newest checkpoint (if any)"
     return "the newest checkpoint" if step else "the beginning (nothing was saved yet)"

@@ -32,7 +32,7 @@ _WARM_UP = 2  # steps that are excluded from the speed
 
 @dataclass(frozen=True)
 class WorldResult:
-    """The result of training with one number of ranks."""
+    """The result of training with a given number of ranks."""
 
     world: int
     digest: str  # of the weights after the last step

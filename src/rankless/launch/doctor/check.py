@@ -58,7 +58,7 @@ def run(checks: Mapping[str, Callable[[], Check]], seconds: float) -> list[Check
     until = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(until - time.monotonic(), 0))
-    slow = "check whether a name server or a network disk does not respond"
+    slow = "check whether a name server or a network disk is not responding"
     done = dict(found)
     return [done.get(name) or error(name, f"no answer within {seconds:g} s", slow) for name in checks]
 

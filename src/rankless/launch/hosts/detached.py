@@ -85,9 +85,10 @@ def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -
 
 
 def wait(run: Path, before: list[str]) -> int | None:
-    """Wait until a start that is not in ``before`` has trained a step, or until the command ends.
+    """Wait until the command has trained a step or has ended.
 
-    Return the exit code of the command, or None if it is running.
+    ``before`` contains the journal's lines about earlier starts. Return the exit code of the command, or None
+    if it is still running.
     """
     while True:
         code, begun = (read(run) or {}).get("code"), False

@@ -80,7 +80,7 @@ class HostPool:
         self._events: Events = queue.Queue(_EVENTS)
 
     def connect(self, members: Iterable[Member]) -> None:
-        """Start connecting to hosts, each of which then becomes ready or lost."""
+        """Start connecting to hosts. Each host then becomes ready or lost."""
         for member in members:
             member.lost, member.is_ready, member.has_connected = "", False, False
             member.replies.clear()

@@ -187,7 +187,7 @@ class Outcome(Command[DryRunOutcome]):
 
 
 class Withdraw(Command[Answer]):
-    """A command to release the run directory, and to remove a new run that has not trained."""
+    """A command to release the run directory, and to remove a new run that has not trained a step."""
 
 
 class Discard(Command[Answer]):

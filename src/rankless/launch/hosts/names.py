@@ -38,7 +38,7 @@ class Host:
 
     @property
     def address(self) -> str:
-        """The name for SSH, without the brackets of an IPv6 address."""
+        """The host's name for SSH, without the brackets of an IPv6 address."""
         return re.sub(r"[\[\]]", "", self.name)
 
 

@@ -255,9 +255,10 @@ def must_meet(pool: HostPool, members: Sequence[Member]) -> None:
 
 
 def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[Member]]:
-    """Find an address of each host that all other hosts can reach; hosts may be lost in the process.
+    """Find an address of each host that all other hosts can reach.
 
-    Return a mapping from the index of each unreachable host to the hosts that cannot reach it.
+    Return a mapping from the index of each unreachable host to the hosts that cannot reach it. Hosts that do
+    not reply count as lost and are omitted.
     """
     if len(members) == 1:
         members[0].own = "127.0.0.1"

@@ -53,7 +53,7 @@ def refuse_unlike(options: Mapping[str, str | None], expected: Mapping[str, tupl
 
 
 def pass_on(text: str, command: Sequence[str], *, instead: str, remedy: Callable[[str], str]) -> str:
-    """Send the description of a job to a program of the cluster, and return the program's output.
+    """Pass a job description to a cluster's command-line program, and return the program's output.
 
     ``instead`` is the advice if the program is not installed. ``remedy`` takes the program's error output and
     returns the advice.
