@@ -113,7 +113,7 @@ def test_a_crash_that_comes_again_and_again_ends_with_a_sentence(tmp_path):
     with Run(tmp_path / "run", 1, environment={"FAULT_ABORT": "9"}) as run:
         said = run.ends(1)
         *_, warning, error = said.splitlines()
-        assert warning.startswith("warning: rank 0 was killed by SIGABRT; 3 restarts ")
+        assert warning.startswith("warning: rank 0 was killed by SIGABRT; giving up after 3 restarts ")
         assert error.startswith(f"error: the ranks could not continue; see {run.run.logs}")
         assert said.count("restarting from the beginning (nothing was saved yet)\n") == 3
         assert "Aborted" in (run.run.logs / "rank-0.log").read_text(encoding="utf-8")

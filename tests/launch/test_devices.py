@@ -125,8 +125,8 @@ def test_without_gpus_the_command_says_so(monkeypatch, capfd, tmp_path):
     run = tmp_path / "run"
     assert cli.main(["train", "digits", "--devices", "0,2", "--run", str(run)]) == 2
     assert capfd.readouterr().err.endswith(
-        "error: --devices is 0,2, which selects GPUs, but the CPU was selected (--device cpu, or "
-        "RANKLESS_CPU); use a number of processes, such as --devices 2\n"
+        "error: --devices is 0,2, which selects GPUs, but the CPU was selected with --device cpu or "
+        "RANKLESS_CPU; use a number of processes, such as --devices 2\n"
     )
     assert not run.exists()
     assert cli.main(["train", "digits", "--devices", "0"]) == 2

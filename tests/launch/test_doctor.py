@@ -41,7 +41,12 @@ def gpus(*names: str, free: float = 1.0, driver: str = "570.1", switched: bool =
 
 LEVELS: list[tuple[str, Callable[[], Check], str, str]] = [
     ("ok", lambda: here.software("1.2", "1.2"), "rankless 1.2, torch ", ""),
-    ("warning", lambda: here.software("1.3", "1.2"), "but rankless 1.2 is installed", "or install 1.3"),
+    (
+        "warning",
+        lambda: here.software("1.3", "1.2"),
+        "but rankless 1.2 is installed",
+        "or install rankless 1.3",
+    ),
     ("ok", lambda: here.processor("a CPU", frozenset({"avx2", "avx", "sse4_1"})), "a CPU, AVX2", ""),
     ("warning", lambda: here.processor("old", frozenset({"sse4_1"})), "no AVX2", "newer"),
     ("ok", lambda: here.memory(8 * GB), "8.0 GB free", ""),
@@ -73,20 +78,20 @@ LEVELS: list[tuple[str, Callable[[], Check], str, str]] = [
     (
         "warning",
         lambda: here.own_name("a", ["10.0.0.1", "fd00::9", "fe80::1%eth0"], MINE),
-        "have fd00::9",
+        "has fd00::9",
         "",
     ),
     ("ok", lambda: here.addresses(OWN), "eth0 10.0.0.1, fd00::1 (MTU", ""),
     ("ok", lambda: here.addresses({"eth0": ["10.0.0.1"]}), "; IPv4", ""),
-    ("warning", lambda: here.addresses({"lo": ["127.0.0.1"]}), "none except", "ip link set"),
+    ("warning", lambda: here.addresses({"lo": ["127.0.0.1"]}), "only the loopback", "ip link set"),
     ("ok", lambda: here.chosen_interface({}, OWN), "reaches the other hosts", ""),
     ("ok", lambda: here.chosen_interface({IFNAME: "eth"}, OWN), "=eth", ""),
     ("ok", lambda: here.chosen_interface({IFNAME: "^docker0"}, OWN), "docker0", ""),
     (
         "error",
         lambda: here.chosen_interface({IFNAME: "=eth"}, OWN),
-        f"{IFNAME}==eth, which does",
-        "of lo, eth0",
+        f"{IFNAME}==eth: no such interface",
+        "choose from lo, eth0",
     ),
     ("ok", lambda: here.space(Path("/nowhere/run"), 50 * GB), "50.0 GB free in /", ""),
     ("warning", lambda: here.space(Path("/nowhere"), 5 * GB), "5.0 GB free", "--run"),

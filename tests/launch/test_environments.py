@@ -165,7 +165,7 @@ def test_ports_are_the_same_on_all_ranks_and_differ_between_jobs():
 def test_what_starts_ranks_by_itself_is_no_rank():
     for variables in ({}, SBATCH, PTY, {"RANK": "0", "WORLD_SIZE": "1"}):
         environments.refuse("verify", "run it alone", variables)
-    with pytest.raises(UserError, match=r"verify: starts.*one of 3 \(Slurm\); run it alone"):
+    with pytest.raises(UserError, match=r"verify: starts.*one of 3 ranks \(Slurm\); run it alone"):
         environments.refuse("verify", "run it alone", {**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
     with pytest.raises(UserError) as raised:
         environments.refuse("verify", "run it alone", SRUN)

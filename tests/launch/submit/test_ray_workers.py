@@ -117,4 +117,4 @@ def test_a_real_cluster_trains_the_same_weights(address, tmp_path):
     assert again.returncode == 2, again.stderr
     many = trained(tmp_path, *words[:-1], "3", "--out", "many", **path)
     assert many.returncode == 2
-    assert "3 ranks take 3 CPUs, but the cluster has 2" in many.stderr
+    assert "3 ranks need 3 CPUs, but the cluster has 2" in many.stderr

@@ -189,7 +189,7 @@ def test_sbatch_gets_the_script_and_its_refusal_is_reported(tmp_path, monkeypatc
         fake.write_text(f"#!/bin/bash\nexec >&2\necho 'Batch job submission failed: {words}'\nexit 1\n")
         assert cli.main(["submit", "slurm", "digits", "--devices", "2"]) == 2
         said = capsys.readouterr().err
-        assert words in said and "sinfo --format '%N %G'" in said and "or --gres none if" in said
+        assert words in said and "sinfo --format '%N %G'" in said and "or to none if" in said
     fake.write_text('#!/bin/bash\nwhile IFS= read -r line; do echo "$line"; done > script; echo "41;lab"\n')
     assert cli.main(command) == 0
     out = capsys.readouterr().out

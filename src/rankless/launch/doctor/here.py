@@ -332,8 +332,8 @@ def chosen_interface(
     value = ", ".join(f"{name}={chosen}" for name, chosen in given.items())
     if missing:
         fix = f"unset {' and '.join(missing)}, or choose from {', '.join(found)}"
-        wrong = " or ".join(dict.fromkeys(missing.values()))
-        return error("chosen interface", f"{value}: there is no interface {wrong}", fix)
+        wrong = ", ".join(f"{name}={chosen}" for name, chosen in missing.items())
+        return error("chosen interface", f"{wrong}: no such interface", fix)
     return ok("chosen interface", value or "not set: the interface that reaches the other hosts is used")
 
 

@@ -53,7 +53,7 @@ _FIXES = (
         "check that it is up (ping {address})",
     ),
     (r"No module named '?rankless", "rankless", "add --sync, or install rankless {version} there"),
-    (r"not found|No such file", "Python", "use --python with the path of an interpreter there"),
+    (r"not found|No such file", "Python", "use --python PATH with an interpreter that exists there"),
     (r"No module named", "packages", "install the same packages there, or use another --python"),
 )
 
