@@ -42,7 +42,7 @@ def test_another_number_of_epochs(tmp_path, capsys):
     run = saved(tmp_path, recipe, 5, images=20)
     assert check_resume(run, recipe).epochs == 2
     (problem,) = refused(run, replace(recipe, epochs=1))
-    assert "epochs is 1, which ends after step 3, but the run has completed 5 steps (epoch 2.00)" in problem
+    assert "epochs=1 ends after step 3, but the run has already completed 5 steps (epoch 2.00)" in problem
     check_resume(run, replace(recipe, epochs=4))
     (said,) = capsys.readouterr().err.splitlines()
     after = 0.1 * (0.01 + 0.99 * (1 + math.cos(5 / 9 * math.pi)) / 2)

@@ -62,7 +62,7 @@ class Benchmark:
         where = "the CPU"
         if self.device != CPU:
             where = f"{self.device} (exports on the CPU, except ONNX with onnxruntime-gpu)"
-        yield f"on {where} with {threads}, without reading images and NMS"
+        yield f"on {where} with {threads}, not counting image reading and NMS"
         yield ""
         yield f"{'format':<12}{'precision':<10}{'MB':>8}{'images/s':>10}{self.score_name:>9}  difference"
         for row in self.rows:

@@ -148,7 +148,7 @@ def _refuse_fewer_steps(run: RunDirectory, recipe: Recipe) -> None:
     if step and steps is not None and steps < step:
         samples = _state(run)["images"]
         raise UserError(
-            f"{run.path}: epochs is {recipe.epochs}, which ends after step {steps}, but the run has "
+            f"{run.path}: epochs={recipe.epochs} ends after step {steps}, but the run has already "
             f"completed {counted(step, 'step')} (epoch {step * recipe.batch.images / samples:.2f}); use "
             "more epochs"
         )

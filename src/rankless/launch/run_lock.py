@@ -137,7 +137,7 @@ def _take(file: io.FileIO, path: Path, how: int) -> None:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise UserError(
-            f"{path}: another process is training in this directory; wait for it, or use another --run"
+            f"{path}: another process is training in this directory; wait until it ends, or use another --run"
         ) from error
     except OSError as error:
         if error.errno not in _UNSUPPORTED:  # some Lustre and NFS mounts do not support locks
