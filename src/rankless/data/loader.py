@@ -33,7 +33,7 @@ from rankless.hardware.threads import one_thread
 from rankless.user_code import explained
 
 B = TypeVar("B")
-_LESS = "use fewer `workers` or a smaller batch.micro, or turn off data.cache: ram"
+_LESS = "use fewer `workers`, a smaller batch.micro or data.cache=none"
 _GRACE = 1.0  # seconds that a closing loader waits for the current batch
 
 
@@ -203,9 +203,8 @@ def _share(batch: Any) -> None:
         _Sharing(_Nowhere(), pickle.HIGHEST_PROTOCOL).dump(batch)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UserError(
-            f"collate() returned a {type(batch).__name__} that cannot be sent from a loader process "
-            f"({error}); remove objects that cannot be pickled, or use workers=0 to load without loader "
-            "processes"
+            f"collate() returned a value of type {type(batch).__name__}, which cannot be sent from a loader "
+            f"process ({error}); remove objects that cannot be pickled, or set workers=0"
         ) from error
 
 
@@ -224,7 +223,7 @@ def _failure(error: Exception) -> _Failure:
     if known is None:
         raise error
     if isinstance(known, ShortageError) and not isinstance(error, UserError) and get_worker_info():
-        known = UserError(f"a loader process is {'; '.join(known.problems)}; {_LESS}")
+        known = UserError(f"loader process: {'; '.join(known.problems)}; {_LESS}")
     return _Failure(known)
 
 
@@ -235,8 +234,8 @@ def _death(processes: Iterable[BaseProcess]) -> Exception | None:
     if code == -signal.SIGBUS:  # the process touched shared memory beyond the available space
         return shared_memory_shortage()
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-    why = f", probably because memory ran out: {_LESS}" if code == -signal.SIGKILL else ""
-    return LoaderDiedError(f"{how}{why}")
+    why = f", probably because memory ran out; {_LESS}" if code == -signal.SIGKILL else ""
+    return LoaderDiedError(f"a loader process {how}{why}")
 
 
 def _modules(examples: object, collate: object) -> set[str]:

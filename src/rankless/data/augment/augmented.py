@@ -34,7 +34,7 @@ Augmented = tuple[Tensor, Tensor, Tensor, Letterbox]
 """The input, uint8 (3, H, W); boxes, float32 xyxy in pixels, (N, 4); labels, (N,); and the placement."""
 
 ASPECT = 4 / 3
-"""Maximum factor by which the aspect ratio of a crop, before it is grown, may differ from the image's."""
+"""Maximum factor between the aspect ratios of the image and of a crop before it is grown."""
 
 
 @dataclass

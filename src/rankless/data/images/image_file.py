@@ -273,7 +273,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "the content is not an image of a known format"
+        return "the content is not in a known image format"
     if isinstance(error, Image.DecompressionBombError):
         return f"the image is too large; expected at most {MOST_PIXELS // 10**6} million pixels"
     if isinstance(error, OSError) and error.strerror:

@@ -172,8 +172,8 @@ def _error(report: Report) -> Exception:
     if report.trace:
         return RuntimeError(f"reading the data failed:\n{report.trace}")
     return UserError(
-        "a process that reads the data was killed, probably because memory ran out; start again to continue "
-        "with the cached results"
+        "a process that was reading the data was killed, probably because memory ran out; start again to "
+        "continue with the cached results"
     )
 
 
