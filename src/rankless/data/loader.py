@@ -135,7 +135,7 @@ class LoaderDiedError(RuntimeError):
 
 
 class _Failure:
-    """An error in a loader process, sent as a result, because torch would send only the traceback."""
+    """An error in a loader process, sent as a result because torch would send only its traceback."""
 
     def __init__(self, error: UserError) -> None:
         self.error = error
@@ -218,7 +218,7 @@ def _check_count(examples: Any, items: Any, images: int) -> None:
 
 
 def _failure(error: Exception) -> _Failure:
-    """Wrap a user's error so that it can be sent to the rank; raise any other error."""
+    """Wrap an error that users can fix, so that it can be sent to the rank; raise any other error."""
     known = error if isinstance(error, UserError) else explained(error)
     if known is None:
         raise error
@@ -259,7 +259,7 @@ def _follow(rank: BaseProcess) -> None:
 
 
 def _end(batches: Any, processes: list[BaseProcess]) -> None:
-    """Let the loader processes exit, and kill those that are still busy after a while.
+    """Let the loader processes exit, and kill those that are still busy after a grace period.
 
     A process killed while sending a batch would never release a lock, and the memory-pinning thread would
     wait for it forever.

@@ -108,7 +108,7 @@ class FromDataset:
         dataset: the data set.
         seed: the recipe's seed.
         digest: a text that identifies the data, or None.
-        loader_imports: modules that loader processes need, which are imported in advance.
+        loader_imports: modules to import in advance for loader processes.
     """
 
     def __init__(self, dataset: Any, seed: int, digest: str | None) -> None:

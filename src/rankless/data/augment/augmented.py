@@ -106,7 +106,7 @@ class Augmenter:
 
 
 def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample:
-    """Return a random crop of an image that does not cut any box, possibly without boxes.
+    """Return a random crop of an image that does not cut any box. It may contain no boxes.
 
     The fraction of the area is uniform from ``smallest`` to 1, the aspect ratio is log-uniform around that of
     the image, and the position is uniform. The crop is then grown to contain every box that it touches.

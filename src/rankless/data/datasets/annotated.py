@@ -181,7 +181,7 @@ class ClassifiedImages(_Annotated, ClassificationImages):
         annotations: annotations of one split.
         class_names: class names of the model. Default: the class names of the data.
         where: description of the data for messages.
-        given: pairs of a class name in the data and the model's name for the same class, where they differ.
+        given: pairs (name in the data, name in the model) for classes whose names differ.
     """
 
     def __init__(

@@ -60,10 +60,10 @@ def refuse_classes(classes: object) -> None:
 def with_classes(
     whole: Annotations, names: Sequence[str], where: str, elsewhere: Iterable[str] = ()
 ) -> Annotations:
-    """Return the annotations with only the classes ``names``, in this order, and a note in ``about``.
+    """Return the annotations with only the classes ``names``, in this order, and add a note to ``about``.
 
     For detection, boxes of other classes are dropped, but images are kept. For classification, images of
-    other classes are dropped. ``names`` may include classes in ``elsewhere``, those of other splits.
+    other classes are dropped. ``names`` may include classes of other splits (``elsewhere``).
     """
     known = whole.class_names
     anywhere = {*known, *elsewhere}

@@ -75,8 +75,8 @@ def match_classes(
     """Match the class names of the data with the class names of the model.
 
     Classes are matched, in this order, by ``given`` (the pairs from ``--classes-map``, which may map two
-    classes to one), by equal names, by equal letters and digits, and by different names for the same class in
-    Pascal VOC and COCO. With ``may_leave_out``, ``given`` may drop classes of the data.
+    classes to one), by equal names, by equal letters and digits, and by known alternative names, such as
+    ``sofa`` and ``couch``. With ``may_leave_out``, ``given`` may drop classes of the data.
     """
     of_model = {name: label for label, name in enumerate(model)}
     found = dict(_given(data, of_model, given, where, may_leave_out))

@@ -44,9 +44,9 @@ _SPARE = 0.02  # fraction of the disk to leave free
 
 @dataclass
 class CachedImages:
-    """The images of one split, each of which is decoded only once.
+    """Images of one split that are decoded only once.
 
-    ``durable`` determines whether cached images are flushed to disk, which is unnecessary in memory.
+    If ``durable`` is true, cached images are flushed to disk. A cache in memory does not need this.
     """
 
     images: FileImages

@@ -80,7 +80,7 @@ Source = TypeVar("Source", bound=ImageSource[Any])
 
 
 class ImageExamples(Generic[Source]):
-    """The base class of detection and classification :class:`rankless.tasks.protocol.Examples`."""
+    """Base class of :class:`rankless.tasks.protocol.Examples` for detection and classification."""
 
     images: Source
 

@@ -150,7 +150,7 @@ class Findings:
         return ((kind, self.counts[kind], self.first.get(kind, [])) for kind in KINDS if kind in self.counts)
 
     def stopping(self, also: Sequence[str] = ()) -> list[str]:
-        """Return error messages about problems that stop training: the first of each kind, and counts.
+        """Return error messages about problems that stop training: the first few of each kind, and counts.
 
         ``also`` lists additional kinds that stop training.
         """
