@@ -179,7 +179,7 @@ def place(
 
 
 def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
-    """Return the cost, (N,), of each position: the area of earlier labels and of the box that it would hide."""
+    """Return the cost, (N,), of each position: the area that it hides of earlier labels and of the box."""
     own = _overlaps(candidates, np.array([box]))[:, 0]
     own[own < 0.2 * (box[2] - box[0]) * (box[3] - box[1])] = 0
     hidden: Floats = own / 2 + _overlaps(candidates, placed).sum(1)
