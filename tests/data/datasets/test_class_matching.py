@@ -56,7 +56,7 @@ def test_what_the_user_says_comes_first_and_may_join_or_leave_out():
 
 
 def test_a_model_whose_classes_are_numbers_says_how_to_name_them():
-    with pytest.raises(UserError, match="import it again with --names FILE"):
+    with pytest.raises(UserError, match="or import the model again with --names FILE"):
         match_classes(("cat", "dog"), ("0", "1"), (), "x")
 
 

@@ -146,9 +146,8 @@ def _unmatched(
     if not found and list(model) == [str(label) for label in range(len(model))]:
         return [
             *problems,
-            f"the model's {len(model)} classes have only numbers as names; match the classes, for example "
-            f"with --classes-map '{missing[0]}={free}'; to name the classes of an imported model, import it "
-            "again with --names FILE",
+            f"the names of the model's {len(model)} classes are only numbers; match the classes, for example "
+            f"with --classes-map '{missing[0]}={free}', or import the model again with --names FILE",
         ]
     known = f"the model has the classes {listed(model)}; match the classes, for example with --classes-map"
     if not may_leave_out:
