@@ -214,5 +214,5 @@ def test_an_unreadable_image_is_found_and_stays(tmp_path):
     data = read(tmp_path)
     assert len(data.paths) == 3 and data.sizes.tolist() == [[0, 0], [3, 4], [3, 4]]
     assert data.findings.counts == {"unreadable image": 1}
-    with pytest.raises(UserError, match="1 of the 3 images of the split 'train' cannot be read"):
+    with pytest.raises(UserError, match="1 of the 3 images in the split 'train' cannot be read"):
         open_images(str(tmp_path), "train", format="image-folder", max_bad=0.3)

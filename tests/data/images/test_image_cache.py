@@ -196,7 +196,7 @@ def test_the_size_by_hand(known: Annotations) -> None:
     header = 72
     assert needed(known, SHOWN) == 3 * header + 3 * (64 * 96 + 150 * 250 + 50 * 40)
     _, (note,) = open_images(known, SHOWN, "disk")
-    assert ": 134 KiB for 4 images" in note
+    assert note.endswith("(134 KiB for 4 images)")
 
 
 def cramped(_: object) -> SimpleNamespace:

@@ -47,8 +47,8 @@ def open_annotations(
     bad, also = annotations.findings.counts.get(_UNREADABLE, 0), []
     if bad > max_bad * len(annotations):
         also.append(
-            f"{root}: {bad:,} of {counted(len(annotations), 'image')} in the split '{split}' cannot be read; "
-            f"data.max_bad allows only a fraction of {max_bad:g}"
+            f"{root}: {bad:,} of the {counted(len(annotations), 'image')} in the split '{split}' cannot be "
+            f"read; data.max_bad allows only a fraction of {max_bad:g}"
         )
     if errors := [*annotations.findings.stopping([_UNREADABLE] if also else []), *also]:
         raise UserError(
