@@ -51,7 +51,7 @@ def test_what_the_user_says_comes_first_and_may_join_or_leave_out():
     assert "'cars' is not a class of x" in found.value.problems[0]
     assert "'dogg' is not a class of the model" in found.value.problems[1]
     assert "did you mean 'dog'" in found.value.problems[1]
-    with pytest.raises(UserError, match=r"every image of x has a class; select classes"):
+    with pytest.raises(UserError, match=r"a class of x, which is supported only for data with boxes; select"):
         match_classes(("car",), ("car",), (("car", ""),), "x", may_leave_out=False)
 
 

@@ -155,8 +155,8 @@ class Annotations:
 
 def _gone(folder: Path) -> UserError:
     return UserError(
-        f"{folder}: the cached annotations were removed while the program was running; start the program "
-        "again to recreate them"
+        f"{folder}: the cached annotations were removed while the program was running; start again to "
+        "recreate them"
     )
 
 
