@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from rankless.data import loader_server
 from rankless.data.order import Line
-from rankless.errors import ShortageError, UserError
+from rankless.errors import ShortageError, UserError, counted
 from rankless.hardware.processes import die_with_parent
 from rankless.hardware.shortages import shared_memory_shortage, shortage
 from rankless.hardware.threads import one_thread
@@ -210,10 +210,10 @@ def _share(batch: Any) -> None:
 
 def _check_count(examples: Any, items: Any, images: int) -> None:
     if not isinstance(items, list) or len(items) != images:
-        returned = f"{len(items)} items" if isinstance(items, list) else type(items).__name__
+        returned = counted(len(items), "item") if isinstance(items, list) else type(items).__name__
         raise UserError(
-            f"items() of {type(examples).__name__} returned {returned} for {images} images; expected a list "
-            "with one item for each (epoch, index), in the same order"
+            f"items() of {type(examples).__name__} returned {returned} for {counted(images, 'image')}; "
+            "expected a list with one item for each (epoch, index), in the same order"
         )
 
 
