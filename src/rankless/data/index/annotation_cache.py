@@ -111,8 +111,8 @@ def _read_unchanged(root: str, read: Read) -> tuple[Annotations, list[str], list
         if not changed:
             return made, depends, states
     raise UserError(
-        f"{changed}: changed during all {_TRIES} attempts to read {root}; wait until no program changes the "
-        "data, and start again"
+        f"{root}: {changed} changed during all {_TRIES} attempts to read the data; wait until no program "
+        "changes it, and start again"
     )
 
 
