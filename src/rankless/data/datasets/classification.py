@@ -25,7 +25,7 @@ from rankless.structures import ClassificationBatch, ClassificationItem, Unreada
 
 
 class ClassificationExamples(ImageExamples[ClassificationImages]):
-    """Training or evaluation data of a classifier; a :class:`rankless.tasks.protocol.Examples`.
+    """Training or evaluation data of a classifier; see :class:`rankless.tasks.protocol.Examples`.
 
     Args:
         source: images with classes.

@@ -53,8 +53,8 @@ def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
     """Return a copy of an RGB image with all marks drawn on it, the first mark on top.
 
     Labels are placed next to their boxes. A label without space there is placed as near as possible and
-    connected to its box by a line. Text that no available font can draw is replaced with the class id, such
-    as ``#3: 90%``.
+    connected to its box by a line. Text that no available font can draw is replaced with the class id, as
+    in ``#3: 90%``.
     """
     drawn = image.copy()
     draw = ImageDraw.Draw(drawn)
