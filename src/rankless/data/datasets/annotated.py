@@ -1,4 +1,4 @@
-"""Open data sets: images with boxes, and images with one class each."""
+"""Opened data sets: images with boxes, and images with one class each."""
 
 from __future__ import annotations
 
