@@ -41,7 +41,7 @@ class MicroBatches(Generic[B]):
     """An iterator over micro-batches in the order of a schedule. As a context manager, it closes on exit.
 
     Args:
-        examples: the data; see :class:`rankless.tasks.protocol.Examples`. Loader processes get a pickled copy.
+        examples: the data; see :class:`rankless.tasks.protocol.Examples`. Loader processes get a copy.
         collate: a function that converts a list of items to a batch. It must be picklable.
         schedule: an iterable with one line per micro-batch, which is read lazily and may be endless.
         workers: number of loader processes; 0 loads the items in this process.
