@@ -39,7 +39,7 @@ def test_three_sizes_give_three_anchors(root):
     [
         ({"model": "yolov4-tiny-anchor-free"}, "--model yolov4-tiny-anchor-free: this model has no anchors"),
         ({"model": "yolov9"}, ".model.name. is 'yolov9': no such model"),
-        ({"count": 4}, "only 3 different sizes for 4 anchors"),
+        ({"count": 4}, "only 3 distinct sizes for 4 anchors"),
         ({"split": "val"}, "the split 'val' has no boxes"),
     ],
 )

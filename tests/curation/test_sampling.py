@@ -68,7 +68,7 @@ def test_a_broken_image_has_its_place_and_its_reason(tmp_path):
     good, broken = select(str(root)).shown
     assert good.image is not None
     assert broken.image is None
-    assert broken.caption == "train-001.png: the content is not an image of a known format"
+    assert broken.caption == "train-001.png: the content is not in a known image format"
 
 
 def test_class_folders(tmp_path):

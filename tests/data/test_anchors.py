@@ -87,9 +87,9 @@ def test_as_many_sizes_as_anchors_are_the_anchors() -> None:
     sizes = [(10.0, 20.0), (10.25, 20.0), (300.5, 2.0), (7.0, 7.0)]
     by_area = tuple(sorted(sizes, key=lambda side: side[0] * side[1]))
     assert kmeans_anchors(sizes * 5, 4, 0) == by_area
-    with pytest.raises(UserError, match="only 4 different sizes for 5 anchors"):
+    with pytest.raises(UserError, match="only 4 distinct sizes for 5 anchors"):
         kmeans_anchors(sizes * 5, 5, 0)
-    with pytest.raises(UserError, match="0 different sizes"):
+    with pytest.raises(UserError, match="only 0 distinct sizes"):
         kmeans_anchors(np.zeros((0, 2)), 1, 0)
     hair = [(10.0, 10.0), (10.0, np.nextafter(10.0, 11)), (10.0, np.nextafter(10.0, 9))]
     assert kmeans_anchors(hair, 3, 0) == ((10.0, 10.0),) * 3

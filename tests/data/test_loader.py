@@ -175,7 +175,7 @@ def test_examples_that_draw_whole_lines_are_given_them_with_their_step(workers: 
     batches = MicroBatches(WholeLines(), list, plan, workers=workers)
     assert next(batches) == ["3: 4 of 2 in 0", "3: 5 of 2 in 1"]
     assert next(batches) == ["4: 6 of 1 in 1"]
-    with pytest.raises(UserError, match=r"items\(\) of WholeLines returned 1 items for 2 images"):
+    with pytest.raises(UserError, match=r"items\(\) of WholeLines returned 1 item for 2 images"):
         next(batches)
 
 

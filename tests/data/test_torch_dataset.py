@@ -176,9 +176,9 @@ class Endless(IterableDataset[int]):
     [
         (Hidden(), r"from_dataset\(Hidden\): item 0 differs when loaded again"),
         (Counts(), r"from_dataset\(Counts\): item 0 differs when loaded again"),
-        (Endless(), r"from_dataset\(Endless\): not a map-style data set"),
+        (Endless(), r"from_dataset\(Endless\): the data set is not map-style"),
         ([], r"from_dataset\(list\): the data set is empty"),
-        (7, r"from_dataset\(int\): not a map-style data set"),
+        (7, r"from_dataset\(int\): the data set is not map-style"),
     ],
 )
 def test_what_cannot_keep_the_promise_is_refused(dataset, sentence):

@@ -89,9 +89,9 @@ def test_a_loader_process_that_is_killed_is_named(tmp_path, expected):
         for pid in loaders(run):
             kill(pid)  # as the kernel does when memory runs out
         assert (
-            "warning: a loader process of rank 0 was killed by SIGKILL, probably because memory ran out: use "
-            "fewer `workers` or a smaller batch.micro, or turn off data.cache: ram; restarting from the "
-            "newest checkpoint\n"
+            "warning: rank 0: a loader process was killed by SIGKILL, probably because memory ran out; use "
+            "fewer `workers`, a smaller batch.micro or data.cache=none; restarting from the newest "
+            "checkpoint\n"
         ) in run.ends(0)
         (death,), (resumed,) = run.events("death"), run.events("resume")
         assert (death["rank"], death["code"]) == (0, 1)

@@ -38,7 +38,7 @@ def test_labels_and_images_of_both_splits_come_at_once(root: Path) -> None:
     for split in ("train", "val"):
         assert any(f"labels/{split}/0.txt:1: class out of range" in one for one in found)
         assert any(f"images/{split}/1.png: unreadable image" in one for one in found)
-        assert any(f"1 of the 3 images of the split '{split}'" in one for one in found)
+        assert any(f"1 of the 3 images in the split '{split}'" in one for one in found)
     assert [number for number, one in enumerate(found) if "rankless data check" in one] == [len(found) - 1]
 
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from rankless.data.datasets.annotated import BoxedImages, DetectionImages
 from rankless.data.datasets.builtin import DigitScenes
 from rankless.data.index.annotations import Annotations
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.geometry.letterbox import fit
 from rankless.randomness import generator
 
@@ -64,9 +64,9 @@ def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float
     boxes, weights = _distinct(sizes)
     if len(boxes) < count:
         raise UserError(
-            f"model.anchors is 'kmeans', but the training boxes have only {len(boxes)} different sizes for "
-            f"{count} anchors; expected at least as many sizes as anchors; add images, or use "
-            "model.anchors=default"
+            "model.anchors is 'kmeans', but the training boxes have only "
+            f"{counted(len(boxes), 'distinct size')} for {count} anchors; expected at least one size per "
+            "anchor; add images, or use model.anchors=default"
         )
     starts = [generator(seed, "anchors", restart) for restart in range(RESTARTS)]
     candidates = [_lloyd(boxes, weights, _initial_anchors(boxes, weights, count, rng)) for rng in starts]

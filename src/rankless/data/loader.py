@@ -26,14 +26,14 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from rankless.data import loader_server
 from rankless.data.order import Line
-from rankless.errors import ShortageError, UserError
+from rankless.errors import ShortageError, UserError, counted
 from rankless.hardware.processes import die_with_parent
 from rankless.hardware.shortages import shared_memory_shortage, shortage
 from rankless.hardware.threads import one_thread
 from rankless.user_code import explained
 
 B = TypeVar("B")
-_LESS = "use fewer `workers` or a smaller batch.micro, or turn off data.cache: ram"
+_LESS = "use fewer `workers`, a smaller batch.micro or data.cache=none"
 _GRACE = 1.0  # seconds that a closing loader waits for the current batch
 
 
@@ -41,7 +41,7 @@ class MicroBatches(Generic[B]):
     """An iterator over micro-batches in the order of a schedule. As a context manager, it closes on exit.
 
     Args:
-        examples: a :class:`rankless.tasks.protocol.Examples`, which is pickled for the loader processes.
+        examples: the data; see :class:`rankless.tasks.protocol.Examples`. Loader processes get a copy.
         collate: a function that converts a list of items to a batch. It must be picklable.
         schedule: an iterable with one line per micro-batch, which is read lazily and may be endless.
         workers: number of loader processes; 0 loads the items in this process.
@@ -135,7 +135,7 @@ class LoaderDiedError(RuntimeError):
 
 
 class _Failure:
-    """An error in a loader process, sent as a result, because torch would send only the traceback."""
+    """An error in a loader process, sent as a result because torch would send only its traceback."""
 
     def __init__(self, error: UserError) -> None:
         self.error = error
@@ -203,28 +203,27 @@ def _share(batch: Any) -> None:
         _Sharing(_Nowhere(), pickle.HIGHEST_PROTOCOL).dump(batch)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UserError(
-            f"collate() returned a {type(batch).__name__} that cannot be sent from a loader process "
-            f"({error}); remove objects that cannot be pickled, or use workers=0 to load without loader "
-            "processes"
+            f"collate() returned a value of type {type(batch).__name__}, which cannot be sent from a loader "
+            f"process ({error}); remove objects that cannot be pickled, or set workers=0"
         ) from error
 
 
 def _check_count(examples: Any, items: Any, images: int) -> None:
     if not isinstance(items, list) or len(items) != images:
-        returned = f"{len(items)} items" if isinstance(items, list) else type(items).__name__
+        returned = counted(len(items), "item") if isinstance(items, list) else type(items).__name__
         raise UserError(
-            f"items() of {type(examples).__name__} returned {returned} for {images} images; expected a list "
-            "with one item for each (epoch, index), in the same order"
+            f"items() of {type(examples).__name__} returned {returned} for {counted(images, 'image')}; "
+            "expected a list with one item for each (epoch, index), in the same order"
         )
 
 
 def _failure(error: Exception) -> _Failure:
-    """Wrap a user's error so that it can be sent to the rank; raise any other error."""
+    """Wrap an error that users can fix, so that it can be sent to the rank; raise any other error."""
     known = error if isinstance(error, UserError) else explained(error)
     if known is None:
         raise error
     if isinstance(known, ShortageError) and not isinstance(error, UserError) and get_worker_info():
-        known = UserError(f"a loader process is {'; '.join(known.problems)}; {_LESS}")
+        known = UserError(f"loader process: {'; '.join(known.problems)}; {_LESS}")
     return _Failure(known)
 
 
@@ -235,8 +234,8 @@ def _death(processes: Iterable[BaseProcess]) -> Exception | None:
     if code == -signal.SIGBUS:  # the process touched shared memory beyond the available space
         return shared_memory_shortage()
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-    why = f", probably because memory ran out: {_LESS}" if code == -signal.SIGKILL else ""
-    return LoaderDiedError(f"{how}{why}")
+    why = f", probably because memory ran out; {_LESS}" if code == -signal.SIGKILL else ""
+    return LoaderDiedError(f"a loader process {how}{why}")
 
 
 def _modules(examples: object, collate: object) -> set[str]:
@@ -260,7 +259,7 @@ def _follow(rank: BaseProcess) -> None:
 
 
 def _end(batches: Any, processes: list[BaseProcess]) -> None:
-    """Let the loader processes exit, and kill those that are still busy after a while.
+    """Let the loader processes exit, and kill those that are still busy after a grace period.
 
     A process killed while sending a batch would never release a lock, and the memory-pinning thread would
     wait for it forever.

@@ -67,7 +67,7 @@ def stream(n: int, seed: int, positions: NDArray[np.integer]) -> list[tuple[int,
 
 
 def micro_batch(n: int, seed: int, step: int, micro_batch: int, batch: Batch) -> list[tuple[int, int]]:
-    """Return the (epoch, index) of each image of a micro-batch, which does not depend on the rank."""
+    """Return the (epoch, index) of each image of a micro-batch. The result does not depend on the rank."""
     first = step * batch.images + micro_batch * batch.micro
     return stream(n, seed, np.arange(first, first + batch.micro))
 

@@ -108,7 +108,7 @@ class FromDataset:
         dataset: the data set.
         seed: the recipe's seed.
         digest: a text that identifies the data, or None.
-        loader_imports: modules that loader processes need, which are imported in advance.
+        loader_imports: modules to import in advance for loader processes.
     """
 
     def __init__(self, dataset: Any, seed: int, digest: str | None) -> None:
@@ -144,12 +144,12 @@ def _check(dataset: Any) -> None:
         callable(getattr(dataset, name, None)) for name in ("__len__", "__getitem__")
     ):
         raise UserError(
-            f"{_name_of(dataset)}: not a map-style data set; expected __len__ and __getitem__, because any "
-            "rank may load any item; make items accessible by index"
+            f"{_name_of(dataset)}: the data set is not map-style; expected __len__ and __getitem__, because "
+            "any rank can load any item; make items accessible by index"
         )
     if not len(dataset):
         raise UserError(
-            f"{_name_of(dataset)}: the data set is empty; expected at least one item; check the folder"
+            f"{_name_of(dataset)}: the data set is empty; expected at least one item; check its files"
         )
 
 

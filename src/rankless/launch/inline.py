@@ -163,9 +163,7 @@ def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
                     finished = rank_job.train(job, recipe, world, stop)
     except LoaderDiedError as error:
         again = f"{RunDirectory(Path(job.run)).again} {'--parallel threads' if ranks else '--inline'}"
-        raise UserError(
-            f"a loader process {error}; continue from the newest checkpoint with: {again}"
-        ) from error
+        raise UserError(f"{error}; continue from the newest checkpoint with: {again}") from error
     except UserError as error:
         raise _with_advice(error, job) from error
     except Exception as error:

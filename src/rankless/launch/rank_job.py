@@ -73,7 +73,7 @@ def do(job: Job, path: Path, rank: int, meeting: Path | None, screen: int) -> in
                 traceback.print_exc()
             return _leave_error(known, job, path, rank)
         if isinstance(error, LoaderDiedError):
-            leave_cause(path, rank, f"a loader process of rank {rank} {error}")
+            leave_cause(path, rank, f"rank {rank}: {error}")
         raise
     if rank == 0:
         leave_note(path, rank, note)

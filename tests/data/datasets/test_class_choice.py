@@ -94,8 +94,8 @@ def test_a_choice_of_classes_in_every_format_of_classes(tmp_path, format):
     assert found.class_names == ("cat", "ant")
     assert [found.class_names[label] for label in found.labels] == ["ant", "cat", "cat"]
     assert len(found) == 3
-    assert "dropped 1 image of 1 other class: 'bee' 1" in found.about[-1]
-    assert "the split has no images of the classes 'cat', 'ant'" in problem(
+    assert "dropped 1 image of 1 other class: 'bee' (1)" in found.about[-1]
+    assert "the split has no images of the selected classes ('cat', 'ant')" in problem(
         root, "val", classes=("cat", "ant")
     )
     of_val = examine(root, "val", classes=("cat", "bee"))  # val has no cat, which train has
@@ -106,8 +106,10 @@ def test_names_that_the_data_does_not_have(tmp_path):
     text = problem(str(boxes(tmp_path / "d")), "train", classes=("ct", "dog"))
     assert "data.classes: the data has no class 'ct'; did you mean 'cat'?" in text
     assert "the data has no class 'dog'\n" in text
-    assert "the data has 3 classes: 'ant', 'bee', 'cat'; correct the names" in text
-    assert "'ant' is repeated" in problem(str(tmp_path / "d"), "train", classes=("ant", "bee", "ant"))
+    assert "/d has 3 classes: 'ant', 'bee', 'cat'; correct the names" in text
+    assert "data.classes contains 'ant' more than once" in problem(
+        str(tmp_path / "d"), "train", classes=("ant", "bee", "ant")
+    )
 
 
 def lines(root: Path, *names_files: str) -> Path:

@@ -19,18 +19,18 @@ def test_vocs_classes_are_found_in_cocos():
     assert [COCO[label] for label in match.labels] == [
         "airplane", "bicycle", "car", "dining table", "motorcycle", "person", "couch", "tv",
     ]  # fmt: skip
-    assert match.notes[0] == "voc: the classes are those of the model, matched by name"
+    assert match.notes[0] == "voc: the classes were matched with those of the model by name"
     assert "  motorbike    → motorcycle" in match.notes
     assert not any("bicycle " in note for note in match.notes)
 
 
 def test_another_order_and_a_subset_are_told_apart():
     assert match_classes(("b", "a"), ("a", "b"), (), "x").notes == (
-        "x: the classes are those of the model, in another order",
+        "x: the classes are the same as those of the model, but in a different order",
     )
     match = match_classes(("c", "A"), ("a", "b", "c"), (), "x")
     assert match.labels == (2, 0)
-    assert match.notes[1:] == ("  A  → a", "  1 class has no images, of 3 classes of the model: 'b'")
+    assert match.notes[1:] == ("  A  → a", "  1 of the model's 3 classes has no images: 'b'")
 
 
 def test_a_spelling_never_takes_a_class_that_is_there_itself():
@@ -51,12 +51,12 @@ def test_what_the_user_says_comes_first_and_may_join_or_leave_out():
     assert "'cars' is not a class of x" in found.value.problems[0]
     assert "'dogg' is not a class of the model" in found.value.problems[1]
     assert "did you mean 'dog'" in found.value.problems[1]
-    with pytest.raises(UserError, match=r"every image of x has a class; select classes"):
+    with pytest.raises(UserError, match=r"a class of x, which is supported only for data with boxes; select"):
         match_classes(("car",), ("car",), (("car", ""),), "x", may_leave_out=False)
 
 
 def test_a_model_whose_classes_are_numbers_says_how_to_name_them():
-    with pytest.raises(UserError, match="import it again with --names FILE"):
+    with pytest.raises(UserError, match="or import the model again with --names FILE"):
         match_classes(("cat", "dog"), ("0", "1"), (), "x")
 
 

@@ -192,7 +192,7 @@ def test_opening(tmp_path):
     assert isinstance(open_images("digits", "val"), DigitImages)
     with pytest.raises(UserError, match="no split 'test'"):
         open_images("digits", "test")
-    with pytest.raises(UserError, match="the model has 2 other classes"):
+    with pytest.raises(UserError, match="the model has the classes 'cat', 'dog'"):
         open_images("digits", "val", ("cat", "dog"))
     with pytest.raises(UserError, match="no such file or folder"):
         open_images(str(tmp_path / "none"), "train")

@@ -61,7 +61,7 @@ def test_splits_of_class_folders(tmp_path):
     assert listed(tmp_path, "val") == [("val/owl/z.png", "owl")]
     val = opened(tmp_path, "val", names)
     assert val.label(0) == 1  # the model's, not 0
-    assert val.notes[1:] == ("1 class has no images, of 2 classes: 'big cat'",)
+    assert val.notes[1:] == ("1 of 2 classes has no images: 'big cat'",)
     assert [name for _, name in listed(tmp_path, "test")] == ["big cat", "owl"]
     data = opened(tmp_path, "train")
     assert data.read(0).shape == (3, 3, 4) and data.label(3) == 1 and data.source(3).endswith("owl/b.PNG")
@@ -214,5 +214,5 @@ def test_an_unreadable_image_is_found_and_stays(tmp_path):
     data = read(tmp_path)
     assert len(data.paths) == 3 and data.sizes.tolist() == [[0, 0], [3, 4], [3, 4]]
     assert data.findings.counts == {"unreadable image": 1}
-    with pytest.raises(UserError, match="1 of the 3 images of the split 'train' cannot be read"):
+    with pytest.raises(UserError, match="1 of the 3 images in the split 'train' cannot be read"):
         open_images(str(tmp_path), "train", format="image-folder", max_bad=0.3)

@@ -202,11 +202,11 @@ def test_what_is_no_file_is_reported_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "not an image of a known format"),
-        (b"hello, I am a text\n" * 30, "not an image of a known format"),
-        (b"<html><body>404 Not Found</body></html>", "not an image of a known format"),
-        (b"\xff\xd8\xff", "not an image of a known format|truncated|broken|end of"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(40), "not an image of a known format"),
+        (b"", "not in a known image format"),
+        (b"hello, I am a text\n" * 30, "not in a known image format"),
+        (b"<html><body>404 Not Found</body></html>", "not in a known image format"),
+        (b"\xff\xd8\xff", "not in a known image format|truncated|broken|end of"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(40), "not in a known image format"),
     ],
 )
 def test_files_that_are_no_images(tmp_path: Path, content: bytes, reason: str) -> None:

@@ -296,7 +296,7 @@ def test_a_change_while_it_is_read_is_read_again(data: Data) -> None:
     data.__class__.until = 99  # type: ignore[attr-defined]
     time.sleep(0.05)
     data.put("03", "9")
-    with pytest.raises(UserError, match=r"labels/03: changed during each of 3 attempts"):
+    with pytest.raises(UserError, match=r"labels/03 changed during all 3 attempts"):
         data.open()
 
 

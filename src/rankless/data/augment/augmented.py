@@ -34,7 +34,7 @@ Augmented = tuple[Tensor, Tensor, Tensor, Letterbox]
 """The input, uint8 (3, H, W); boxes, float32 xyxy in pixels, (N, 4); labels, (N,); and the placement."""
 
 ASPECT = 4 / 3
-"""Maximum factor by which the aspect ratio of a crop, before it is grown, may differ from the image's."""
+"""Maximum factor between the aspect ratios of the image and of a crop before it is grown."""
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Augmenter:
 
 
 def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample:
-    """Return a random crop of an image that does not cut any box, possibly without boxes.
+    """Return a random crop of an image that does not cut any box. It may contain no boxes.
 
     The fraction of the area is uniform from ``smallest`` to 1, the aspect ratio is log-uniform around that of
     the image, and the position is uniform. The crop is then grown to contain every box that it touches.

@@ -20,7 +20,7 @@ COVERED = 0.3  # maximum fraction of an earlier box that a pasted object may cov
 
 
 def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.random.Generator) -> Sample:
-    """Return a copy of ``sample`` with objects from ``other``, whose boxes are appended.
+    """Return a copy of ``sample`` with objects pasted from ``other`` and their boxes appended.
 
     Objects are scaled as if both images were letterboxed to ``size`` (H, W). Objects that do not fit inside
     the image are not pasted.

@@ -36,7 +36,7 @@ def drawing(key: Key, part: str) -> Iterator[None]:
 
 @one_thread()
 def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
-    """Randomly blur an image, uint8 (3, H, W), add noise and compress it."""
+    """Randomly blur an image, uint8 (3, H, W), add noise to it and compress it."""
     if not (options.blur or options.noise or options.jpeg):
         return image
     from torchvision.transforms.v2 import functional as TF  # as slow to import as torch

@@ -37,8 +37,8 @@ class StepSizes:
     def choices(self) -> list[tuple[int, int]]:
         """Return all possible sizes (H, W), the smallest first.
 
-        The longer side is any multiple of 32 in the range. The other side is the multiple of 32 that best
-        keeps the aspect ratio.
+        The longer side is any multiple of 32 that ``spread`` allows. The other side is the multiple of 32
+        that best keeps the aspect ratio.
         """
         height, width = self.size
         longer = max(height, width)

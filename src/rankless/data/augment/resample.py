@@ -168,7 +168,7 @@ def warped_image(
     where: Letterbox,
     placing: Placing = USUAL,
 ) -> Tensor:
-    """Recolor an image, place it as in ``where``, and sample it at ``points``; return uint8 (3, H, W)."""
+    """Recolor an image, place it according to ``where``, and sample it at ``points``, uint8 (3, H, W)."""
     smaller, scales = shrunk(image, (where.scale, where.scale), placing)
     smaller = smaller if matrix is None else recolor(smaller, matrix)
     return sampled(smaller, points, scales, (where.left, where.top), placing.gray)

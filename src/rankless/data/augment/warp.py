@@ -1,7 +1,7 @@
 """Rotate, shear and tilt the input by a warp, together with zoom and shift in a single resampling.
 
-A warp is a homography that maps unwarped to warped points in pixels of the input, float64 (3, 3). The image
-is sampled at the source position of each pixel of the input.
+A warp is a homography, float64 (3, 3), that maps points of the input to warped points, both in pixels. The
+image is sampled at the source position of each input pixel.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def from_unit_square(corners: Matrix) -> Matrix:
     """Return the homography that maps (0, 0), (1, 0), (1, 1), (0, 1) to the given corners, (4, 2).
 
     The closed form (Heckbert, "Fundamentals of Texture Mapping", 1989, section 2.2.3) does not depend on a
-    solver. The corners must form a convex quadrilateral, which is guaranteed if each moves by less than 1/4.
+    solver. The corners must form a convex quadrilateral, which is guaranteed if each corner moves by less
+    than 1/4.
     """
     (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners.tolist()
     right, below = (x1 - x2, y1 - y2), (x3 - x2, y3 - y2)

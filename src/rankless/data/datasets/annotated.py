@@ -1,4 +1,4 @@
-"""Open data sets: images with boxes, and images with one class each."""
+"""Opened data sets: images with boxes, and images with one class each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rankless.data.images.sources import Cache, FileImages, ImageSource, Readabl
 from rankless.data.index.annotation_cache import forget
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.index.byte_ranges import file_of, original
-from rankless.errors import UserError, counted, listed
+from rankless.errors import UserError, listed
 from rankless.files.remote import is_remote
 from rankless.structures import Sample
 
@@ -181,7 +181,7 @@ class ClassifiedImages(_Annotated, ClassificationImages):
         annotations: annotations of one split.
         class_names: class names of the model. Default: the class names of the data.
         where: description of the data for messages.
-        given: pairs of a class name in the data and the model's name for the same class, where they differ.
+        given: pairs (name in the data, name in the model) for classes whose names differ.
     """
 
     def __init__(
@@ -205,9 +205,9 @@ class ClassifiedImages(_Annotated, ClassificationImages):
         self._labels = tuple(labels.get(name, -1) for name in known)
         seen = {self.class_names[labels[name]] for name in used}
         if missing := [name for name in self.class_names if name not in seen]:
-            have = counted(len(missing), "class has", "classes have")
-            note = f"{have} no images, of {len(self.class_names):,} classes: {listed(missing)}"
-            self.notes = (*self.notes, note)
+            have = "has" if len(missing) == 1 else "have"
+            some = f"{len(missing):,} of {len(self.class_names):,} classes"
+            self.notes = (*self.notes, f"{some} {have} no images: {listed(missing)}")
 
     def read(self, index: int) -> Tensor:
         return self.images.read(index).image
@@ -222,8 +222,8 @@ def check_size(annotations: Annotations, index: int, size: tuple[int, int]) -> N
     if size == (height, width):
         return
     forget(annotations)
-    was = f"was {width} × {height}" if height else "could not be read"
+    was = f"{width} × {height}" if height else "unreadable"
     raise UserError(
-        f"{annotations.path(index)}: the image was replaced: its size is {size[1]} × {size[0]}, but it {was} "
-        "when the data was read; restart to read the data again"
+        f"{annotations.path(index)}: the image changed after the data was read: it was {was} and is now "
+        f"{size[1]} × {size[0]}; start again to read the new data"
     )

@@ -107,7 +107,7 @@ class DigitScenes(_Digits, DetectionImages):
         return self._render(index)
 
     def _render(self, index: int, hidden: int | None = None) -> Sample:
-        """Render a scene. Tests omit the ink of the digit ``hidden`` to find its pixels."""
+        """Render a scene. For tests, the digit with the number ``hidden`` can be omitted."""
         rng = Draws(generator(self.seed, "digits", self.split, index))
         digits, labels, boxes = self._layout(rng)
         clutter = self._clutter(rng, boxes)

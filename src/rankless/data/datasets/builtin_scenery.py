@@ -114,7 +114,7 @@ def background(rng: Draws, height: int, width: int) -> Image.Image:
 
 
 def sensor_noise(rng: Draws, planes: Bytes) -> None:
-    """Add gray noise, colored noise or no noise to ``planes``, uint8 (3, H, W), in place."""
+    """Randomly add gray noise, colored noise or no noise to ``planes``, uint8 (3, H, W), in place."""
     _, height, width = planes.shape
     choice = rng.below(len(_DEVIATIONS) + 1)
     if choice == len(_DEVIATIONS):

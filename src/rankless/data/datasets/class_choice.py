@@ -27,7 +27,7 @@ def class_list(classes: Classes, root: str) -> tuple[str, ...] | None:
         return None
     names = _from_file(classes, root) if isinstance(classes, str) else tuple(classes)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise UserError(f"data.classes: {listed(twice)} is repeated; expected each class only once")
+        raise UserError(f"data.classes contains {listed(twice)} more than once; remove the duplicates")
     return names
 
 
@@ -60,17 +60,17 @@ def refuse_classes(classes: object) -> None:
 def with_classes(
     whole: Annotations, names: Sequence[str], where: str, elsewhere: Iterable[str] = ()
 ) -> Annotations:
-    """Return the annotations with only the classes ``names``, in this order, and a note in ``about``.
+    """Return the annotations with only the classes ``names``, in this order, and add a note to ``about``.
 
     For detection, boxes of other classes are dropped, but images are kept. For classification, images of
-    other classes are dropped. ``names`` may include classes in ``elsewhere``, those of other splits.
+    other classes are dropped. ``names`` may include classes of other splits (``elsewhere``).
     """
     known = whole.class_names
     anywhere = {*known, *elsewhere}
     if unknown := [name for name in names if name not in anywhere]:
         lacking = [f"data.classes: the data has no class '{name}'{nearest(name, known)}" for name in unknown]
-        has = f"the data has {counted(len(known), 'class', 'classes')}: {listed(known)}"
-        raise UserError([*lacking[:8], f"{where}: {has}; correct the names in data.classes"])
+        has = f"{where} has {counted(len(known), 'class', 'classes')}: {listed(known)}"
+        raise UserError([*lacking[:8], f"{has}; correct the names in data.classes"])
     label_of = {name: label for label, name in enumerate(names)}
     labels = np.array([label_of.get(name, -1) for name in known], np.int64)[np.asarray(whole.labels)]
     selected = labels >= 0
@@ -82,7 +82,8 @@ def with_classes(
         made = replace(subset(whole, np.flatnonzero(selected)), findings=whole.findings)
     else:
         raise UserError(
-            f"{where}: the split has no images of the classes {listed(names)}; correct data.classes"
+            f"{where}: the split has no images of the selected classes ({listed(names)}); correct "
+            "data.classes"
         )
     about = (*whole.about, *([_note(whole.has_boxes, len(names), left_out)] if left_out else ()))
     return replace(made, class_names=tuple(names), labels=labels[selected].astype(np.int32), about=about)
@@ -90,7 +91,7 @@ def with_classes(
 
 def _note(boxed: bool, names: int, left_out: dict[str, int]) -> str:
     most = sorted(left_out.items(), key=lambda one: -one[1])
-    shown = ", ".join(f"'{name}' {count:,}" for name, count in most[:8])
+    shown = ", ".join(f"'{name}' ({count:,})" for name, count in most[:8])
     more = f" and {len(most) - 8} more" if len(most) > 8 else ""
     lost = counted(sum(left_out.values()), *(("box", "boxes") if boxed else ("image", "images")))
     others = counted(len(left_out), "other class", "other classes")

@@ -13,7 +13,7 @@ from pathlib import Path
 from rankless.errors import UserError, counted, listed, nearest
 
 Pairs = Sequence[tuple[str, str]]
-"""Pairs of a class in the data and a class in the model, which is "" to drop the class in the data."""
+"""Pairs of class names in the data and in the model. An empty name in the model drops the class."""
 
 LEFT_OUT = -1
 _SHOWN = 20
@@ -53,8 +53,8 @@ def between_splits(root: str, training: str, other: str) -> Iterator[None]:
         yield
     except UnmatchedClassesError as error:
         raise UserError(
-            f"{root}: {further_classes(root, training, other, error.names)}; give the splits the same "
-            "classes, or select classes with data.classes"
+            f"{root}: {further_classes(root, training, other, error.names)}; use the same classes "
+            "in both splits, or select classes with data.classes"
         ) from None
 
 
@@ -75,8 +75,8 @@ def match_classes(
     """Match the class names of the data with the class names of the model.
 
     Classes are matched, in this order, by ``given`` (the pairs from ``--classes-map``, which may map two
-    classes to one), by equal names, by equal letters and digits, and by different names for the same class in
-    Pascal VOC and COCO. With ``may_leave_out``, ``given`` may drop classes of the data.
+    classes to one), by equal names, by equal letters and digits, and by known alternative names, such as
+    ``sofa`` and ``couch``. With ``may_leave_out``, ``given`` may drop classes of the data.
     """
     of_model = {name: label for label, name in enumerate(model)}
     found = dict(_given(data, of_model, given, where, may_leave_out))
@@ -98,18 +98,18 @@ def _given(
     for theirs, ours in given:
         if theirs not in data:
             problems.append(
-                f"--classes-map: '{theirs}' is not a class of {where}; expected {listed(data)}"
+                f"--classes-map: '{theirs}' is not a class of {where}; expected one of {listed(data)}"
                 f"{nearest(theirs, data)}"
             )
         if not ours and not may_leave_out:
             problems.append(
-                f"--classes-map: '{theirs}=' drops a class, but every image of {where} has a class; select "
-                "classes with data.classes instead"
+                f"--classes-map: '{theirs}=' drops a class of {where}, which is supported only for data with "
+                "boxes; select classes with data.classes instead"
             )
         if ours and ours not in of_model:
             known = tuple(of_model)
             problems.append(
-                f"--classes-map: '{ours}' is not a class of the model; expected {listed(known)}"
+                f"--classes-map: '{ours}' is not a class of the model; expected one of {listed(known)}"
                 f"{nearest(ours, known)}"
             )
     if problems:
@@ -139,15 +139,15 @@ def _unmatched(
         f"{where}: the model has no class '{name}'{nearest(name, model)}" for name in missing[:_SHOWN]
     ]
     if len(missing) > _SHOWN:
-        problems.append(f"{where}: the model also lacks {len(missing) - _SHOWN} other classes of the data")
+        others = counted(len(missing) - _SHOWN, "other class", "other classes")
+        problems.append(f"{where}: the model also lacks {others} of the data")
     taken = set(found.values())
     free = next((name for label, name in enumerate(model) if label not in taken), model[0])
     if not found and list(model) == [str(label) for label in range(len(model))]:
         return [
             *problems,
-            f"the model's {len(model)} classes have only numbers as names; match the classes, for example "
-            f"with --classes-map '{missing[0]}={free}'; to name the classes of an imported model, import it "
-            "again with --names FILE",
+            f"the names of the model's {len(model)} classes are only numbers; match the classes, for example "
+            f"with --classes-map '{missing[0]}={free}', or import the model again with --names FILE",
         ]
     known = f"the model has the classes {listed(model)}; match the classes, for example with --classes-map"
     if not may_leave_out:
@@ -161,13 +161,15 @@ def _table(data: Sequence[str], model: Sequence[str], found: Mapping[str, int], 
     differ = [name for name in data if pairs[name] != name]
     used = {label for label in found.values() if label != LEFT_OUT}
     without = [name for label, name in enumerate(model) if label not in used]
-    how = "matched by name" if differ or without else "in another order"
-    yield f"{where}: the classes are those of the model, {how}"
+    if differ or without:
+        yield f"{where}: the classes were matched with those of the model by name"
+    else:
+        yield f"{where}: the classes are the same as those of the model, but in a different order"
     width = max((len(name) for name in differ[:_SHOWN]), default=0)
     for name in differ[:_SHOWN]:
         yield f"  {name:{width}}  → {pairs[name]}"
     if len(differ) > _SHOWN:
         yield f"  … and {len(differ) - _SHOWN} more"
     if without:
-        have = counted(len(without), "class has", "classes have")
-        yield f"  {have} no images, of {len(model)} classes of the model: {listed(without)}"
+        have = "has" if len(without) == 1 else "have"
+        yield f"  {len(without)} of the model's {len(model)} classes {have} no images: {listed(without)}"

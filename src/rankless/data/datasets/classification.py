@@ -16,7 +16,7 @@ from rankless.data.datasets.classification_input import augment, place, shown_as
 from rankless.data.datasets.open_split import open_annotations
 from rankless.data.images.image_file import UnreadableImage
 from rankless.data.images.sources import Cache, ImageExamples, ReadableImages
-from rankless.errors import UserError, shell_word
+from rankless.errors import UserError, listed, shell_word
 from rankless.geometry.letterbox import GRAY
 from rankless.randomness import generator
 from rankless.recipe.durations import RunLength
@@ -25,7 +25,7 @@ from rankless.structures import ClassificationBatch, ClassificationItem, Unreada
 
 
 class ClassificationExamples(ImageExamples[ClassificationImages]):
-    """Training or evaluation data of a classifier; a :class:`rankless.tasks.protocol.Examples`.
+    """Training or evaluation data of a classifier; see :class:`rankless.tasks.protocol.Examples`.
 
     Args:
         source: images with classes.
@@ -130,16 +130,16 @@ def open_images(
         annotations = open_annotations(root, split, format, classes=classes, max_bad=max_bad)
         if annotations.has_boxes:
             raise UserError(
-                f"{annotations.about[0]}: the images have boxes; expected one class per image for a "
-                "classifier; train a detector with `rankless train yolov4-tiny "
-                f"data.root={shell_word(root)}`, or use data with one folder per class"
+                f"{annotations.about[0]} with boxes; expected one class per image for a classifier; train a "
+                f"detector with `rankless train yolov4-tiny data.root={shell_word(root)}`, or use data with "
+                "one folder per class"
             )
         return ClassifiedImages(annotations, class_names, f"{root}, split '{split}'", given)
     refuse_classes(classes)
     digits = DigitImages(split)
     if class_names is not None and tuple(class_names) != digits.class_names:
         raise UserError(
-            f"digits: the built-in data has the classes 0 to 9, but the model has {len(class_names)} other "
-            f"classes ({', '.join(class_names[:8])}); use the data that the model was trained on"
+            "digits: the built-in data has the classes 0 to 9, but the model has the classes "
+            f"{listed(class_names)}; use the data that the model was trained on"
         )
     return digits

@@ -41,7 +41,7 @@ class StretchedImages:
 
 
 class DetectionExamples(ImageExamples[DetectionImages]):
-    """Training or evaluation data of a detector; a :class:`rankless.tasks.protocol.Examples`.
+    """Training or evaluation data of a detector; see :class:`rankless.tasks.protocol.Examples`.
 
     Args:
         source: images with boxes.

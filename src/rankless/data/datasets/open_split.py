@@ -47,12 +47,12 @@ def open_annotations(
     bad, also = annotations.findings.counts.get(_UNREADABLE, 0), []
     if bad > max_bad * len(annotations):
         also.append(
-            f"{root}: {bad:,} of the {counted(len(annotations), 'image')} of the split '{split}' cannot be "
+            f"{root}: {bad:,} of the {counted(len(annotations), 'image')} in the split '{split}' cannot be "
             f"read; data.max_bad allows only a fraction of {max_bad:g}"
         )
     if errors := [*annotations.findings.stopping([_UNREADABLE] if also else []), *also]:
         raise UserError(
-            [*errors, f"fix these errors; to list all, run `rankless data check {shell_word(root)}`"]
+            [*errors, f"fix these errors; to list all errors, run `rankless data check {shell_word(root)}`"]
         )
     return annotations
 
@@ -133,7 +133,7 @@ def without_boxes(root: str, split: str, annotations: Annotations) -> str:
 def of_another_task(pretrained: str, task: str, root: str, *, boxed: bool) -> str:
     """Return an error message if pretrained weights and data belong to different tasks, otherwise "".
 
-    ``task`` is the task of the weights, and ``boxed`` tells whether the data has boxes. Names of published
+    ``task`` is the task of the weights, and ``boxed`` is true if the data has boxes. Names of published
     weights are not checked.
     """
     if boxed == (task == "detect") or is_by_name(pretrained):
@@ -150,7 +150,7 @@ def of_another_task(pretrained: str, task: str, root: str, *, boxed: bool) -> st
 def _of_other_splits(
     name: str, root: Location, split: str, made: Annotations, chosen: Sequence[str]
 ) -> Iterator[str]:
-    """Yield the classes of the other splits, which matter only if this split lacks a selected class."""
+    """Yield the classes of the other splits if this split lacks a selected class."""
     if not made.has_boxes and not set(chosen) <= set(made.class_names):
         page = format_named(name)
         for other in page.splits(root):

@@ -42,7 +42,7 @@ def named(data: Data) -> str:
     if name not in _KNOWN:
         raise UserError(
             f"data.root is '{data.root}': expected {one_of(PREFIX + each for each in _KNOWN)}"
-            f"{nearest(name, _KNOWN)}; for other data sets, give the folder"
+            f"{nearest(name, _KNOWN)}; for other data sets, set data.root to the folder"
         )
     return name
 
@@ -77,7 +77,9 @@ def download(data: Data) -> list[str]:
     """
     name = named(data)
     if not name or not _by_download(name):
-        what = f"{data.root} is your own data" if not name else "torchvision cannot download CocoDetection"
+        what = "torchvision cannot download CocoDetection"
+        if not name:
+            what = f"{data.root} is not a torchvision data set"
         known = one_of(PREFIX + each for each in _KNOWN if _by_download(each))
         raise UserError(f"--download: {what}; expected data.root to be {known}; remove --download")
     folder = Path(data.folder).expanduser()
@@ -92,8 +94,8 @@ def download(data: Data) -> list[str]:
             download_and_extract_archive(url, str(folder / into), filename=file, md5=md5)
         except (OSError, RuntimeError) as error:  # no network, or a wrong MD5 sum
             raise UserError(
-                f"{url}: cannot be downloaded: {error}; check the network connection and try again, or put "
-                f"the files into {shlex.quote(str(folder))} by hand"
+                f"{url}: cannot be downloaded: {error}; check the network connection and try again, or copy "
+                f"the files to {shlex.quote(str(folder))}"
             ) from error
         said.append(f"downloaded {url} to {folder / into}")
     return said

@@ -52,8 +52,9 @@ def color(label: int) -> Color:
 def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
     """Return a copy of an RGB image with all marks drawn on it, the first mark on top.
 
-    Each label is next to its box or, to avoid overlaps, as near as possible and connected to the box by a
-    line. Text that no available font can draw is replaced with the class id, such as ``#3: 90%``.
+    Labels are placed next to their boxes. A label without space there is placed as near as possible and
+    connected to its box by a line. Text that no available font can draw is replaced with the class id, as
+    in ``#3: 90%``.
     """
     drawn = image.copy()
     draw = ImageDraw.Draw(drawn)
@@ -125,7 +126,7 @@ def _around(box: Rectangle, line: int, size: tuple[int, int]) -> Rectangle:
 
 
 def _pixels(box: Rectangle) -> tuple[int, int, int, int]:
-    """Return the xyxy indices of the first and last pixels of a box, which has at least one pixel."""
+    """Convert a box to inclusive pixel indices, xyxy, with at least one pixel per side."""
     x1, y1 = round(box[0]), round(box[1])
     return x1, y1, max(x1, round(box[2]) - 1), max(y1, round(box[3]) - 1)
 
@@ -178,7 +179,7 @@ def place(
 
 
 def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
-    """Return how many pixels, (N,), of earlier labels and of the box each candidate position would hide."""
+    """Return the cost, (N,), of each position: the area that it hides of earlier labels and of the box."""
     own = _overlaps(candidates, np.array([box]))[:, 0]
     own[own < 0.2 * (box[2] - box[0]) * (box[3] - box[1])] = 0
     hidden: Floats = own / 2 + _overlaps(candidates, placed).sum(1)
@@ -196,7 +197,7 @@ def _candidates(box: Rectangle, width: float, height: float) -> Iterator[Rectang
 
 
 def _further(box: Rectangle, width: float, height: float) -> Floats:
-    """Return positions, (N, 4), around a box, the nearest first."""
+    """Return label positions around a box, (N, 4), nearest first."""
     x1, y1, x2, y2 = box
     reach_x, reach_y = _REACH * height, _REACH * height
     lefts = np.arange(x1 - width - reach_x, x2 + reach_x + 1, max(1.0, height / 2))

@@ -1,8 +1,8 @@
 """Find fonts for labels: Pillow's built-in font for Latin letters, and system fonts for other letters.
 
-Text with other letters, such as Chinese, uses the first of these fonts that has all of them: the file in
-``RANKLESS_FONT``, known Chinese, Japanese and Korean system fonts, Matplotlib's DejaVu, and any other system
-font.
+Text with other letters, for example Chinese, uses the first font that has all of its letters. The fonts are
+tried in this order: the file in ``RANKLESS_FONT``, known Chinese, Japanese and Korean system fonts,
+Matplotlib's DejaVu, and other system fonts.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _has(path: str, letters: frozenset[str]) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def _draws(path: str, letter: str) -> bool:
-    """Return whether a font has a letter, that is, draws it differently from a missing letter."""
+    """Return whether a font has a letter. Missing letters are all drawn as the same glyph."""
     try:
         font = _opened(path, _TRIED_AT)
         return bytes(font.getmask(letter)) != _missing(path)

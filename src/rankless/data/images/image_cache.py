@@ -44,9 +44,9 @@ _SPARE = 0.02  # fraction of the disk to leave free
 
 @dataclass
 class CachedImages:
-    """The images of one split, each of which is decoded only once.
+    """Images of one split that are decoded only once.
 
-    ``durable`` determines whether cached images are flushed to disk, which is unnecessary in memory.
+    If ``durable`` is true, cached images are flushed to disk. A cache in memory does not need this.
     """
 
     images: FileImages
@@ -102,7 +102,7 @@ def open_images(
     size = f"{in_gib(need)} for {counted(len(annotations), 'image')}"
     if kind == "disk":
         images = _on_disk(files, cache_folder() / "images" / _digest(annotations), need, size)
-        return images, (f"decoded images are cached in {images.folder}: {size}",)
+        return images, (f"decoded images are cached in {images.folder} ({size})",)
     home = MEMORY / f"rankless-{os.geteuid()}"
     folder = home / f"{_digest(annotations)}-{_KINDS}"
     try:
@@ -115,7 +115,7 @@ def open_images(
     except (OSError, UserError) as error:
         reason = "; ".join(error.problems) if isinstance(error, UserError) else (error.strerror or str(error))
         return files, (f"decoded images are not cached in memory ({size}): {reason}",)
-    return images, (f"decoded images are cached in memory, shared by all processes of a machine: {size}",)
+    return images, (f"decoded images are cached in memory shared by all processes on this machine ({size})",)
 
 
 def needed(annotations: Annotations, shown: Shown) -> int:

@@ -90,7 +90,7 @@ class Shown:
 
 
 class Header(NamedTuple):
-    """The properties of an image from its header."""
+    """Image properties from the header of the file."""
 
     size: tuple[int, int]  # (H, W) of the upright image
     format: str  # format of the content, such as PNG
@@ -111,7 +111,7 @@ class Decoded(NamedTuple):
 
 
 def too_large(length: int) -> str:
-    """Return an error message for an image file of ``length`` bytes that is too large."""
+    """Return an error message for an image file that is too large (``length`` bytes)."""
     return f"the file has {length:,} bytes; expected at most {MOST_BYTES:,}"
 
 
@@ -147,7 +147,7 @@ def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
 def _upright_jpeg(data: bytes, shown: Shown | None) -> tuple[Pixels, int, tuple[int, int]] | None:
     """Decode an intact JPEG without an EXIF orientation; return None if Pillow is needed.
 
-    The result is the pixels, the factor by which they are reduced, and the (H, W) of the file.
+    Returns the pixels, the reduction factor, and the (H, W) of the image at full size.
     """
     if not data.startswith(b"\xff\xd8\xff") or b"Exif" in data or b"Orientation" in data:  # EXIF or XMP
         return None
@@ -172,7 +172,7 @@ def _any_image(data: bytes, shown: Shown | None) -> tuple[Pixels, int, tuple[int
 
 
 def header(path: Source, *, name: str = "") -> Header:
-    """Read the header of an image. Only TIFF images must be decoded for this."""
+    """Read the header of an image. Only TIFF images need to be decoded."""
     try:
         with _quiet(), _opened(path) as file, Image.open(file) as image:
             width, height = _header(image)
@@ -273,7 +273,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "the content is not an image of a known format"
+        return "the content is not in a known image format"
     if isinstance(error, Image.DecompressionBombError):
         return f"the image is too large; expected at most {MOST_PIXELS // 10**6} million pixels"
     if isinstance(error, OSError) and error.strerror:

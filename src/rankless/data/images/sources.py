@@ -72,7 +72,7 @@ class ImageSource(ABC, Generic[Value]):
 
     def opened(self, shown: Shown, cache: Cache) -> tuple[Any, tuple[str, ...]]:
         """Return a source whose images are reduced for ``shown`` and cached, and notes on the cache."""
-        off = f"data.cache is {cache}, but this data set is generated, so caching is off"
+        off = f"data.cache is '{cache}', but generated images are not cached"
         return self, () if cache == "none" else (off,)
 
 
@@ -80,7 +80,7 @@ Source = TypeVar("Source", bound=ImageSource[Any])
 
 
 class ImageExamples(Generic[Source]):
-    """The base class of detection and classification :class:`rankless.tasks.protocol.Examples`."""
+    """Base class of :class:`rankless.tasks.protocol.Examples` for detection and classification."""
 
     images: Source
 

@@ -1,8 +1,7 @@
 """Cache annotations on disk until one of their source files changes.
 
-If several processes open a data set at the same time, one of them reads it, and the other processes wait and
-map its result. Every result has its own folder, so a newer result does not affect processes that use an older
-one.
+If several processes open a data set at the same time, one of them reads it, and the others wait for the
+result. Every result has its own folder, so a newer result does not affect processes that use an older one.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def _load_valid(store: Path) -> Annotations | None:
 
 
 def _read_unchanged(root: str, read: Read) -> tuple[Annotations, list[str], list[State]]:
-    """Repeat ``read`` until no source file changes meanwhile; return its result and the file states."""
+    """Repeat ``read`` until no source file changes while it runs; return its result and the file states."""
     changed = ""
     for _ in range(_TRIES):
         time.sleep(TICK / 1e9)  # later changes must get a later time
@@ -112,8 +111,8 @@ def _read_unchanged(root: str, read: Read) -> tuple[Annotations, list[str], list
         if not changed:
             return made, depends, states
     raise UserError(
-        f"{changed}: changed during each of {_TRIES} attempts to read {root}; wait until no program changes "
-        "the data, and start again"
+        f"{root}: {changed} changed during all {_TRIES} attempts to read the data; wait until no program "
+        "changes it, and start again"
     )
 
 

@@ -155,8 +155,8 @@ class Annotations:
 
 def _gone(folder: Path) -> UserError:
     return UserError(
-        f"{folder}: the cached annotations were removed while the program was running; start again to read "
-        "the data again"
+        f"{folder}: the cached annotations were removed while the program was running; start again to "
+        "recreate them"
     )
 
 

@@ -83,7 +83,7 @@ def changed_file(folder: str, processes: int) -> str:
                 break
             answer = process.communicate()[0]
             if process.returncode:
-                raise OSError(f"a process that checks files exited with code {process.returncode}")
+                raise OSError(f"the check for changed files exited with code {process.returncode}")
             changed = os.fsdecode(answer)
     return changed
 

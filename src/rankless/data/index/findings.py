@@ -52,12 +52,12 @@ KINDS: dict[str, Kind] = {
     "unnamed class": Kind("stops", "box has", "boxes have", "a class that is not in the list of classes"),
     # Boxes
     "not normalized": Kind("stops", "box is", "boxes are", "not normalized to 0–1 (probably in pixels)"),
-    "not finite": Kind("dropped", "box is", "boxes are", "NaN or infinite"),
+    "not finite": Kind("dropped", "box has", "boxes have", "NaN or infinite coordinates"),
     "no size": Kind("dropped", "box has", "boxes have", "no width or no height"),
-    "ends before it begins": Kind("dropped", "box ends before it begins", "boxes end before they begin"),
-    "outside": Kind("dropped", "box lies", "boxes lie", "outside the image"),
+    "ends before it begins": Kind("dropped", "box has", "boxes have", "a negative width or height"),
+    "outside": Kind("dropped", "box is", "boxes are", "outside the image"),
     "repeated": Kind(
-        "dropped", "box repeats", "boxes repeat", "another box with the same image, class and coordinates"
+        "dropped", "box has", "boxes have", "the same image, class and coordinates as another box"
     ),
     "over the edge": Kind("clipped", "box extends", "boxes extend", "beyond the edge of the image"),
     "counted from 0": Kind(
@@ -82,17 +82,17 @@ KINDS: dict[str, Kind] = {
     ),
     "label without image": Kind("reported", "label file has", "label files have", "no image"),
     "empty": Kind("reported", "image has", "images have", "no boxes"),
-    "other format": Kind("reported", "image has", "images have", "a format that differs from the extension"),
-    "other size": Kind("reported", "image has", "images have", "a size that differs from the annotation"),
-    "no stated size": Kind(
-        "reported", "annotation gives", "annotations give", "no valid width and height of the image"
+    "other format": Kind(
+        "reported", "image has", "images have", "a format that differs from the file extension"
     ),
+    "other size": Kind("reported", "image has", "images have", "a size that differs from the annotated size"),
+    "no stated size": Kind("reported", "annotation has", "annotations have", "no valid image size"),
     "sideways": Kind("reported", "image is", "images are", "rotated by EXIF, but annotated without rotation"),
     "unknown image": Kind("dropped", "annotation is", "annotations are", "for an image that is not listed"),
     "repeated id": Kind("reported", "annotation id is", "annotation ids are", "used more than once"),
     "left out": Kind("reported", "file was", "files were", "ignored"),
     "same image twice": Kind(
-        "reported", "image has", "images have", "the same bytes as another image of the split"
+        "reported", "image has", "images have", "the same bytes as another image in the split"
     ),
     "same in two splits": Kind(
         "reported", "image is", "images are", "in two splits (identical bytes), so scores are too high"
@@ -150,7 +150,7 @@ class Findings:
         return ((kind, self.counts[kind], self.first.get(kind, [])) for kind in KINDS if kind in self.counts)
 
     def stopping(self, also: Sequence[str] = ()) -> list[str]:
-        """Return error messages about problems that stop training: the first of each kind, and counts.
+        """Return error messages about problems that stop training: the first few of each kind, and counts.
 
         ``also`` lists additional kinds that stop training.
         """

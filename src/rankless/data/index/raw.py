@@ -96,7 +96,7 @@ class Raw:
 
 @dataclass
 class RawBuilder:
-    """A builder for :class:`Raw`. A box takes 41 bytes."""
+    """A builder for :class:`Raw`. Each box takes 41 bytes."""
 
     findings: Findings = field(default_factory=Findings)
     paths: list[str] = field(default_factory=list)
@@ -144,7 +144,7 @@ class RawBuilder:
         self.add_box(image, (0.0, 0.0, 0.0, 0.0), label, line)
 
     def raw(self, *, boxed: bool = True, **rest: Any) -> Raw:
-        """Return the annotations as a :class:`Raw`; ``rest`` are the values of its other fields.
+        """Return the annotations as a :class:`Raw`; ``rest`` contains the values of its other fields.
 
         With ``boxed=False``, each image has one class instead of boxes.
         """

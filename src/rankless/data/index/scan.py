@@ -172,8 +172,8 @@ def _error(report: Report) -> Exception:
     if report.trace:
         return RuntimeError(f"reading the data failed:\n{report.trace}")
     return UserError(
-        "a process that reads the data was killed, probably because memory ran out; start again to continue "
-        "with the cached results"
+        "a process that was reading the data was killed, probably because memory ran out; start again to "
+        "continue with the cached results"
     )
 
 
@@ -185,7 +185,7 @@ def with_headers(raw: Raw) -> Raw:
 
 
 def size(source: image_file.Source, path: str, findings: Findings) -> tuple[int, int]:
-    """Return the height and width from an image header; if it is unreadable, report this and return 0, 0."""
+    """Return the (height, width) from an image header; report an unreadable image and return 0, 0 for it."""
     try:
         header = image_file.header(source, name=path)
     except image_file.UnreadableImage as error:
@@ -197,7 +197,7 @@ def size(source: image_file.Source, path: str, findings: Findings) -> tuple[int,
 
 
 def with_sizes(raw: Raw) -> Raw:
-    """Fill in the image sizes in chunks; for formats with a single annotation file."""
+    """Fill in the image sizes in chunks, for a format with a single annotation file."""
     scanned = scan(_images_alone, [(file,) for file in raw.paths], "images")
     raw.sizes = scanned.sizes
     raw.findings.update(scanned.findings)
@@ -254,7 +254,7 @@ def chunks(items: Sequence[Item], about: int) -> Iterator[list[Item]]:
 
 
 def read_chunk(work: Work, items: list[Item], store: Path) -> str:
-    """Return the name of the file in ``store`` with the result of ``work(items)``, computed if necessary."""
+    """Compute ``work(items)`` unless it is cached, and return the name of the result file in ``store``."""
     before = [state(name) for item in items for name in item]
     asked = json.dumps([reader_version(), work.__module__, work.__qualname__, items, before])
     path = store / f"{hashlib.sha256(asked.encode()).hexdigest()[:40]}.npz"

@@ -45,7 +45,7 @@ def validate(raw: Raw, format: str) -> Annotations:
         inside = boxes.clip(0, sides)
         # Sizes and duplicates are checked in float32, as in the result. Adding 0 turns -0 into 0.
         clipped = (inside + 0).astype(np.float32)
-        checked.drop("outside", known & (inside[:, 2:] <= inside[:, :2]).any(1), "a box inside")
+        checked.drop("outside", known & (inside[:, 2:] <= inside[:, :2]).any(1), "a box inside the image")
         checked.drop("no size", known & (clipped[:, 2:] <= clipped[:, :2]).any(1))
         checked.drop("repeated", ~_first_of_equals(raw, clipped, checked.good & known) & known)
         beyond = known & (np.abs(boxes - inside) > HAIR * sides).any(1)
