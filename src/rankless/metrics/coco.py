@@ -171,7 +171,7 @@ def _boxes(images: Sequence[Detections] | Sequence[Truth], classes: int) -> tupl
     labels = [one.labels.numpy() for one in images]
     for image, each in enumerate(labels):
         for label in each[(each < 0) | (each >= classes)][:1]:
-            raise ValueError(f"image {image}: label {label}, but there are {classes} class names")
+            raise ValueError(f"image {image} has label {label}, but there are only {classes} class names")
     xyxy = np.concatenate([np.zeros((0, 4)), *(one.boxes.double().numpy().reshape(-1, 4) for one in images)])
     numbers = np.repeat(np.arange(len(images)), [len(each) for each in labels])
     group = np.concatenate([np.zeros(0, np.int64), *labels]) * len(images) + numbers

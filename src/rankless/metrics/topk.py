@@ -39,7 +39,9 @@ def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence
         raise ValueError(f"{count} × {classes} predictions, {len(labels)} labels, {len(class_names)} names")
     truth = labels.numpy()
     if truth.min() < 0 or truth.max() >= classes:
-        raise ValueError(f"labels from {truth.min()} to {truth.max()}, but there are {classes} classes")
+        raise ValueError(
+            f"the labels are {truth.min()} to {truth.max()}, but there are only {classes} classes"
+        )
     logs = log_probabilities.double().numpy()
     of_truth = logs[np.arange(count), truth]  # (N,)
     ahead = logs > of_truth[:, None]

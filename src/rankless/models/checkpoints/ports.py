@@ -18,7 +18,7 @@ from rankless.models.darknet.network import DETECTOR_CHANNELS, Conv, Involution,
 from rankless.models.layers import BATCH_NORM_EPS
 
 Module = tuple[str, str]
-"""The names of a convolution and of its batch norm, which is empty if there is none."""
+"""The names of a convolution and its batch norm. The latter is empty if there is no batch norm."""
 
 _IN_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 _STAGES = (1, 2, 8, 8, 4)  # residual blocks of Darknet-53 and of CSPDarknet-53
@@ -109,7 +109,7 @@ def from_port(
     misfits = compare(expected, {name: expected.get(name, tensor) for name, tensor in aligned.items()})
     missing = [one for one in misfits.missing if not one.endswith(COUNTER)]
     if (missing or misfits.unexpected) and not (partial and len(missing) < len(names)):
-        raise mismatch(source, misfits, f"check that it is a checkpoint from {port.source} for this model")
+        raise mismatch(source, misfits, f"check that it comes from {port.source} and belongs to this model")
     predictors = {f"layers.{network.names[number]}.conv." for number in network.predictors()}
     renamed = {name: aligned[name] for name in misfits.unexpected}
     for mine, theirs in names.items():
@@ -123,8 +123,8 @@ def from_port(
         renamed[mine] = tensor
     if port.eps != BATCH_NORM_EPS:
         notes.append(
-            f"the batch norms' variances were increased by {port.eps - BATCH_NORM_EPS:.2g}, because their "
-            "epsilon differs"
+            f"the batch norms' variances were increased by {port.eps - BATCH_NORM_EPS:.2g} to compensate for "
+            "a different epsilon"
         )
     return renamed, notes
 
@@ -332,4 +332,4 @@ PORTS: dict[str, Port] = {
         "github.com/open-mmlab/mmdetection, yolov3_d53", "yolov3", _of_mmdetection, "names only"
     ),
 }
-"""The ports by name."""
+"""All known ports by name."""

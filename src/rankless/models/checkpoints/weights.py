@@ -77,7 +77,7 @@ def load(path: Path, *, checked: bool = False) -> Weights:
         )
     if written != FORMAT:
         raise UserError(
-            f"{path}: has the format '{written}'; this version reads only '{FORMAT}'; update Rankless"
+            f"{path}: has the format '{written}', but this version reads only '{FORMAT}'; update Rankless"
         )
     missing = sorted(_NEEDED - set(metadata))
     if missing:

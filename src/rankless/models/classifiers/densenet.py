@@ -67,8 +67,8 @@ class Variant:
         if len(self.blocks) != _CIFAR_BLOCKS:
             raise UserError(
                 f"'model.densenet.depth' is {depth}, but only the DenseNets for CIFAR have this option; "
-                "remove it, and choose densenet121, densenet161, densenet169, densenet201 or, for CIFAR, a "
-                "name such as densenet-40-12"
+                "remove it, and set model.name to densenet121, densenet161, densenet169, densenet201 or, for "
+                "CIFAR, a name such as densenet-40-12"
             )
         convolutions = 2 if bottleneck else 1
         layers, left = divmod(depth - 4, _CIFAR_BLOCKS * convolutions)
