@@ -284,8 +284,8 @@ SEEN = {
     "a storage of five": "has 16 bytes; expected 20",
     "a storage that is not there": "is missing",
     "10^12 times the same": "its tensors have 4,000,000,000,000 bytes, but",
-    "a key of many levels": "a key of type tuple",
-    "hex of hex of hex": "invalid bytes",
+    "a key of many levels": "an object of type tuple cannot be a key",
+    "hex of hex of hex": "byte string is invalid",
     "a set again and again": "copies more values than it contains",
     "a legacy storage of 10^12": "does not match",
 }

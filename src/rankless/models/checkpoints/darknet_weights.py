@@ -48,7 +48,7 @@ class DarknetWeights:
 
 
 def read_weights(path: Path, network: Network) -> DarknetWeights:
-    """Read a network's weights, or only those of its first layers, as in ``darknet53.conv.74``."""
+    """Read the weights of a network or, from files such as ``darknet53.conv.74``, of its first layers."""
     numbers, seen = _numbers(path)
     layers = list(_layers(network))
     state: dict[str, Tensor] = {}

@@ -28,7 +28,7 @@ class Misfits:
         missing: names that are only in the model.
         unexpected: names that are only in the file.
         misshapen: names in both whose shapes differ, or whose values are floating-point only in the model.
-        lines: descriptions of the differences, one line each with the name and shapes, by kind.
+        lines: descriptions of the differences by kind, one line each with the name and shapes.
     """
 
     missing: tuple[str, ...]
@@ -92,7 +92,7 @@ def mismatch(source: str, misfits: Misfits, hint: str = "") -> UserError:
 
 
 def align(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Remove the prefix that wrappers added to all names, if more names match without it.
+    """Remove a prefix that wrappers added to all names, if more names match without it.
 
     A model may itself have a submodule called ``module``, so the prefix whose removal gives the most matches
     is chosen. The second result is a list with a note about the prefix, if any.
@@ -168,7 +168,7 @@ def by_order(
     """Match tensors in order, for a network whose tensors have different names.
 
     Equal shapes do not prove that the networks are equal. For example, concatenating feature maps in a
-    different order does not change the shapes. If only one side has batch counters, they are ignored. With
+    different order does not change the shapes. Batch counters are ignored unless both have them. With
     ``partial``, tensors are matched only up to the first one with a different shape, and the rest keep their
     names.
     """

@@ -40,7 +40,7 @@ class Port:
         options: recipe options that the port's weights need.
         eps: epsilon of the batch norms.
         order: positions of x, y, width, height and objectness among the values of an anchor.
-        unused: substrings in the names of stored tensors that are never used.
+        unused: substrings of the names of tensors that are stored but never used.
     """
 
     source: str
@@ -180,7 +180,7 @@ def _reordered(tensor: Tensor, order: tuple[int, ...], network: Network) -> Tens
 
 
 def _numbered(conv: str, norm: str) -> Callable[[Network], Iterator[Module]]:
-    """Return a function that fills in the layer number ``{n}`` and the convolution number ``{k}``."""
+    """Return a function that replaces ``{n}`` with layer numbers and ``{k}`` with convolution numbers."""
 
     def modules(network: Network) -> Iterator[Module]:
         convs = [n for n, layer in enumerate(network.layers) if isinstance(layer, Conv)]

@@ -227,7 +227,7 @@ def _heads(model: nn.Module) -> tuple[str, ...]:
 def _without_other_heads(
     model: nn.Module, theirs: dict[str, Tensor], known: int, wanted: int
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Replace head tensors for different classes with the model's own, and also return their names."""
+    """Replace head tensors that do not fit with the model's own, and return the result and their names."""
     if known and known == wanted:  # then a head that does not fit is a different head
         return theirs, []
     ours = model.state_dict()

@@ -103,7 +103,7 @@ def _makers(content: Mapping[Any, Any]) -> list[str]:
 
 
 def _of_training(content: Mapping[Any, Any]) -> list[str]:
-    """Describe the training state that a checkpoint contains but that is not imported."""
+    """Describe the training state in a checkpoint, which is not imported."""
     left = [
         f"{what} under '{name}'"
         for name in map(str, content)

@@ -1,6 +1,6 @@
 """Read and write weights files: safetensors files that contain the recipe and the class names.
 
-Prediction needs nothing else. The keys are those of the bare model's state dict. Nothing is ever unpickled.
+Prediction needs nothing else. Tensors are named as in the bare model's state dict. Nothing is ever unpickled.
 """
 
 from __future__ import annotations

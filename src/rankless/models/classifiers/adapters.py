@@ -16,7 +16,7 @@ CIFAR = "-cifar"
 def build_resnet(
     name: str, classes: int, *, activation: Activation = "relu", dropout: float = 0.0
 ) -> nn.Module:
-    """Build torchvision's ResNet, whose last layer is ``fc``.
+    """Build a torchvision ResNet, whose last layer is ``fc``.
 
     With the suffix ``-cifar``, the network starts with a 3×3 convolution of stride 1 and no pooling, as is
     usual for 32-pixel images. The names in the state dict are the same. PReLU is not allowed, because each
