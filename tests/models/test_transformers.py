@@ -305,11 +305,11 @@ def test_a_folder_states_network_classes_and_preprocessing(tmp_path: Path) -> No
         ),
         (
             {"backbone_config": {"model_type": "timm_backbone", "backbone": "resnet0"}},
-            r"transformers does not accept the configuration: Unknown model \(resnet0\)",
+            r"transformers rejected the configuration: Unknown model \(resnet0\)",
         ),
         ({"architectures": 5}, r"architectures is 5; expected a list of names"),
         ({"architectures": "RTDetr"}, r'architectures is "RTDetr"; expected a list of names'),
-        ({"d_model": "x"}, r"transformers does not accept the configuration: .*d_model"),
+        ({"d_model": "x"}, r"transformers rejected the configuration: .*d_model"),
     ],
 )
 def test_other_configurations_are_refused_by_name(change: dict[str, Any], said: str) -> None:

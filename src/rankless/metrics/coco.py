@@ -167,7 +167,7 @@ def _column(parts: Sequence[Tensor | None], sizes: Sequence[int], otherwise: flo
 
 
 def _boxes(images: Sequence[Detections] | Sequence[Truth], classes: int) -> tuple[Floats, Integers]:
-    """Return all boxes (N, 4) as x, y, width, height, and a number (N,) for each box's class and image."""
+    """Return all boxes (N, 4) as x, y, width, height, and a number (N,) per box for its class and image."""
     labels = [one.labels.numpy() for one in images]
     for image, each in enumerate(labels):
         for label in each[(each < 0) | (each >= classes)][:1]:

@@ -78,8 +78,8 @@ class PublishedFile:
         }
 
 
-_LICENSES = {"github.com": "the repository's, Unlicense (AlexeyAB/darknet, issue 8881)"}
-_OF_DATA = "may depend on the data (torchvision's README)"
+_LICENSES = {"github.com": "Unlicense, like the repository (AlexeyAB/darknet, issue 8881)"}
+_OF_DATA = "may depend on the training data (see torchvision's README)"
 
 
 def all_published() -> list[PublishedFile]:

@@ -48,7 +48,7 @@ class DarknetWeights:
 
 
 def read_weights(path: Path, network: Network) -> DarknetWeights:
-    """Read the weights of a network or, from files such as ``darknet53.conv.74``, of its first layers."""
+    """Read a network's weights. Files such as ``darknet53.conv.74`` contain only its first layers."""
     numbers, seen = _numbers(path)
     layers = list(_layers(network))
     state: dict[str, Tensor] = {}

@@ -168,9 +168,9 @@ def by_order(
     """Match tensors in order, for a network whose tensors have different names.
 
     Equal shapes do not prove that the networks are equal. For example, concatenating feature maps in a
-    different order does not change the shapes. Batch counters are ignored unless both have them. With
-    ``partial``, tensors are matched only up to the first one with a different shape, and the rest keep their
-    names.
+    different order does not change the shapes. Batch counters are ignored if only the model or the file has
+    them. With ``partial``, tensors are matched only up to the first one with a different shape, and the rest
+    keep their names.
     """
     names, others = list(ours), list(theirs)
     if len(names) != len(others):

@@ -169,7 +169,7 @@ def _names(port: Port, network: Network) -> Iterator[tuple[str, str]]:
 
 
 def _reordered(tensor: Tensor, order: tuple[int, ...], network: Network) -> Tensor:
-    """Reorder a head's kernels or biases (A · (5 + C), …) to x, y, width, height, objectness."""
+    """Reorder a head's kernels or biases (A · (5 + C), …) to x, y, width, height, objectness, classes."""
     anchors = len(network.heads()[0].mask)  # type: ignore[union-attr]  # ports have anchors
     if tensor.shape[0] % anchors:
         return tensor  # the comparison of shapes reports it

@@ -201,7 +201,7 @@ def _short(value: object) -> str:
 def _published(
     model: nn.Module, wanted: published.PublishedFile
 ) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
-    """Do the same as :func:`_of_a_file` for a published file. Missing layers keep their values."""
+    """Like :func:`_of_a_file`, but for a published file. Missing layers keep their values."""
     path, sha256 = published.fetch(wanted)
     ours, source = model.state_dict(), f"{wanted.name}: {path} (SHA-256 {sha256})"
     if wanted.is_darknet:

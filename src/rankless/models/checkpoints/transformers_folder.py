@@ -17,8 +17,8 @@ def read(folder: Path, where: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Return the tensors and the class names in a transformers model folder.
 
     transformers renames tensors from older versions to the names in the installed version. Only safetensors
-    files are read, and no code in the folder is run. Error messages mention ``where``,
-    the option that refers to the folder.
+    files are read, and no code in the folder is run. Error messages mention ``where``, the option that refers
+    to the folder.
     """
     names, keys = class_names(folder, where), read_config(str(folder), where)
     if not any(folder.glob("*.safetensors")):

@@ -200,7 +200,7 @@ def _tensors(node: Mapping[Any, Any], facts: list[str], size: int) -> dict[str, 
     claimed = sum(one.numel() * one.element_size() for one in tensors.values())
     if claimed > _REPEATED * size:
         raise RefusedFileError(
-            f"is damaged or malicious: its tensors have {claimed:,} bytes, but the file only {size:,}"
+            f"is damaged or malicious: its tensors have {claimed:,} bytes, but the file has only {size:,}"
         )
     return _as_float32(tensors, facts)
 

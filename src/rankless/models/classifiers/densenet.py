@@ -232,7 +232,7 @@ def _convolution(
     dilation: int = 1,
     after: Literal["relu", "linear"] = "relu",
 ) -> nn.Conv2d:
-    """Build a convolution, initialized to preserve the variance ``after`` a linear layer or a ReLU."""
+    """Build a convolution, initialized for inputs that come from a linear layer or a ReLU (``after``)."""
     padding = kernel // 2 * dilation
     conv = nn.Conv2d(channels_in, channels, kernel, stride, padding, dilation, groups, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity=after)

@@ -79,7 +79,7 @@ class Route:
 class Shortcut:
     """A ``[shortcut]`` layer, which adds the outputs of other layers to that of the previous layer.
 
-    If the numbers of channels differ, only the channels that both have are added.
+    If the numbers of channels differ, only the common channels are added.
     """
 
     layers: tuple[int, ...]
@@ -177,7 +177,7 @@ class Network:
     loss: PublishedLoss
 
     def inputs(self, number: int) -> tuple[int, ...]:
-        """Return the numbers of the layers that the layer with the given number reads."""
+        """Return the numbers of the layers whose outputs the layer ``number`` reads."""
         layer = self.layers[number]
         if isinstance(layer, Route):
             return layer.layers

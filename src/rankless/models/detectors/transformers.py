@@ -47,8 +47,8 @@ from rankless.structures import DetectionBatch, LossSum
 CUSTOM = "hf/config"
 """The model name of a detector that is described by a configuration file."""
 OLDEST = (5, 18)
-"""The first version of transformers in which denoising queries do not count in the main loss terms of RT-DETR
-and D-FINE (pull request 48528)."""
+"""The first transformers version whose main loss terms for RT-DETR and D-FINE do not count denoising queries
+(pull request 48528)."""
 _HEADS = (
     "class_embed.",
     "class_labels_classifier.",
@@ -122,7 +122,7 @@ class TransformersDetector(nn.Module):
             least = next(side for side in itertools.count(32, 32) if cells(side, side) >= config.num_queries)
             raise UserError(
                 f"the input of {height} × {width} pixels has {cells(height, width)} cells, but the detector "
-                f"selects {config.num_queries}; use a larger model.image_size, such as {least}"
+                f"needs at least {config.num_queries}; use a larger model.image_size, such as {least}"
             )
 
     def _run(self, images: Tensor, targets: Sequence[Mapping[str, Tensor]]) -> Any:
@@ -243,7 +243,7 @@ def classes_of(config: Mapping[str, Any], classes: int, where: str) -> tuple[Any
 
 def _refused(where: str, error: Exception) -> UserError:
     reason = " ".join(str(error).split())[:300]
-    return UserError(f"{where}: transformers does not accept the configuration: {reason}")
+    return UserError(f"{where}: transformers rejected the configuration: {reason}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,7 +129,7 @@ def _taken_later(cell: Tensor, hit: Tensor) -> Tensor:
 
 
 def _mark(hit: Tensor, entry: Tensor, entries: int) -> Tensor:
-    """Return a mask (B, A, entries) that is true at each ``entry`` (B, T) with a ``hit`` (B, T, A)."""
+    """Scatter hits (B, T, A) to the given entries (B, T) of a new mask (B, A, entries)."""
     images, _, anchors = hit.shape
     # Misses write to an additional entry, which is cut off. The order does not matter, because all write
     # True.
