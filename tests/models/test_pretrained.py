@@ -160,7 +160,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None
     state = values(Net(3, seed=1))
     state["body.0.weight"][0] = float("nan")
     safetensors.torch.save_file(state, tmp_path / "plain.safetensors")
-    with pytest.raises(UserError, match=r"plain\.safetensors: NaN .* in body\.0\.weight"):
+    with pytest.raises(UserError, match=r"plain\.safetensors has NaN .* in body\.0\.weight"):
         start_from(Net(3, seed=2), str(tmp_path / "plain.safetensors"), NAMES)
 
 

@@ -190,7 +190,7 @@ def test_a_diverged_network_has_a_loss_that_is_not_finite() -> None:
 
 def test_more_queries_than_cells_are_an_error() -> None:
     ours = built("rt_detr", num_queries=400).eval()
-    with pytest.raises(UserError, match=r"128 × 128 pixels has 336 cells, .* selects 400.* 160"):
+    with pytest.raises(UserError, match=r"128 × 128 pixels has 336 cells, .* needs at least 400.* 160"):
         ours(batch(1).network_input)
     assert ours(torch.zeros(1, 3, 160, 160)).outputs is not None
 
