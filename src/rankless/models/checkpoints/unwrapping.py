@@ -68,8 +68,8 @@ def unwrap(content: Any, key: str | None, size: int) -> Checkpoint:
 
     Args:
         content: nested dicts that contain tensors.
-        key: name of the entry with the weights, dotted if nested. If it is None, the entry is searched for,
-            and averaged weights are preferred.
+        key: name of the entry with the weights, dotted if nested. If it is None, the entry is found
+            automatically, and averaged weights are preferred.
         size: size of the file in bytes, which limits the total size of the tensors.
     """
     if isinstance(content, Tensor) or not isinstance(content, Mapping):

@@ -121,7 +121,7 @@ def _shape_iou(size: Tensor, anchors: Tensor) -> Tensor:
 
 
 def _taken_later(cell: Tensor, hit: Tensor) -> Tensor:
-    """Check whether a later box in the same ``cell`` (B, T) has the same ``hit`` (B, T, A)."""
+    """Check whether a later box in the same ``cell`` (B, T) hits the same anchor, (B, T, A)."""
     count = cell.shape[1]
     later = torch.ones(count, count, dtype=torch.bool, device=cell.device).triu(1)
     same = (cell.unsqueeze(2) == cell.unsqueeze(1)) & later  # (B, T, T): [t, u], u after t
