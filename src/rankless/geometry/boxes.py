@@ -176,4 +176,4 @@ SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "eiou": eiou,
     "siou": siou,
 }
-"""Similarity functions for box losses, by name. Each maps two boxes (..., 4) to a value (...) of at most 1."""
+"""Similarity functions for box losses, by name. Each maps two boxes (..., 4) to a value (...) ≤ 1."""
