@@ -179,9 +179,9 @@ def test_classes_of_one_name_are_kept_apart():
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="1 predictions for 2 images"):
+    with pytest.raises(ValueError, match="differ in length: 1 and 2"):
         coco_scores([found(0, [])], [truth([]), truth([])], NAMES)
-    with pytest.raises(ValueError, match="image 0: label 3"):
+    with pytest.raises(ValueError, match="image 0 has label 3"):
         coco_scores([found(0, [(0, 0, 9, 9, 0.5, 3)])], [truth([])], NAMES)
 
 

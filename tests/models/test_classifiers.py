@@ -196,9 +196,12 @@ def test_densenet_options_reach_the_network():
         ("efficientnet_b0", "did you mean 'timm/efficientnet_b0'"),
         (
             "timm/resnet18x",
-            "'timm/resnet18x': timm .* has no such model; expected one.*; did you mean 'timm/resnet18'",
+            "'timm/resnet18x': timm .* has no such model; expected a name .*; did you mean 'timm/resnet18'",
         ),
-        ("timm/resnet18.a9_in1k", r"no such model; expected one.*; did you mean .*'timm/resnet18\.a1_in1k'"),
+        (
+            "timm/resnet18.a9_in1k",
+            r"no such model; expected a name .*; did you mean .*'timm/resnet18\.a1_in1k'",
+        ),
         ("timm/hf-hub:timm/resnet18", "no such model"),
         ("timm/", "no such model"),
     ],

@@ -92,7 +92,7 @@ def test_variances_below_zero_are_fixed_and_reported(tmp_path: Path) -> None:
     state["layers.0.norm.running_var"][1] = -2e-5
     write_weights(tmp_path / "w.weights", TINY, state)
     found = read_weights(tmp_path / "w.weights", TINY)
-    assert found.notes == ("1 negative running variances were set to zero",)
+    assert found.notes == ("1 negative running variance was set to zero",)
     model.load_state_dict(found.state, strict=False)
     with torch.no_grad():
         assert all(raw.isfinite().all() for raw in model(torch.rand(1, 3, 64, 64)))
@@ -105,12 +105,12 @@ def test_classes_are_found_from_the_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda b: b[:-4], r"ends inside the convolution of layer 36"),
-        (lambda b: b + b"\0" * 8, r"has 2 more numbers than the network's"),
+        (lambda b: b[:-4], "ends in the middle of layer 36"),
+        (lambda b: b + b"\0" * 8, "values, but the network has only"),
         (lambda b: b[:-3], "is truncated or damaged"),
-        (lambda b: b[:10], "too few"),
-        (lambda b: b"PK\x03\x04" + b[4:], "does not start like"),
-        (lambda b: b[:-4] + struct.pack("<f", float("nan")), "NaN or infinity"),
+        (lambda b: b[:10], "is too short"),
+        (lambda b: b"PK\x03\x04" + b[4:], "is not a Darknet weights file"),
+        (lambda b: b[:-4] + struct.pack("<f", float("nan")), "NaN or infinite values in 'layers.36.conv"),
     ],
 )
 def test_a_damaged_file_is_reported_in_a_sentence(change, words: str, tmp_path: Path) -> None:

@@ -443,7 +443,7 @@ def test_a_cfg_gives_the_network(tmp_path: Path):
         ),
         (
             ["--from", "mmdetection", "model.width=0.125"],
-            "a checkpoint from github.com/open-mmlab/mmdet",
+            "check that it comes from github.com/open-mmlab/mmdet",
         ),
     ],
 )

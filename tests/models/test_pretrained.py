@@ -50,7 +50,7 @@ def test_a_head_of_other_classes_is_made_anew(tmp_path: Path) -> None:
     fresh = values(model)
     _, said = start_from(model, str(path), NAMES)
     heads = "head.classes.weight, head.classes.bias"
-    assert said == f"the heads' rows for 5 classes are newly initialized for 3: {heads}"
+    assert said == f"the class rows of the heads are newly initialized for 3 classes instead of 5: {heads}"
     for name, value in model.state_dict().items():
         assert torch.equal(value, fresh[name] if name.startswith("head.classes") else state[name]), name
 
@@ -79,7 +79,7 @@ def test_other_names_of_as_many_classes_are_reported(tmp_path: Path) -> None:
     path, state = written(tmp_path / "w.safetensors", ("a", "b", "c"))
     model = Net(3, seed=2)
     _, said = start_from(model, str(path), NAMES)
-    assert "the class names differ: a, b, c in the file, cat, dog, owl in the data" in said
+    assert "the class names in the file (a, b, c) differ from those in the data (cat, dog, owl)" in said
     assert weights.digest(model.state_dict()) == weights.digest(state)
 
 
@@ -160,7 +160,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None
     state = values(Net(3, seed=1))
     state["body.0.weight"][0] = float("nan")
     safetensors.torch.save_file(state, tmp_path / "plain.safetensors")
-    with pytest.raises(UserError, match=r"plain\.safetensors: NaN .* in body\.0\.weight"):
+    with pytest.raises(UserError, match=r"plain\.safetensors has NaN .* in body\.0\.weight"):
         start_from(Net(3, seed=2), str(tmp_path / "plain.safetensors"), NAMES)
 
 
@@ -190,7 +190,7 @@ def test_a_runs_directory_means_its_best_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda s: s.pop("body.0.bias"), "1 missing, 0 unexpected, 0 with another shape"),
+        (lambda s: s.pop("body.0.bias"), "1 missing, 0 unexpected, 0 with a different shape"),
         (lambda s: s.update({"more": torch.zeros(2)}), r"unexpected  more 2"),
         (lambda s: s.update({"head_other.bias": torch.zeros(3)}), r"head_other.bias: 3 in the file, 2 in"),
         # A head of as many classes that does not fit is another head.
@@ -222,12 +222,12 @@ def test_another_network_is_reported_by_its_keys(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
         start_from(Net(3, seed=2), str(tmp_path / "w.safetensors"), NAMES, Model(name="yolov4-tiny"))
     assert refused.value.problems == (
-        f"model.pretrained is '{tmp_path}/w.safetensors', which contains another network (13 missing, 1 "
-        "unexpected, 0 with another shape): model.name is 'yolov4-tiny', 'yolov4-tiny-3l' in the file; "
-        "model.width is 1.0, 0.5 in the file; to use the network in the file, remove these keys from the "
-        "recipe, or use the recipe fine-tune; to start untrained, remove model.pretrained",
+        f"model.pretrained is '{tmp_path}/w.safetensors', which contains a different network (13 missing, "
+        "1 unexpected, 0 with a different shape): model.name is 'yolov4-tiny', but 'yolov4-tiny-3l' in the "
+        "file; model.width is 1.0, but 0.5 in the file; to use the network in the file, remove these keys "
+        "from the recipe, or use the recipe fine-tune; to start untrained, remove model.pretrained",
     )
-    with pytest.raises(UserError, match=r"model\.name is 'resnet18', 'yolov4") as refused:
+    with pytest.raises(UserError, match=r"model\.name is 'resnet18', but 'yolov4") as refused:
         start_from(Net(3, seed=2), str(tmp_path / "w.safetensors"), NAMES, ResnetModel(name="resnet18"))
     assert "None" not in str(refused.value)
     weights.save(
@@ -246,7 +246,7 @@ def test_a_model_without_head_names_takes_all_or_nothing(tmp_path: Path) -> None
     path, _ = written(tmp_path / "w.safetensors", ("a", "b"))
     model = Net(3, seed=2)
     model.head_names = ()  # type: ignore[assignment]
-    with pytest.raises(UserError, match="0 missing, 0 unexpected, 2 with another shape"):
+    with pytest.raises(UserError, match="0 missing, 0 unexpected, 2 with a different shape"):
         start_from(model, str(path), NAMES)
 
 
@@ -255,7 +255,7 @@ def test_no_file_is_reported_with_the_key(tmp_path: Path) -> None:
     for name, said in (("none.safetensors", "no such file"), ("x.pt", imported)):
         if said != "no such file":
             torch.save({}, tmp_path / name)
-        with pytest.raises(UserError, match=rf"^model.pretrained is '{tmp_path}/{name}': .*{said}"):
+        with pytest.raises(UserError, match=rf"^model.pretrained: {tmp_path}/{name}: .*{said}"):
             start_from(Net(3, 1), str(tmp_path / name))
 
 

@@ -87,13 +87,13 @@ def test_timm_says_where_its_weights_are() -> None:
 @pytest.mark.parametrize(
     ("model", "pretrained", "said"),
     [
-        (Model(name="resnet18-cifar"), "published", "'resnet18-cifar': no weights are published"),
+        (Model(name="resnet18-cifar"), "published", "no published weights are named 'resnet18-cifar'"),
         (Model(name="hf/dfine_n"), "published", "use model.pretrained=hf://ustc-community/dfine-nano-coco"),
         (Model(name="yolov3"), "published/yolov3-tny", "did you mean 'yolov3-tiny'?"),
         (
             Model(name="yolov3"),
             "published/yolov4.conv.137",
-            "fits yolov4, yolov4-anchor-free, but model.name is",
+            "fit yolov4 and yolov4-anchor-free, but model.name is",
         ),
         (Model(name="yolov3"), "timm", "the model is not a timm model"),
         (Model(name="yolov3", width=0.5), "published", "is 0.5; published weights have a width of 1"),
@@ -154,7 +154,7 @@ def test_darknet_weights_start_a_detector(offered: Any, tmp_path: Path) -> None:
     said = start_from(model, "published", NAMES, keys)
     assert said[0].startswith("starting from the weights in yolov3-tiny: ")
     assert said[0].endswith(f"yolov3-tiny.weights (SHA-256 {known.source.digest})")
-    assert "2 of 3 are among the 80 in the file; newly initialized: gnu" in said[1]
+    assert "2 of 3 classes are among the 80 in the file; newly initialized: gnu" in said[1]
     ours = model.state_dict()
     heads = {name for name in ours if name.startswith(tuple(model.head_names))}
     assert differing(ours, theirs) == heads

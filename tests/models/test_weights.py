@@ -182,7 +182,7 @@ def test_load_into_lists_what_does_not_fit():
         weights.load_into(model, wrong, "w.safetensors")
     lines = str(error.value).splitlines()
     assert lines[0].startswith("w.safetensors:")
-    assert "58 missing, 25 unexpected, 2 with another shape" in lines[0]
+    assert "58 missing, 25 unexpected, 2 with a different shape" in lines[0]
     assert sum(line.startswith("  missing ") for line in lines) == 20
     assert sum(line.startswith("  unexpected ") for line in lines) == 20
     assert "  … and 38 more missing" in lines and "  … and 5 more unexpected" in lines

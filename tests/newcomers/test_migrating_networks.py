@@ -184,8 +184,8 @@ def test_import_says_what_of_a_training_it_leaves_out(tmp_path, monkeypatch, cap
     torch.save(content, "last.pth")
     code, said = answered(capsys, "import", "last.pth", "--model", "resnet20-cifar", "--out", "o")
     assert code == 0
-    assert "the epoch under 'epoch' and the optimizer's state under 'optimizer' are left out" in said
-    assert "the 50 epochs" in said
+    assert "the epoch under 'epoch' and the optimizer's state under 'optimizer' are not imported" in said
+    assert "(50 are done)" in said
     for key in ("schedule.warmup=0", "optim.lr"):
         assert key in said and key in row
     torch.save({"model": network.state_dict()}, "last.pth")

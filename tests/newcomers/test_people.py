@@ -148,7 +148,7 @@ def test_a_torchvision_reference_script(person: Person, folders: Callable[..., P
     saved = {"model": model, "optimizer": optimizer.state_dict(), "epoch": 3, "best": torch.tensor(51.0)}
     torch.save(saved | {"args": argparse.Namespace(model="resnet18", lr=0.1)}, person.folder / "model_3.pth")
     said = person("import model_3.pth --model resnet18 --names classes.txt --out r18.safetensors")
-    assert "the prefix 'module.' was removed from all names" in said
+    assert "the prefix 'module.' was removed from all tensor names" in said
     scores = person.scores("r18.safetensors data.root=imagenet")
     assert scores["computed_in"] == "fp32" and 0 <= scores["top1"] <= 1
     person("predict r18.safetensors imagenet/val --out found")

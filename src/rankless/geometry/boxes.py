@@ -176,4 +176,4 @@ SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "eiou": eiou,
     "siou": siou,
 }
-"""Similarity functions for box losses by name. They map two tensors of boxes (..., 4) to values (...) ≤ 1."""
+"""Similarity functions for box losses, by name. Each maps two boxes (..., 4) to a value (...) ≤ 1."""

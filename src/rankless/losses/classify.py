@@ -76,8 +76,8 @@ def _misfits(weights: str | Sequence[float], counts: Sequence[int]) -> list[str]
         shown = ", ".join(map(str, empty[:8])) + (", …" if len(empty) > 8 else "")
         sentence = (
             f"'loss.class_weights' is 'balanced', but {counted(len(empty), 'class', 'classes')} "
-            f"{'has' if len(empty) == 1 else 'have'} no training images ({shown}); add some, or set "
-            "loss.class_weights to a list of weights"
+            f"{'has' if len(empty) == 1 else 'have'} no training images ({shown}); add images, or "
+            "set loss.class_weights to a list of weights"
         )
         return [sentence] if empty else []
     problems = []

@@ -30,7 +30,7 @@ class ImageBoxes:
     Attributes:
         truths: boxes of the objects, xyxy in pixels of the source image, (N, 4).
         labels: labels of the objects, (N,).
-        counts: whether the object counts as found or missed, (N,).
+        counts: whether the object counts as found or missed instead of being ignored, (N,).
         crowd: whether the box marks a group of objects, (N,).
         areas: areas of the objects in square pixels, (N,).
         boxes: boxes of the detections, best first, at most :data:`MOST` per class, (K, 4).

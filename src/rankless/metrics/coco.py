@@ -77,7 +77,7 @@ def coco_scores(
         truth.
     """
     if len(detections) != len(truths):
-        raise ValueError(f"{len(detections)} predictions for {len(truths)} images")
+        raise ValueError(f"detections and truths differ in length: {len(detections)} and {len(truths)}")
     classes = len(class_names)
     found, objects = _found(detections, classes), _objects([Truth(*truth) for truth in truths], classes)
     outcomes = matched(found, objects)
@@ -167,11 +167,11 @@ def _column(parts: Sequence[Tensor | None], sizes: Sequence[int], otherwise: flo
 
 
 def _boxes(images: Sequence[Detections] | Sequence[Truth], classes: int) -> tuple[Floats, Integers]:
-    """Return all boxes (N, 4) as x, y, width, height, and the number of each box's class and image."""
+    """Return all boxes (N, 4) as x, y, width, height, and a number (N,) per box for its class and image."""
     labels = [one.labels.numpy() for one in images]
     for image, each in enumerate(labels):
         for label in each[(each < 0) | (each >= classes)][:1]:
-            raise ValueError(f"image {image}: label {label}, but there are {classes} class names")
+            raise ValueError(f"image {image} has label {label}, but there are only {classes} class names")
     xyxy = np.concatenate([np.zeros((0, 4)), *(one.boxes.double().numpy().reshape(-1, 4) for one in images)])
     numbers = np.repeat(np.arange(len(images)), [len(each) for each in labels])
     group = np.concatenate([np.zeros(0, np.int64), *labels]) * len(images) + numbers

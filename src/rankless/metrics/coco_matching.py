@@ -27,7 +27,7 @@ class Found(NamedTuple):
 
     Attributes:
         boxes: x, y, width and height in pixels, (D, 4).
-        group: number of the class and image, ascending, (D,).
+        group: a number for the class and image, ascending, (D,).
         place: number of better detections in the same group, (D,).
         scores: scores of the detections, (D,).
     """
@@ -124,7 +124,7 @@ def _match(
 
 
 def _iou(boxes: Floats, objects: Floats, crowd: Flags) -> Floats:
-    """Compute the IoU of pairs or, for a crowd, the fraction of the box inside it."""
+    """Compute the IoU of each pair of boxes or, for a crowd, the fraction of the first box inside it."""
     low = np.maximum(boxes[:, :2], objects[:, :2])
     high = np.minimum(boxes[:, :2] + boxes[:, 2:], objects[:, :2] + objects[:, 2:])
     inside = (high - low).clip(0).prod(1)

@@ -20,9 +20,9 @@ from rankless.metrics.curves import (
 from rankless.metrics.topk import MOST_CONFUSED
 
 SIDES = (0, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
-"""Lower bounds of the ranges of object sizes, which are square roots of areas in pixels."""
+"""Lower bounds of the object size ranges. A size is the square root of an area, in pixels."""
 SHOWN_PAIRS = 50
-"""Number of confusions that are listed instead of the matrix if there are many classes."""
+"""Maximum number of confusions listed instead of the matrix if there are many classes."""
 Integers = NDArray[np.int64]
 
 
@@ -46,7 +46,7 @@ def detection_details(images: Sequence[ImageBoxes], classes: int) -> tuple[dict[
 
 
 def _by_class(matches: Matches, truths: Integers, threshold: float) -> dict[str, Any]:
-    """Compute the entries ``pr``, ``pascal`` and ``at_best``."""
+    """Compute the ``pr``, ``pascal`` and ``at_best`` entries of the details."""
     curves: list[list[float | None] | None] = [None] * len(truths)
     pascal: list[tuple[float, float] | None] = [None] * len(truths)
     at_best: list[list[float | None] | None] = [None] * len(truths)

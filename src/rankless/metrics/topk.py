@@ -13,7 +13,7 @@ from torch import Tensor
 from rankless.structures import Scores
 
 MOST_CONFUSED = 100
-"""Maximum number of classes for a confusion matrix, which every evaluation writes to the journal."""
+"""Maximum number of classes for which evaluations write a confusion matrix to the journal."""
 
 
 def score_names(classes: int) -> tuple[str, ...]:
@@ -36,10 +36,14 @@ def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence
     """
     count, classes = log_probabilities.shape
     if labels.shape != (count,) or len(class_names) != classes or not count:
-        raise ValueError(f"{count} × {classes} predictions, {len(labels)} labels, {len(class_names)} names")
+        raise ValueError(
+            f"got {count} × {classes} predictions, {len(labels)} labels and {len(class_names)} class names"
+        )
     truth = labels.numpy()
     if truth.min() < 0 or truth.max() >= classes:
-        raise ValueError(f"labels from {truth.min()} to {truth.max()}, but there are {classes} classes")
+        raise ValueError(
+            f"the labels are {truth.min()} to {truth.max()}, but there are only {classes} classes"
+        )
     logs = log_probabilities.double().numpy()
     of_truth = logs[np.arange(count), truth]  # (N,)
     ahead = logs > of_truth[:, None]

@@ -1,7 +1,8 @@
 """Activation checkpointing: blocks store only their inputs and are recomputed in the backward pass.
 
-The results are bitwise identical. PyTorch restores the random state and the autocast settings for the
-recomputation, and the running statistics are read beforehand (:mod:`rankless.engine.statistics`).
+The results are bitwise identical to those without checkpointing. PyTorch restores the random state and the
+autocast settings for the recomputation, and :mod:`rankless.engine.statistics` reads running statistics
+beforehand.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def checkpoint_activations(model: nn.Module) -> int:
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the outermost blocks of a module.
 
-    A block is either a member of a list that has several layers, or a sequence of single layers.
+    A block is either a sequence of single layers, or a member of a list that itself has several layers.
     """
     for child in module.children():
         if not any(True for _ in child.children()):

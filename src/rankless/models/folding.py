@@ -25,8 +25,8 @@ def fold_batch_norms(model: nn.Module, dtype: torch.dtype) -> bool:
     """Replace the convolution and the batch norm in each :class:`ConvBlock` with one convolution, in place.
 
     The model, which must be in evaluation mode, computes the same function except for rounding. On a CPU with
-    oneDNN, the convolution also applies the activation. Models with many small layers become a third faster.
-    ``dtype`` should be autocast's dtype, so that no conversions are needed.
+    oneDNN, the convolution also applies the activation. Models with many small layers become about a third
+    faster. ``dtype`` should be autocast's dtype, so that no conversions are needed.
 
     Returns:
         Whether oneDNN computes all layers with weights in ``dtype``. If so, the result does not depend on the

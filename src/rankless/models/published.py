@@ -78,8 +78,8 @@ class PublishedFile:
         }
 
 
-_LICENSES = {"github.com": "the repository's, Unlicense (AlexeyAB/darknet, issue 8881)"}
-_OF_DATA = "may depend on the data (torchvision's README)"
+_LICENSES = {"github.com": "Unlicense, like the repository (AlexeyAB/darknet, issue 8881)"}
+_OF_DATA = "may depend on the training data (see torchvision's README)"
 
 
 def all_published() -> list[PublishedFile]:
@@ -104,13 +104,13 @@ def named(name: str) -> PublishedFile:
         return found
     if name in REPOSITORIES:
         raise UserError(
-            f"'{name}': its weights are in a repository on the Hugging Face Hub; use "
+            f"the weights of '{name}' are in a repository on the Hugging Face Hub; use "
             f"model.pretrained={hub.PREFIX}{REPOSITORIES[name]}"
         )
     known = [*(one.name for one in files), *(model for one in files for model in one.models)]
     raise UserError(
-        f"'{name}': no weights are published under this name; expected a name listed by `rankless weights "
-        f"list`, or timm/NAME{nearest(name, known)}"
+        f"no published weights are named '{name}'; expected a name listed by `rankless weights list`, or "
+        f"timm/NAME{nearest(name, known)}"
     )
 
 
@@ -132,7 +132,7 @@ def asked_for(pretrained: str, model: str, *, is_cfg: bool = False) -> Published
             return None
         found = named(pretrained.removeprefix(f"{PUBLISHED}/"))
         if model not in found.models and not (is_cfg and found.is_darknet):
-            raise UserError(f"'{found.name}' fits {', '.join(found.models)}, but model.name is '{model}'")
+            raise UserError(f"these weights fit {' and '.join(found.models)}, but model.name is '{model}'")
     except UserError as error:
         raise UserError(f"model.pretrained is '{pretrained}': {one}" for one in error.problems) from None
     return found
@@ -216,6 +216,6 @@ def _of_timm(name: str) -> PublishedFile:
         where = hub.parse(f"{hub.PREFIX}{config.hf_hub_id}/{config.hf_hub_filename or 'model.safetensors'}")
         return PublishedFile(full, models, where, license=license_)
     if not config.url:
-        raise UserError(f"'{TIMM}{name}': timm has no weights for this model")
+        raise UserError(f"timm has no weights for '{TIMM}{name}'")
     offer = Offer(config.url, digest=checksums.digits_in(config.url))
     return PublishedFile(full, models, offer, license=license_)

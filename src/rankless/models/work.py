@@ -46,7 +46,7 @@ def convolution_outputs(build: Callable[[], nn.Module], size: tuple[int, int]) -
 
 
 Layer = tuple[str, str, str, int]
-"""The name, type, output shape for one image, and number of parameters of a layer (0 if it is reused)."""
+"""Name, type, output shape for one image, and number of parameters of a layer (0 if already counted)."""
 
 
 def layers(build: Callable[[], nn.Module], size: tuple[int, int]) -> tuple[list[Layer], int]:

@@ -43,7 +43,7 @@ def build(model: model_kinds.ModelKeys, classes: int, loss: loss_kinds.LossKeys 
     """
     if classes < 1:
         raise UserError(
-            f"the data has {classes} classes; a detector needs at least one; list them in data.classes"
+            f"the data has {classes} classes, but a detector needs at least one; set data.classes"
         )
     return spec(model, loss).build(classes)
 

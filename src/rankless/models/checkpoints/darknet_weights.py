@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rankless.errors import UserError, counted
+from rankless.errors import UserError, counted, listed
 from rankless.files import reading
 from rankless.models.darknet.network import Conv, Network
 from rankless.models.darknet.reshape import with_classes
@@ -48,7 +48,7 @@ class DarknetWeights:
 
 
 def read_weights(path: Path, network: Network) -> DarknetWeights:
-    """Read a network's weights, or only those of its first layers, as in ``darknet53.conv.74``."""
+    """Read a network's weights. Files such as ``darknet53.conv.74`` contain only its first layers."""
     numbers, seen = _numbers(path)
     layers = list(_layers(network))
     state: dict[str, Tensor] = {}
@@ -59,9 +59,9 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
         needed = sum(map(math.prod, parts.values()))
         if start + needed > len(numbers):
             raise UserError(
-                f"{path}: ends inside the convolution of layer {name} ({len(numbers) - start:,} of "
-                f"{needed:,} numbers), so it is truncated or belongs to another network; use the cfg or the "
-                "model it was trained with"
+                f"{path}: ends in the middle of layer {name} ({len(numbers) - start:,} of {needed:,} "
+                "values), so it is truncated or belongs to another network; use the cfg or model it was "
+                "trained with"
             )
         for tensor, shape in parts.items():
             end = start + math.prod(shape)
@@ -70,21 +70,20 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
         filled += 1
     if start < len(numbers):
         raise UserError(
-            f"{path}: has {len(numbers) - start:,} more numbers than the network's {start:,}, so it belongs "
-            "to another network; use the cfg or the model it was trained with"
+            f"{path}: has {len(numbers):,} values, but the network has only {start:,}, so they belong to "
+            "another network; use the cfg or model they were trained with"
         )
     total = _size(network)
     if start < _LEAST * total:
         raise UserError(
-            f"{path}: has {start:,} of the network's {total:,} numbers, too few even for a backbone; use the "
-            "cfg or the model it was trained with"
+            f"{path}: has only {start:,} of the network's {total:,} values, too few even for a backbone; use "
+            "the cfg or model they were trained with"
         )
     notes = _fix_variances(state)
     bad = [name for name, tensor in state.items() if not tensor.isfinite().all()]
     if bad:
         raise UserError(
-            f"{path}: {counted(len(bad), 'tensor contains', 'tensors contain')} NaN or infinity, "
-            f"such as {bad[0]}; use another copy"
+            f"{path}: contains NaN or infinite values in {listed(bad)}; use another copy of the file"
         )
     return DarknetWeights(state, seen, filled, len(layers), notes)
 
@@ -120,7 +119,8 @@ def _numbers(path: Path) -> tuple[NDArray[np.float32], int]:
     body = content[20 if wide else 16 :]
     if len(body) % 4:
         raise UserError(
-            f"{path}: is truncated or damaged: {len(body):,} bytes are not a whole number of float32 values"
+            f"{path}: is truncated or damaged: its {len(body):,} bytes of weights are not a multiple of 4; "
+            "use another copy of the file"
         )
     return np.frombuffer(body, "<f4").astype(np.float32), int(seen)
 
@@ -134,11 +134,11 @@ def check_header(path: Path) -> None:
 def _is_wide(head: bytes, path: Path) -> bool:
     """Check the header, and return whether its image counter has 64 bits."""
     if len(head) < 20:
-        raise UserError(f"{path}: {len(head)} bytes are too few for a Darknet weights file")
+        raise UserError(f"{path}: is too short for a Darknet weights file ({counted(len(head), 'byte')})")
     major, minor, _ = struct.unpack_from("<3i", head)
     # Darknet writes 0.1 or 0.2; versions from 1000 (transposed fully connected layers) are not supported.
     if not (0 <= major < 1000 and 0 <= minor < 1000):
-        raise UserError(f"{path}: does not start like a Darknet weights file (version {major}.{minor})")
+        raise UserError(f"{path}: is not a Darknet weights file (its header has version {major}.{minor})")
     return bool(major * 10 + minor >= 2)
 
 
@@ -167,4 +167,5 @@ def _fix_variances(state: dict[str, Tensor]) -> tuple[str, ...]:
         if name.endswith("running_var"):
             below += int((tensor < 0).sum())
             tensor.clamp_(min=0)
-    return (f"{below} negative running variances were set to zero",) if below else ()
+    were = counted(below, "negative running variance was", "negative running variances were")
+    return (f"{were} set to zero",) if below else ()

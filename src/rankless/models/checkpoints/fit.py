@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankless.errors import UserError, counted, printable
+from rankless.errors import UserError, counted, listed, printable
 
 # Prefixes that DataParallel, DistributedDataParallel and torch.compile add to every name, and attributes in
 # which trainers such as Lightning's store the model.
@@ -28,7 +28,7 @@ class Misfits:
         missing: names that are only in the model.
         unexpected: names that are only in the file.
         misshapen: names in both whose shapes differ, or whose values are floating-point only in the model.
-        lines: descriptions of the differences, one line each with the name and shapes, by kind.
+        lines: descriptions of the differences by kind, one line each with the name and shapes.
     """
 
     missing: tuple[str, ...]
@@ -44,7 +44,7 @@ class Misfits:
         """The number of differences of each kind, as text."""
         return (
             f"{len(self.missing)} missing, {len(self.unexpected)} unexpected, "
-            f"{len(self.misshapen)} with another shape"
+            f"{len(self.misshapen)} with a different shape"
         )
 
     def table(self) -> list[str]:
@@ -85,14 +85,14 @@ def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Misfits
 def mismatch(source: str, misfits: Misfits, hint: str = "") -> UserError:
     """Return an error that lists the tensors that do not fit the model."""
     if not hint and (misfits.missing or misfits.unexpected):
-        hint = "check that the weights belong to this model, and that their names have no other prefix"
+        hint = "check that the weights belong to this model, and that no prefix was added to their names"
     hint = hint or "check the number of classes and model.width"
     head = f"{source}: the weights do not fit the model ({misfits.counts}); {hint}"
     return UserError("\n".join([head, *misfits.table()]))
 
 
 def align(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Remove the prefix that wrappers added to all names, if more names match without it.
+    """Remove a prefix that wrappers added to all names, if more names match without it.
 
     A model may itself have a submodule called ``module``, so the prefix whose removal gives the most matches
     is chosen. The second result is a list with a note about the prefix, if any.
@@ -111,7 +111,7 @@ def align(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[dic
             best, best_score = prefix, score
     if not best:
         return dict(theirs), []
-    note = f"the prefix '{best}' was removed from all names"
+    note = f"the prefix '{best}' was removed from all tensor names"
     return {name.removeprefix(best): tensor for name, tensor in theirs.items()}, [note]
 
 
@@ -136,7 +136,8 @@ def fit(
         if name.endswith(COUNTER) and name not in renamed and name.replace(COUNTER, "running_mean") in renamed
     }
     if counters:
-        notes.append(f"{len(counters)} num_batches_tracked counters are not in the file and start at zero")
+        were = counted(len(counters), "missing batch counter was", "missing batch counters were")
+        notes.append(f"{were} set to zero (num_batches_tracked)")
         renamed |= counters
     misfits = compare(model_state, renamed)
     left = {*misfits.missing, *misfits.misshapen}
@@ -147,12 +148,12 @@ def fit(
         if not partial and misfits.unexpected and agrees_in_order(model_state, theirs, head_names):
             hint = (
                 "the names differ, but all shapes match in order; add --by-order and evaluate the result, "
-                "because equal shapes do not prove that the networks are equal"
+                "because matching shapes do not prove that the networks are the same"
             )
         elif partial and 2 * len(same := leading(model_state, theirs)) > len(_without_counters(theirs)):
             hint = (
-                f"no tensor matches by name, but the shapes of the first {counted(len(same), 'tensor')} "
-                "agree; add --by-order --partial to load them"
+                f"no tensor matches by name, but the first {counted(len(same), 'tensor')} would match by "
+                "order; add --by-order --partial to load only these"
             )
         raise mismatch(source, misfits, hint)
     state = {name: tensor.detach().clone() for name, tensor in model_state.items()}
@@ -167,9 +168,9 @@ def by_order(
     """Match tensors in order, for a network whose tensors have different names.
 
     Equal shapes do not prove that the networks are equal. For example, concatenating feature maps in a
-    different order does not change the shapes. If only one side has batch counters, they are ignored. With
-    ``partial``, tensors are matched only up to the first one with a different shape, and the rest keep their
-    names.
+    different order does not change the shapes. Batch counters are ignored if only the model or the file has
+    them. With ``partial``, tensors are matched only up to the first one with a different shape, and the rest
+    keep their names.
     """
     names, others = list(ours), list(theirs)
     if len(names) != len(others):
@@ -180,7 +181,7 @@ def by_order(
         return {mine: theirs[other] for mine, other in same.items()} | {name: theirs[name] for name in rest}
     if len(names) != len(others):
         raise UserError(
-            f"{source}: has {counted(len(others), 'tensor')}, but the model has {len(names)}, so they "
+            f"{source}: has {counted(len(others), 'tensor')}, but the model has {len(names):,}, so they "
             "cannot be matched by order; remove --by-order, or use another model"
         )
     return {name: theirs[other] for name, other in zip(names, others, strict=True)}
@@ -224,11 +225,11 @@ def _compatible(ours: Tensor, theirs: Tensor) -> bool:
 
 def _hint(misfits: Misfits, head_names: Sequence[str], partial: bool, nothing: bool) -> str:
     if nothing:
-        return "no tensor fits; check that the weights belong to this model"
+        return "no tensor matches; check that the weights belong to this model"
     head = tuple(head_names)
     rest = [name for name in misfits.misshapen + misfits.missing if not name.startswith(head)]
     if head and not (partial or rest or misfits.unexpected):
-        return "only the head differs; pass its number of classes, or add --partial to leave out the head"
+        return "only the head differs; pass its number of classes, or add --partial to load all other tensors"
     return ""
 
 
@@ -236,8 +237,8 @@ def _partly(misfits: Misfits, taken: int, whole: int) -> list[str]:
     if not misfits:
         return []
     return [
-        f"{taken} of the model's {whole} tensors are loaded ({misfits.counts}); missing and misshapen "
-        "tensors keep their initial values:",
+        f"{taken} of the model's {whole} tensors are loaded ({misfits.counts}); the others keep their "
+        "initial values:",
         *misfits.table(),
     ]
 
@@ -246,8 +247,7 @@ def _infinite(state: Mapping[str, Tensor]) -> list[str]:
     wrong = [name for name, one in state.items() if one.is_floating_point() and not one.isfinite().all()]
     if not wrong:
         return []
-    contain = counted(len(wrong), "tensor contains", "tensors contain")
-    return [f"warning: {contain} NaN or infinite values, such as {printable(wrong[0])}"]
+    return [f"warning: the file contains NaN or infinite values in {listed(wrong)}"]
 
 
 def _shown(name: str, state: Mapping[str, Tensor]) -> str:
@@ -257,7 +257,7 @@ def _shown(name: str, state: Mapping[str, Tensor]) -> str:
 def _both(name: str, theirs: Tensor, ours: Tensor) -> str:
     kinds = ("", "")
     if theirs.is_floating_point() != ours.is_floating_point():
-        kinds = (f" of {str(theirs.dtype)[6:]}", f" of {str(ours.dtype)[6:]}")
+        kinds = (f" ({str(theirs.dtype)[6:]})", f" ({str(ours.dtype)[6:]})")
     shapes = f"{shape_of(theirs)}{kinds[0]} in the file, {shape_of(ours)}{kinds[1]} in the model"
     return f"  shape       {printable(name)}: {shapes}"
 

@@ -19,14 +19,13 @@ import torch
 from rankless.errors import UserError, printable
 from rankless.files import reading
 from rankless.models.checkpoints import tensor_file
-from rankless.models.checkpoints.pickle_inspection import Inspection, RefusedFileError
+from rankless.models.checkpoints.pickle_inspection import SAVE_WEIGHTS, Inspection, RefusedFileError
 from rankless.models.checkpoints.unwrapping import Checkpoint, unwrap
 
 # Files of torch.save before version 1.6 start with this number as a separate pickle.
 _MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY = b"\x80\x02\x8a\x0a" + _MAGIC.to_bytes(10, "little") + b"."
 _LEGACY_PROTOCOL = 1001
-_ALONE = "save only the weights in the software that made it: torch.save(model.state_dict(), 'weights.pt')"
 
 
 def read_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
@@ -73,17 +72,18 @@ def _from_zip(file: IO[bytes]) -> Any:
         raise RefusedFileError(f"is a damaged archive ({printable(str(error))}); use another copy") from None
     if "data.pkl" not in records:
         raise RefusedFileError(
-            f"is a zip archive that torch.save did not write (it has no data.pkl); {_ALONE}"
+            f"is a zip archive, but not from torch.save (it has no data.pkl); {SAVE_WEIGHTS}"
         )
     inspection = Inspection()
     inspection.walk(io.BytesIO(records["data.pkl"]))
     for storage in inspection.storages.values():
         name = f"data/{storage.key}"
-        size = len(records[name]) if name in records else "none"
-        if size != storage.nbytes:
+        if name not in records:
+            raise RefusedFileError(f"is damaged: storage {printable(storage.key)} is missing")
+        if (size := len(records[name])) != storage.nbytes:
             raise RefusedFileError(
-                f"is damaged: storage {printable(storage.key)} should have {storage.nbytes} bytes "
-                f"and has {size}"
+                f"is damaged: storage {printable(storage.key)} has {size:,} bytes; expected "
+                f"{storage.nbytes:,}"
             )
         names.add(name)
     # PyTorch reads a copy of the inspected records, because two zip readers may interpret a file differently.
@@ -102,13 +102,13 @@ def _records(file: IO[bytes]) -> dict[str, bytes]:
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
         if any(entry.filename.endswith("/constants.pkl") for entry in entries):
-            raise RefusedFileError(f"is a TorchScript archive, which contains a program; {_ALONE}")
+            raise RefusedFileError(f"is a TorchScript archive, which contains a program; {SAVE_WEIGHTS}")
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise RefusedFileError(
-                f"is a compressed archive, which torch.save never writes; unpack it, or {_ALONE}"
+                f"is compressed, so torch.save did not write it; unpack it, or {SAVE_WEIGHTS}"
             )
         if sum(entry.file_size for entry in entries) > size:
-            raise RefusedFileError("is damaged or malicious: its parts are larger than the whole file")
+            raise RefusedFileError("is damaged or malicious: its parts are larger in total than the file")
         records: dict[str, bytes] = {}
         for entry in entries:
             name = entry.filename.partition("/")[2]
@@ -126,19 +126,19 @@ def _from_legacy(file: IO[bytes]) -> Any:
     head = [inspection.walk(file) for _ in range(5)]
     _, protocol, _, _, keys = head
     if protocol != _LEGACY_PROTOCOL:
-        raise RefusedFileError(f"is damaged: its protocol is {printable(repr(protocol))}")
+        raise RefusedFileError(f"is damaged: it has an unknown protocol, {printable(repr(protocol))}")
     storages = inspection.storages
     if not isinstance(keys, list) or sorted(map(str, keys)) != sorted(storages):
-        raise RefusedFileError("is damaged: its list of storages does not match its storages")
+        raise RefusedFileError("is damaged: its storages do not match its list of storages")
     for key in keys:
         count = int.from_bytes(file.read(8), "little")
         if count != storages[key].numel:
             raise RefusedFileError(
-                f"is damaged: a storage of {storages[key].numel} values has {count} in the file"
+                f"is damaged: a storage has {count:,} values; expected {storages[key].numel:,}"
             )
         file.seek(storages[key].nbytes, os.SEEK_CUR)
     if (end := file.tell()) != (size := os.fstat(file.fileno()).st_size):
-        raise RefusedFileError(f"is damaged: it should have {end} bytes and has {size}; use another copy")
+        raise RefusedFileError(f"is damaged: it has {size:,} bytes; expected {end:,}; use another copy")
     file.seek(0)
     return _load(file)
 
@@ -153,7 +153,7 @@ def _load(file: IO[bytes]) -> Any:
     except Exception as error:  # UnpicklingError, RuntimeError, TypeError …, depending on the content
         first = str(error).strip().partition("\n")[0]
         raise RefusedFileError(
-            f"cannot be read with torch.load(weights_only=True) ({printable(first, 200)}); {_ALONE}"
+            f"cannot be read with torch.load(weights_only=True) ({printable(first, 200)}); {SAVE_WEIGHTS}"
         ) from None
 
 
@@ -162,12 +162,12 @@ def _what_else(start: bytes, file: IO[bytes]) -> str:
         return "is empty"
     if start[257:262] == b"ustar":
         return (
-            "is in the tar format of PyTorch before 0.1.12, which can only be read by unpickling; load it "
-            "with the PyTorch that wrote it, and save its state_dict() with a newer version"
+            "is in the tar format from before PyTorch 0.1.12, which can only be read by unpickling; load it "
+            "with the PyTorch version that wrote it, and save its state_dict() with a newer version"
         )
     if start.startswith(b"\x80"):
         Inspection().walk(file)  # reports the classes that the file needs, if that is the reason
-        return f"is a plain pickle that torch.save did not write; {_ALONE}"
+        return f"is a pickle, but not from torch.save; {SAVE_WEIGHTS}"
     text = start.lstrip().lower()
     if text.startswith(b"version https://git-lfs"):
         return "is only a Git LFS pointer; run `git lfs pull` to fetch the file"

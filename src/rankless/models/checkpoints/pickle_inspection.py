@@ -2,7 +2,7 @@
 
 ``torch.load(weights_only=True)`` runs no foreign code, but it trusts the file: it allocates the sizes stated
 there, and calls a few functions whose results can grow without bound. Therefore, this module interprets the
-pickle first, with placeholders for everything except plain values. It imports nothing that the pickle names
+pickle first, with placeholders for everything except plain values. It imports nothing named in the pickle,
 and does not call torch. The memory and time it needs are proportional to the size of the file.
 """
 
@@ -44,6 +44,7 @@ UNSUPPORTED = {
     "torch._tensor._rebuild_from_type_v2": "a tensor of a subclass",
     "torch._utils._rebuild_parameter_with_state": "a parameter with additional attributes",
 }
+SAVE_WEIGHTS = "save only its weights: torch.save(model.state_dict(), 'weights.pt')"
 
 
 class RefusedFileError(ValueError):
@@ -80,7 +81,7 @@ class Foreign:
 
 
 NAMESPACE = "argparse.Namespace"
-"""The class of the options that torchvision's scripts save; it contains values but no code."""
+"""The class in which torchvision's scripts save their options. It contains only values."""
 
 
 class Options:
@@ -90,18 +91,18 @@ class Options:
 def size_of(value: Any) -> int:
     """Return ``value`` if it is a valid size or offset, otherwise raise an error."""
     if type(value) is not int or not 0 <= value < _LARGEST:
-        raise RefusedFileError(f"is damaged: it has an invalid size, {printable(repr(value))}")
+        raise RefusedFileError(f"is damaged: it contains an invalid size, {printable(repr(value))}")
     return value
 
 
 def key_of(value: Any) -> Any:
     """Return ``value`` if it is a dict key that can be hashed quickly, otherwise raise an error."""
     if isinstance(value, tuple) and len(value) > _LONGEST_KEY:
-        raise TypeError("a long tuple as a key")
+        raise TypeError("a tuple is too long to be a key")
     for part in value if isinstance(value, tuple) else (value,):
         plain = isinstance(part, str | float | bool | bytes | Global) or part is None
         if not plain and not (isinstance(part, int) and abs(part) < _LARGEST):
-            raise TypeError(f"a {type(part).__name__} as a key")
+            raise TypeError(f"an object of type {type(part).__name__} cannot be a key")
     return value
 
 
@@ -127,7 +128,7 @@ def _tensor_of_dtype(
     """Stand in for ``_rebuild_tensor_v3``, which PyTorch uses for dtypes without a storage class."""
     known = dtype_of(dtype.name)
     if known is None:
-        raise TypeError("an invalid dtype")
+        raise TypeError("a dtype is invalid")
     return _checked(storage, known, offset, size, stride, (grad, hooks, *rest))
 
 
@@ -135,27 +136,27 @@ def _checked(
     storage: Any, dtype: torch.dtype, offset: Any, size: Any, stride: Any, rest: tuple[Any, ...]
 ) -> _Tensor:
     if not isinstance(storage, Storage) or len(size) != len(stride) or len(rest) > 3 or any(rest[1:]):
-        raise TypeError("an invalid tensor")
+        raise TypeError("a tensor is invalid")
     sides, steps = [size_of(side) for side in size], [size_of(step) for step in stride]
     last = size_of(offset) + sum((side - 1) * step for side, step in zip(sides, steps, strict=True))
     if all(sides) and (last + 1) * dtype.itemsize > storage.nbytes:
-        claimed = "×".join(map(str, sides)) or "one value"
+        shape = "×".join(map(str, sides)) or "()"
         raise RefusedFileError(
-            f"is damaged: a tensor of {claimed} does not fit into its storage of {storage.nbytes} bytes"
+            f"is damaged: a tensor of shape {shape} does not fit into its storage of {storage.nbytes:,} bytes"
         )
     return _Tensor()
 
 
 def _parameter(data: Any, _grad: Any, hooks: Any) -> _Tensor:
     if not isinstance(data, _Tensor) or hooks:
-        raise TypeError("an invalid parameter")
+        raise TypeError("a parameter is invalid")
     return data
 
 
 def _dict(given: Any = ()) -> dict[Any, Any]:
     """Stand in for ``OrderedDict`` (which pickles from Python 2 call with pairs) and ``Counter``."""
     if not isinstance(given, dict | list | tuple):
-        raise TypeError("an invalid dict")
+        raise TypeError("a dict is invalid")
     pairs = given.items() if isinstance(given, dict) else given
     return {key_of(key): value for key, value in pairs}
 
@@ -170,20 +171,20 @@ def _shape(sides: Any = ()) -> tuple[int, ...]:
 
 def _listed(members: Any) -> Any:
     if not isinstance(members, list | tuple):
-        raise TypeError("invalid members")
+        raise TypeError("a list of members is invalid")
     return members
 
 
 def _encode(text: Any, encoding: Any) -> bytes:
     # Only the encoding that pickle uses for bytes: other codecs could expand the text repeatedly.
     if not isinstance(text, str) or encoding != "latin1":
-        raise TypeError("invalid bytes")
+        raise TypeError("a byte string is invalid")
     return text.encode("latin1")
 
 
 def _inert(*arguments: Any) -> _Tensor:
     if len(arguments) > 2 or not all(isinstance(argument, str | int) for argument in arguments):
-        raise TypeError("an invalid device or layout")
+        raise TypeError("a device or layout is invalid")
     return _Tensor()
 
 
@@ -207,7 +208,7 @@ _MARK = object()
 
 @dataclass
 class Inspection:
-    """The storages, foreign classes and foreign functions that the pickles in one file refer to."""
+    """The storages, and the unknown classes and functions, that the pickles in one file refer to."""
 
     storages: dict[str, Storage] = field(default_factory=dict)
     wanted: dict[str, None] = field(default_factory=dict)
@@ -236,9 +237,8 @@ class Inspection:
         names = [printable(name) for name in self.wanted]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return (
-            f"contains more than tensors: it needs {', '.join(names[:3])}{more}, which could run any "
-            "code and are never loaded; save only the weights in the software that made it: "
-            "torch.save(model.state_dict(), 'weights.pt')"
+            f"contains more than tensors: loading {', '.join(names[:3])}{more} could run arbitrary code; "
+            f"{SAVE_WEIGHTS}"
         )
 
 
@@ -262,8 +262,8 @@ class _Machine:
             _OPERATIONS[name](self, argument)
         else:
             raise RefusedFileError(
-                f"is a pickle that torch.load(weights_only=True) does not support (operation {name}), saved "
-                "with another protocol or by another program; save it again with torch.save's defaults"
+                f"contains a pickle operation ({name}) that torch.load(weights_only=True) does not support; "
+                "save it again with torch.save and its default protocol"
             )
 
     def pop(self) -> Any:
@@ -295,7 +295,7 @@ class _Machine:
         if isinstance(target, list):
             target.extend(items)
         elif not isinstance(target, Foreign):
-            raise TypeError(f"items for a {type(target).__name__}")
+            raise TypeError(f"items cannot be added to an object of type {type(target).__name__}")
 
     def set_all(self, items: list[Any]) -> None:
         target = self.stack[-1]
@@ -304,15 +304,15 @@ class _Machine:
         if isinstance(target, dict):
             target.update(zip(map(key_of, items[::2]), items[1::2], strict=True))
         elif not isinstance(target, Foreign):
-            raise TypeError(f"entries for a {type(target).__name__}")
+            raise TypeError(f"entries cannot be added to an object of type {type(target).__name__}")
 
     def find(self, text: str) -> None:
         module, _, attribute = text.partition(" ")
         name = f"{_OLD_MODULES.get(module, module)}.{attribute}"
         if name in UNSUPPORTED:
-            raise RefusedFileError(f"contains {UNSUPPORTED[name]}; expected dense tensors; convert it first")
+            raise RefusedFileError(f"contains {UNSUPPORTED[name]}; convert it to an ordinary dense tensor")
         if module in ("torch", "torch.cuda") and attribute.startswith("Q") and attribute.endswith("Storage"):
-            raise RefusedFileError("contains a quantized tensor; expected dense tensors; convert it first")
+            raise RefusedFileError("contains a quantized tensor; convert it to an ordinary dense tensor")
         if name not in (*FUNCTIONS, NAMESPACE) and dtype_of(name) is None and storage_dtype(name) is None:
             self.inspection.wanted[name] = None
         self.stack.append(Global(name))
@@ -330,9 +330,9 @@ class _Machine:
             self.stack.append(Foreign())
             return
         if not isinstance(function, Global) or not isinstance(arguments, tuple):
-            raise TypeError("a call to something that is not a function")
+            raise TypeError("only functions can be called")
         if function.name not in FUNCTIONS:
-            raise TypeError(f"a call to {function.name}")
+            raise TypeError(f"{function.name} cannot be called")
         # Without this limit, a small file could request endless copies of a long list.
         self.copied += sum(len(one) for one in arguments if isinstance(one, str | list | tuple | dict))
         if self.copied > self.read:
@@ -347,7 +347,7 @@ class _Machine:
         if isinstance(made, Global):
             self.inspection.wanted[made.name] = None
         elif not isinstance(made, Foreign):
-            raise TypeError("an object without a class")
+            raise TypeError("an object has no class")
         self.stack.append(Foreign())
 
     def build(self, _: Any) -> None:
@@ -357,12 +357,12 @@ class _Machine:
             return
         if isinstance(target, Options) and isinstance(state, dict):
             if any(not isinstance(key, str) or key.startswith("__") for key in state):
-                raise TypeError("special attributes for options")
+                raise TypeError("a namespace has special attributes")
             return
         # A state_dict stores the versions of its modules in _metadata. Any other attribute could hide a
         # method.
         if not isinstance(target, dict) or not isinstance(state, dict) or set(state) - {"_metadata"}:
-            raise TypeError(f"attributes for a {type(target).__name__}")
+            raise TypeError(f"attributes cannot be set on an object of type {type(target).__name__}")
 
     def storage(self, _: Any) -> None:
         pid = self.pop()
@@ -377,16 +377,16 @@ class _Machine:
                 made = Storage(key, dtype, size_of(numel))
                 known = self.inspection.storages.setdefault(key, made)
                 if known.nbytes != made.nbytes:
-                    raise RefusedFileError("is damaged: a storage has two sizes")
+                    raise RefusedFileError("is damaged: two sizes are given for the same storage")
                 self.stack.append(made if view in ([], [None]) else self.view(made, *view[0]))
                 return
-        raise TypeError("an invalid storage")
+        raise TypeError("a storage is invalid")
 
     @staticmethod
     def view(root: Storage, key: Any, offset: Any, numel: Any) -> Storage:
         """Return a view of part of another storage, as written by PyTorch before 0.4."""
         if not isinstance(key, str) or size_of(offset) + size_of(numel) > root.numel:
-            raise RefusedFileError("is damaged: a part of a storage is larger than the storage")
+            raise RefusedFileError("is damaged: a view extends beyond its storage")
         return Storage(key, root.dtype, numel)
 
     def stop(self, _: Any) -> None:

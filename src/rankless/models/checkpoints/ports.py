@@ -18,7 +18,7 @@ from rankless.models.darknet.network import DETECTOR_CHANNELS, Conv, Involution,
 from rankless.models.layers import BATCH_NORM_EPS
 
 Module = tuple[str, str]
-"""The names of a convolution and of its batch norm, which is empty if there is none."""
+"""The names of a convolution and its batch norm. The latter is empty if there is no batch norm."""
 
 _IN_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 _STAGES = (1, 2, 8, 8, 4)  # residual blocks of Darknet-53 and of CSPDarknet-53
@@ -40,7 +40,7 @@ class Port:
         options: recipe options that the port's weights need.
         eps: epsilon of the batch norms.
         order: positions of x, y, width, height and objectness among the values of an anchor.
-        unused: substrings in the names of stored tensors that are never used.
+        unused: substrings of the names of tensors that are stored but never used.
     """
 
     source: str
@@ -109,7 +109,7 @@ def from_port(
     misfits = compare(expected, {name: expected.get(name, tensor) for name, tensor in aligned.items()})
     missing = [one for one in misfits.missing if not one.endswith(COUNTER)]
     if (missing or misfits.unexpected) and not (partial and len(missing) < len(names)):
-        raise mismatch(source, misfits, f"check that it is a checkpoint from {port.source} for this model")
+        raise mismatch(source, misfits, f"check that it comes from {port.source} and belongs to this model")
     predictors = {f"layers.{network.names[number]}.conv." for number in network.predictors()}
     renamed = {name: aligned[name] for name in misfits.unexpected}
     for mine, theirs in names.items():
@@ -123,8 +123,8 @@ def from_port(
         renamed[mine] = tensor
     if port.eps != BATCH_NORM_EPS:
         notes.append(
-            f"the batch norms' variances were increased by {port.eps - BATCH_NORM_EPS:.2g}, because their "
-            "epsilon differs"
+            f"the batch norms' variances were increased by {port.eps - BATCH_NORM_EPS:.2g} to compensate for "
+            "a different epsilon"
         )
     return renamed, notes
 
@@ -169,7 +169,7 @@ def _names(port: Port, network: Network) -> Iterator[tuple[str, str]]:
 
 
 def _reordered(tensor: Tensor, order: tuple[int, ...], network: Network) -> Tensor:
-    """Reorder a head's kernels or biases (A · (5 + C), …) to x, y, width, height, objectness."""
+    """Reorder a head's kernels or biases (A · (5 + C), …) to x, y, width, height, objectness, classes."""
     anchors = len(network.heads()[0].mask)  # type: ignore[union-attr]  # ports have anchors
     if tensor.shape[0] % anchors:
         return tensor  # the comparison of shapes reports it
@@ -180,7 +180,7 @@ def _reordered(tensor: Tensor, order: tuple[int, ...], network: Network) -> Tens
 
 
 def _numbered(conv: str, norm: str) -> Callable[[Network], Iterator[Module]]:
-    """Return a function that fills in the layer number ``{n}`` and the convolution number ``{k}``."""
+    """Return a function that replaces ``{n}`` with layer numbers and ``{k}`` with convolution numbers."""
 
     def modules(network: Network) -> Iterator[Module]:
         convs = [n for n, layer in enumerate(network.layers) if isinstance(layer, Conv)]
@@ -332,4 +332,4 @@ PORTS: dict[str, Port] = {
         "github.com/open-mmlab/mmdetection, yolov3_d53", "yolov3", _of_mmdetection, "names only"
     ),
 }
-"""The ports by name."""
+"""All known ports by name."""

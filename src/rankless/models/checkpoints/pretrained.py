@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.files import checksums, hub
 from rankless.models import published
 from rankless.models.checkpoints import transformers_folder
@@ -66,7 +66,7 @@ def start_from(
     state, known, source = _published(model, wanted) if wanted else _of_a_file(pretrained)
     if bad := [name for name, one in state.items() if not one.isfinite().all()]:
         raise UserError(
-            f"model.pretrained: {source}: NaN or infinite values in {_listed(bad)}; use another checkpoint"
+            f"model.pretrained: {source} has NaN or infinite values in {_listed(bad)}; use another checkpoint"
         )
     pairs = _matched(class_names, known)
     has_rows = bool(pairs) or 0 < len(known) != len(class_names) > 0
@@ -85,27 +85,24 @@ def start_from(
         others = [name for label, name in enumerate(class_names) if label not in pairs]
         rest = f"; newly initialized: {_listed(others)}" if others else ""
         messages.append(
-            f"the head's classes are matched by name: {len(pairs)} of {len(class_names)} are among the "
+            f"the head is matched by class name: {len(pairs)} of {len(class_names)} classes are among the "
             f"{len(known)} in the file{rest}"
         )
     elif initialized:
-        classes = f" for {len(known)} classes" if known else ""
-        rows = "" if arranged is None else "' rows"
-        messages.append(
-            f"the heads{rows}{classes} are newly initialized for {len(class_names)}: {_listed(initialized)}"
-            if class_names
-            else f"the heads are newly initialized: {_listed(initialized)}"
-        )
+        what = "the heads" if arranged is None else "the class rows of the heads"
+        classes = f" for {counted(len(class_names), 'class', 'classes')}" if class_names else ""
+        instead = f" instead of {len(known)}" if class_names and known else ""
+        messages.append(f"{what} are newly initialized{classes}{instead}: {_listed(initialized)}")
     elif tuple(known) != tuple(class_names) and sorted(known) == sorted(class_names):
         messages.append(
-            f"warning: the order of the classes in the file ({_listed(known)}) differs from the data "
+            f"warning: the classes are in a different order in the file ({_listed(known)}) than in the data "
             f"({_listed(class_names)}), so some classes start from the weights of another class; to use the "
             f"order of the file, add data.classes='[{', '.join(known)}]'"
         )
     elif known and len(known) == len(class_names) and tuple(known) != tuple(class_names):
         messages.append(
-            f"the heads are loaded, but the class names differ: {_listed(known)} in the file, "
-            f"{_listed(class_names)} in the data"
+            f"the heads are loaded, but the class names in the file ({_listed(known)}) differ from those in "
+            f"the data ({_listed(class_names)})"
         )
     return messages
 
@@ -160,7 +157,7 @@ def _of_a_file(pretrained: str) -> tuple[dict[str, Tensor], tuple[str, ...], str
         at = path.parents[address.file.count("/")].name
         return *load_tensors(path), f"{replace(address, revision=at)} (SHA-256 {checksums.of_file(path)})"
     except UserError as error:
-        raise UserError(f"model.pretrained is '{pretrained}': {one}" for one in error.problems) from None
+        raise UserError(f"model.pretrained: {one}" for one in error.problems) from None
 
 
 def _refuse_another_network(pretrained: str, ours: ModelKeys, misfits: Misfits, tensors: int) -> None:
@@ -184,14 +181,14 @@ def _refuse_another_network(pretrained: str, ours: ModelKeys, misfits: Misfits, 
     ]
     if keys:
         differ = "; ".join(
-            f"model.{key} is {_short(getattr(ours, key))}, {_short(getattr(theirs, key))} in the file"
+            f"model.{key} is {_short(getattr(ours, key))}, but {_short(getattr(theirs, key))} in the file"
             for key in keys
         )
         if getattr(theirs, "cfg", "") and not getattr(ours, "cfg", ""):
             differ = f"model.name is {_short(ours.name)}, but the network in the file comes from a cfg file"
         raise UserError(
-            f"{what}, which contains another network ({misfits.counts}): {differ}; to use the network in the "
-            "file, remove these keys from the recipe, or use the recipe fine-tune; to start untrained, "
+            f"{what}, which contains a different network ({misfits.counts}): {differ}; to use the network in "
+            "the file, remove these keys from the recipe, or use the recipe fine-tune; to start untrained, "
             "remove model.pretrained"
         )
 
@@ -204,7 +201,7 @@ def _short(value: object) -> str:
 def _published(
     model: nn.Module, wanted: published.PublishedFile
 ) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
-    """Do the same as :func:`_of_a_file` for a published file. Missing layers keep their values."""
+    """Like :func:`_of_a_file`, but for a published file. Missing layers keep their values."""
     path, sha256 = published.fetch(wanted)
     ours, source = model.state_dict(), f"{wanted.name}: {path} (SHA-256 {sha256})"
     if wanted.is_darknet:
@@ -230,7 +227,7 @@ def _heads(model: nn.Module) -> tuple[str, ...]:
 def _without_other_heads(
     model: nn.Module, theirs: dict[str, Tensor], known: int, wanted: int
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Replace head tensors for different classes with the model's own, and also return their names."""
+    """Replace head tensors that do not fit with the model's own, and return the result and their names."""
     if known and known == wanted:  # then a head that does not fit is a different head
         return theirs, []
     ours = model.state_dict()

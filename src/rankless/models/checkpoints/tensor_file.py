@@ -29,9 +29,9 @@ from rankless.files import checksums, reading
 from rankless.runs.trained_weights import not_safetensors
 
 CHECKSUM = "crc32"
-"""The key of the checksum in the metadata."""
+"""Metadata key of the checksum."""
 OLD_CHECKSUM = "sha256"
-"""The key of the checksum in files from earlier versions, which can still be read."""
+"""Metadata key of the checksum in files from earlier versions, which can still be read."""
 _CHUNK = 1 << 20  # bytes read back at a time
 _LONGEST_HEADER = 100_000_000  # bytes; the library's limit
 
@@ -188,5 +188,5 @@ def _reason(path: Path, content: bytes, error: Exception) -> str:
         return what
     length = int.from_bytes(content[:8], "little")
     if 8 + length > len(content):
-        error = ValueError(f"a header of {length} bytes in a file of {len(content)}")
+        error = ValueError(f"a header of {length:,} bytes in a file of {len(content):,} bytes")
     return f"it is truncated or damaged ({error}); use another copy"

@@ -68,13 +68,13 @@ def unwrap(content: Any, key: str | None, size: int) -> Checkpoint:
 
     Args:
         content: nested dicts that contain tensors.
-        key: name of the entry with the weights, dotted if nested. If it is None, the entry is searched for,
-            and averaged weights are preferred.
+        key: name of the entry with the weights, dotted if nested. If it is None, the entry is found
+            automatically, and averaged weights are preferred.
         size: size of the file in bytes, which limits the total size of the tensors.
     """
     if isinstance(content, Tensor) or not isinstance(content, Mapping):
         raise RefusedFileError(
-            f"contains a {type(content).__name__}; expected a state_dict, a dict of tensors by name"
+            f"contains a value of type {type(content).__name__}; expected a state_dict (tensors by name)"
         )
     facts = _makers(content)
     node, trail = content, list[str]()
@@ -82,7 +82,7 @@ def unwrap(content: Any, key: str | None, size: int) -> Checkpoint:
         node = _descend(content, key)
         trail = [key]
         if not _holds_weights(node):
-            raise RefusedFileError(f"has no tensors under --key {printable(key)}{_others(content)}")
+            raise RefusedFileError(f"contains no tensors under --key {printable(key)}{_others(content)}")
     while len(trail) <= _DEEPEST and (name := _next(node, facts, ".".join(trail))) is not None:
         node = node[name]
         trail.append(name)
@@ -103,7 +103,7 @@ def _makers(content: Mapping[Any, Any]) -> list[str]:
 
 
 def _of_training(content: Mapping[Any, Any]) -> list[str]:
-    """Describe the training state that a checkpoint contains but that is not imported."""
+    """Describe the training state in a checkpoint, which is not imported."""
     left = [
         f"{what} under '{name}'"
         for name in map(str, content)
@@ -115,11 +115,11 @@ def _of_training(content: Mapping[Any, Any]) -> list[str]:
     epoch = next(
         (content[name] for name in _TRAINING["the epoch"] if isinstance(content.get(name), int)), None
     )
-    past = f", without the {counted(epoch, 'epoch')} so far" if epoch and not isinstance(epoch, bool) else ""
+    past = f" ({counted(epoch, 'is', 'are')} done)" if epoch and not isinstance(epoch, bool) else ""
     return [
-        f"{' and '.join(left)} {'is' if len(left) == 1 else 'are'} left out, so training from these weights "
-        "starts at epoch 0 with a new optimizer; to continue the training, set epochs to the remaining number"
-        f"{past}, schedule.warmup=0, and optim.lr to the last learning rate"
+        f"{' and '.join(left)} {'is' if len(left) == 1 else 'are'} not imported, so training from these "
+        "weights starts at epoch 0 with a new optimizer; to continue the training, set epochs to the number "
+        f"of remaining epochs{past}, add schedule.warmup=0, and set optim.lr to the last learning rate"
     ]
 
 
@@ -186,20 +186,22 @@ def _tensors(node: Mapping[Any, Any], facts: list[str], size: int) -> dict[str, 
         raise RefusedFileError(f"contains no named tensors; expected a state_dict{_others(node)}")
     if left := [printable(str(name), 30) for name in node if name not in tensors]:
         more = ", …" if len(left) > 5 else ""
-        entries = counted(len(left), "entry is not a tensor and is", "entries are not tensors and are")
-        facts.append(f"{entries} left out: {', '.join(left[:5])}{more}")
+        entries = counted(len(left), "entry that is not a tensor is", "entries that are not tensors are")
+        facts.append(f"{entries} skipped: {', '.join(left[:5])}{more}")
     # torch.optim.swa_utils.AveragedModel stores a counter of its updates with the model.
     if tensors.pop("n_averaged", None) is not None:
-        facts.append("'n_averaged', the counter of an averaged model, is left out")
+        facts.append("'n_averaged', the counter of an averaged model, is skipped")
     for name, one in tensors.items():
         if one.layout is not torch.strided or one.is_quantized or one.device.type != "cpu":
             raise RefusedFileError(
-                f"has a tensor {printable(name)} that is sparse, quantized or without values; "
-                "expected dense tensors; convert it first"
+                f"contains the tensor {printable(name)}, which is sparse, quantized or without values; "
+                "convert it to an ordinary dense tensor"
             )
     claimed = sum(one.numel() * one.element_size() for one in tensors.values())
     if claimed > _REPEATED * size:
-        raise RefusedFileError(f"is damaged or malicious: {claimed} bytes of tensors in a file of {size}")
+        raise RefusedFileError(
+            f"is damaged or malicious: its tensors have {claimed:,} bytes, but the file has only {size:,}"
+        )
     return _as_float32(tensors, facts)
 
 
@@ -216,4 +218,4 @@ def _as_float32(tensors: dict[str, Tensor], facts: list[str]) -> dict[str, Tenso
             for name, one in tensors.items()
         }
     except RuntimeError as error:  # PyTorch cannot convert every dtype
-        raise RefusedFileError(f"has tensors that cannot be converted to float32: {error}") from None
+        raise RefusedFileError(f"contains tensors that cannot be converted to float32: {error}") from None

@@ -1,6 +1,6 @@
 """Read and write weights files: safetensors files that contain the recipe and the class names.
 
-Prediction needs nothing else. The keys are those of the bare model's state dict. Nothing is ever unpickled.
+Prediction needs nothing else. Tensors are named as in the bare model's state dict. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def load(path: Path, *, checked: bool = False) -> Weights:
         )
     if written != FORMAT:
         raise UserError(
-            f"{path}: has the format '{written}'; this version reads only '{FORMAT}'; update Rankless"
+            f"{path}: has the format '{written}', but this version reads only '{FORMAT}'; update Rankless"
         )
     missing = sorted(_NEEDED - set(metadata))
     if missing:

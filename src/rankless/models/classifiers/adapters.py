@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rankless.errors import UserError, nearest
+from rankless.errors import UserError, counted, nearest
 from rankless.models.layers import Activation, activate
 
 CIFAR = "-cifar"
@@ -16,7 +16,7 @@ CIFAR = "-cifar"
 def build_resnet(
     name: str, classes: int, *, activation: Activation = "relu", dropout: float = 0.0
 ) -> nn.Module:
-    """Build torchvision's ResNet, whose last layer is ``fc``.
+    """Build a torchvision ResNet, whose last layer is ``fc``.
 
     With the suffix ``-cifar``, the network starts with a 3×3 convolution of stride 1 and no pooling, as is
     usual for 32-pixel images. The names in the state dict are the same. PReLU is not allowed, because each
@@ -80,13 +80,13 @@ def timm_facts(name: str) -> TimmFacts:
         known = timm.list_models() + timm.list_pretrained()
         near = nearest(name, known, count=3, shown="'timm/{}'")
         raise UserError(
-            f"'model.name' is 'timm/{name}': timm {timm.__version__} has no such model; expected one listed "
-            f"by `python -c 'import timm; print(timm.list_models())'`{near}"
+            f"'model.name' is 'timm/{name}': timm {timm.__version__} has no such model; expected a name "
+            f"listed by `python -c 'import timm; print(timm.list_models())'`{near}"
         )
     if config.input_size[0] != 3:
         raise UserError(
-            f"'model.name' is 'timm/{name}': its images have {config.input_size[0]} channels; expected a "
-            "model for images with three channels"
+            f"'model.name' is 'timm/{name}', whose images have {counted(config.input_size[0], 'channel')}; "
+            "expected a model for images with three channels"
         )
     return TimmFacts(
         size=(config.input_size[1], config.input_size[2]),
@@ -112,10 +112,11 @@ def build_timm(
         return timm.create_model(name, pretrained=False, num_classes=classes, **options)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         asked = {"drop_rate": f"model.dropout {dropout:g}", "img_size": f"model.image_size {size}"}
-        with_options = " and ".join(asked[option] for option in options) or "as it is"
+        with_options = " and ".join(asked[option] for option in options)
         raise UserError(
-            f"'model.name' is 'timm/{name}': timm cannot build it {'with ' * bool(options)}{with_options} "
-            f"({type(error).__name__}: {error}); remove these keys from the recipe, or use another model"
+            f"'model.name' is 'timm/{name}': timm cannot build this model{' with ' * bool(options)}"
+            f"{with_options} ({type(error).__name__}: {error}); "
+            f"{'remove these keys from the recipe, or ' * bool(options)}use another model"
         ) from error
 
 

@@ -130,7 +130,7 @@ def variant(model: model_kinds.ModelKeys) -> Classifier:
     size = _size(model)
     if size is not None and min(size) < options.least_side:
         sides = model.image_size if isinstance(model.image_size, int) else list(size)
-        small = "" if options.stem == "small" else ", or model.densenet.stem 'small'"
+        small = "" if options.stem == "small" else ", or model.densenet.stem=small"
         raise UserError(
             f"'model.image_size' is {sides}, which is too small for {model.name}; "
             f"expected at least {options.least_side}{small}"
@@ -151,7 +151,7 @@ def build_classifier(model: model_kinds.ModelKeys, classes: int) -> nn.Module:
         problems += error.problems
     if classes < 2:
         few = counted(classes, "class", "classes")
-        problems.append(f"the data has {few}; a classifier needs at least two; list them in data.classes")
+        problems.append(f"the data has {few}, but a classifier needs at least two; set data.classes")
     if problems or chosen is None:
         raise UserError(problems)
     _refuse_giant(chosen, model, classes)
@@ -215,7 +215,7 @@ def classifier_named(name: str) -> Classifier:
     near = f"; did you mean '{TIMM}{name}'?" if timm_knows(name) else nearest(name, CLASSIFIERS)
     raise UserError(
         f"'model.name' is '{name}': no such classifier; expected {one_of(CLASSIFIERS)}, or timm/NAME "
-        f"for a model of timm{near}"
+        f"for a timm model{near}"
     )
 
 
@@ -233,7 +233,7 @@ def _build(chosen: Classifier, model: model_kinds.ModelKeys, classes: int) -> nn
         heads = tuple(f"{name}." for name, layer in net.named_modules() if id(layer) in inside)
         if not heads:
             raise UserError(
-                f"'model.name' is '{chosen.name}': it has no classification layer; use another model"
+                f"'model.name' is '{chosen.name}': the model has no classification layer; use another model"
             )
     elif isinstance(model, model_kinds.DensenetModel) and chosen.densenet is not None:
         net = DenseNet(chosen.densenet, classes, activation=_activation(model), dropout=model.dropout)

@@ -67,8 +67,8 @@ class Variant:
         if len(self.blocks) != _CIFAR_BLOCKS:
             raise UserError(
                 f"'model.densenet.depth' is {depth}, but only the DenseNets for CIFAR have this option; "
-                "remove it, and choose densenet121, densenet161, densenet169, densenet201 or, for CIFAR, a "
-                "name such as densenet-40-12"
+                "remove it, and set model.name to densenet121, densenet161, densenet169, densenet201 or, for "
+                "CIFAR, a name such as densenet-40-12"
             )
         convolutions = 2 if bottleneck else 1
         layers, left = divmod(depth - 4, _CIFAR_BLOCKS * convolutions)
@@ -232,7 +232,7 @@ def _convolution(
     dilation: int = 1,
     after: Literal["relu", "linear"] = "relu",
 ) -> nn.Conv2d:
-    """Build a convolution whose initialization preserves the variance ``after`` a linear layer or a ReLU."""
+    """Build a convolution, initialized for inputs that come from a linear layer or a ReLU (``after``)."""
     padding = kernel // 2 * dilation
     conv = nn.Conv2d(channels_in, channels, kernel, stride, padding, dilation, groups, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity=after)

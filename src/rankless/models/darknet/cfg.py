@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from rankless.errors import UserError, nearest, one_of, printable
+from rankless.errors import UserError, counted, nearest, one_of, printable
 from rankless.files import reading
 from rankless.geometry.boxes import SIMILARITIES
 from rankless.models.darknet import network as net
@@ -263,7 +263,7 @@ class _Reader:
         numbers = self.numbers("anchors", "")
         anchors = tuple(zip(numbers[::2], numbers[1::2], strict=False))
         if not anchors or len(numbers) % 2 or min(numbers) <= 0:
-            self.expected("anchors", "pairs of positive width, height")
+            self.expected("anchors", "pairs of a positive width and height")
         total = self.integer("num", len(anchors) or 1, 1, 4096)
         mask = tuple(int(value) for value in self.numbers("mask", ",".join(map(str, range(total)))))
         if any(not 0 <= number < len(anchors) for number in mask) or not mask:
@@ -273,9 +273,9 @@ class _Reader:
         before = self.layers[-1] if self.layers else None
         if isinstance(before, net.Conv) and new_coords != (before.activation == "logistic"):
             self.report(
-                f"[yolo] new_coords={int(new_coords)} after a convolution with "
-                f"activation={before.activation}; expected activation=logistic with new_coords=1, and linear "
-                "with new_coords=0",
+                f"[yolo] has new_coords={int(new_coords)} after a convolution with "
+                f"activation={before.activation}; expected activation=logistic for new_coords=1, and linear "
+                "for new_coords=0",
                 self.line("new_coords"),
             )
         if self.word("nms_kind", "default") in ("greedynms", "diounms"):
@@ -295,11 +295,11 @@ class _Reader:
             self.report("[yolo]: expected a [convolutional] section without batch_normalize before it")
         elif before.filters != channels:
             self.report(
-                f"[yolo] follows a layer with {before.filters} filters; expected {channels}, the number of "
-                "anchors in mask × (5 + classes)"
+                f"[yolo] follows a layer with {counted(before.filters, 'filter')}; expected {channels} "
+                "(anchors in mask × (5 + classes))"
             )
         if self.classes not in (None, classes):
-            self.expected("classes", f"{self.classes}, as in the [yolo] section before it")
+            self.expected("classes", f"{self.classes}, as in the previous [yolo] section")
         self.classes = classes
 
     def _loss(self) -> HeadLoss:
@@ -326,10 +326,8 @@ class _Reader:
         sections = list(self.sections())
         self._raise()
         if not sections or sections[0].name not in ("net", "network"):
-            first = f"[{sections[0].name}] in line {sections[0].line}" if sections else "nothing"
-            raise UserError(
-                f"{self.name}: starts with {first}; expected a Darknet cfg file, which starts with [net]"
-            )
+            first = f"starts with [{sections[0].name}] in line {sections[0].line}" if sections else "is empty"
+            raise UserError(f"{self.name}: {first}; expected a Darknet cfg file, which starts with [net]")
         if len(sections) > MOST_LAYERS:
             raise UserError(f"{self.name}: has {len(sections):,} sections; expected at most {MOST_LAYERS:,}")
         size, letterbox = self._net(sections[0])
@@ -409,12 +407,15 @@ class _Reader:
             shown = ", ".join(str(shape.stride) for shape in read)
             self.report(f"[{self.section.name}] reads layers of different resolutions (strides {shown})")
         if isinstance(layer, net.Route) and any(shape.channels % layer.groups for shape in read):
-            self.report(f"[route] groups={layer.groups} does not divide the channels", self.line("groups"))
+            self.report(
+                f"[route] groups={layer.groups} does not divide its input channels",
+                self.line("groups"),
+            )
         if isinstance(layer, net.Conv):
-            for what, count in (("the input channels", read[0].channels), ("filters", layer.filters)):
+            for what, count in (("input channels", read[0].channels), ("filters", layer.filters)):
                 if count % layer.groups:
                     self.report(
-                        f"[convolutional] groups={layer.groups} does not divide {what} ({count})",
+                        f"[convolutional] groups={layer.groups} does not divide its {what} ({count})",
                         self.line("groups"),
                     )
         return net.shape(layer, read)

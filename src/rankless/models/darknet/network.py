@@ -1,4 +1,4 @@
-"""Descriptions of convolutional detectors: a chain of layers that may read the outputs of earlier layers.
+"""Descriptions of convolutional detectors as chains of layers, which may also read earlier layers' outputs.
 
 The layers and their numbers match Darknet's cfg files. Published networks, users' cfg files and modified
 copies (with a different width, or different anchors or heads) all have the same type.
@@ -17,7 +17,7 @@ from rankless.models.heads.yolo.codec import HeadLoss, YoloHead
 from rankless.models.layers import Activation
 
 IMAGE = -1
-"""The number of the network's input; layers are numbered from 0."""
+"""Layer number of the network's input. Other layers are numbered from 0."""
 PublishedLoss = Literal["yolov3", "yolov4", "anchor-free"]
 DETECTOR_CHANNELS = 5  # tx, ty, tw, th, objectness
 
@@ -79,7 +79,7 @@ class Route:
 class Shortcut:
     """A ``[shortcut]`` layer, which adds the outputs of other layers to that of the previous layer.
 
-    If the numbers of channels differ, only the channels that both have are added.
+    If the numbers of channels differ, only the common channels are added.
     """
 
     layers: tuple[int, ...]
@@ -177,7 +177,7 @@ class Network:
     loss: PublishedLoss
 
     def inputs(self, number: int) -> tuple[int, ...]:
-        """Return the numbers of the layers that the layer with the given number reads."""
+        """Return the numbers of the layers whose outputs the layer ``number`` reads."""
         layer = self.layers[number]
         if isinstance(layer, Route):
             return layer.layers
@@ -202,7 +202,7 @@ class Network:
         return [shapes[source].channels if source >= 0 else 3 for source in first]
 
     def parameters(self) -> int:
-        """Count the values in the convolutions and their norms: nearly all the values in a network."""
+        """Count the values in the convolutions and their norms, which are nearly all values in a network."""
         return sum(
             layer.filters * (channels // layer.groups * layer.size**2 + (4 if layer.norm else 1))
             for layer, channels in zip(self.layers, self.channels_in(), strict=True)

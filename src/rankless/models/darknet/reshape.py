@@ -104,7 +104,7 @@ def with_dropout(network: Network, probability: float) -> Network:
 
 
 def with_anchor_free_heads(network: Network, bins: int) -> Network:
-    """Replace the heads, and the 3×3 convolutions whose output only they read, with anchor-free heads."""
+    """Replace the heads, and the 3×3 convolutions that only the heads read, with anchor-free heads."""
     dropped: set[int] = set()
     renamed: dict[int, tuple[Layer, str]] = {}
     for number in _heads(network):

@@ -32,7 +32,7 @@ from rankless.structures import DetectionBatch, LossSum
 OBJECTNESS_PRIOR = 0.01
 
 Criterion = Callable[[Any, Any, DetectionBatch], LossSum]
-"""A loss function of the raw outputs, the heads and the batch."""
+"""A loss function that takes the raw outputs, the heads and the batch."""
 
 
 def criterion_of(network: net.Network, options: loss_kinds.LossKeys) -> Criterion:

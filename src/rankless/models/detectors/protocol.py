@@ -16,7 +16,7 @@ from rankless.recipe import model_kinds
 from rankless.structures import DetectionBatch, LossSum
 
 CANDIDATES = 3000
-"""Maximum number of candidates per image that are passed to NMS, whose cost grows with the square of it."""
+"""Maximum number of candidates per image for NMS. The cost of NMS grows with the square of this number."""
 
 
 class Detector(Protocol):
@@ -46,7 +46,7 @@ class Detector(Protocol):
     def decode(self, raw: Any) -> tuple[Tensor, Tensor]:
         """Return boxes (B, P, 4), xyxy in input pixels, not clipped, and scores (B, P, C) in 0..1.
 
-        Only the best ``CANDIDATES`` candidates of each image are required.
+        Only the best ``CANDIDATES`` boxes of each image are required.
         """
         ...
 

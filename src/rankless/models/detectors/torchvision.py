@@ -127,7 +127,7 @@ class DenseDetector(TorchvisionDetector):
         return Dense(outputs, anchors, [m.shape[-2] * m.shape[-1] for m in maps.values()])
 
     def _matches(self, targets: list[dict[str, Tensor]], anchors: Tensor) -> list[Tensor]:
-        """For each image, return the index (A,) of the object that each anchor matches, negative for none."""
+        """For each image, return the index (A,) of the object matched to each anchor; negative if none is."""
         from torchvision.ops import box_iou
 
         unmatched = torch.full((len(anchors),), -1, dtype=torch.int64, device=anchors.device)

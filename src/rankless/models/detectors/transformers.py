@@ -45,10 +45,10 @@ from rankless.recipe.transformers_config import KINDS, normalizes, read_config
 from rankless.structures import DetectionBatch, LossSum
 
 CUSTOM = "hf/config"
-"""The name of a detector that a configuration file describes."""
+"""The model name of a detector that is described by a configuration file."""
 OLDEST = (5, 18)
-"""The first version of transformers in which denoising queries do not count in the main loss terms of RT-DETR
-and D-FINE (pull request 48528)."""
+"""The first transformers version whose main loss terms for RT-DETR and D-FINE do not count denoising queries
+(pull request 48528)."""
 _HEADS = (
     "class_embed.",
     "class_labels_classifier.",
@@ -122,7 +122,7 @@ class TransformersDetector(nn.Module):
             least = next(side for side in itertools.count(32, 32) if cells(side, side) >= config.num_queries)
             raise UserError(
                 f"the input of {height} × {width} pixels has {cells(height, width)} cells, but the detector "
-                f"selects {config.num_queries}; use a larger model.image_size, such as {least}"
+                f"needs at least {config.num_queries}; use a larger model.image_size, such as {least}"
             )
 
     def _run(self, images: Tensor, targets: Sequence[Mapping[str, Tensor]]) -> Any:
@@ -196,7 +196,7 @@ def _postponed(*given: Any, **named: Any) -> tuple[Any, None, None]:
 
 @contextmanager
 def _unchecked() -> Iterator[None]:
-    """Disable transformers' checks of values, because tensors have none on the meta device and in exports."""
+    """Disable transformers' value checks, because meta tensors and tensors in exports have no values."""
     name, before = "TRANSFORMERS_DISABLE_TORCH_CHECK", os.environ.get("TRANSFORMERS_DISABLE_TORCH_CHECK")
     os.environ[name] = "1"
     try:
@@ -228,8 +228,8 @@ def library(where: str) -> Any:
 def classes_of(config: Mapping[str, Any], classes: int, where: str) -> tuple[Any, Any]:
     """Return a detector's class in transformers and its configuration object.
 
-    ``config`` is the content of ``config.json``. ``where`` is the option that refers to it; error messages
-    mention it.
+    ``config`` is the content of ``config.json``. Error messages mention ``where``, the option that refers
+    to it.
     """
     transformers = library(where)
     keys = {**config, "num_labels": classes, "attn_implementation": "eager"}
@@ -243,7 +243,7 @@ def classes_of(config: Mapping[str, Any], classes: int, where: str) -> tuple[Any
 
 def _refused(where: str, error: Exception) -> UserError:
     reason = " ".join(str(error).split())[:300]
-    return UserError(f"{where}: transformers does not accept the configuration: {reason}")
+    return UserError(f"{where}: transformers rejected the configuration: {reason}")
 
 
 @dataclass(frozen=True, kw_only=True)

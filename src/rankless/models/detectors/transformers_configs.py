@@ -98,7 +98,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         [32, 48], [48, 96, 192, 384], [128, 512, 1024, 2048], 6, affine=False, **_THREE_MAPS
     ),
 }
-"""The configurations by name."""
+"""Configurations by model name."""
 
 REPOSITORIES: Mapping[str, str] = {
     "hf/rtdetr_r18vd": "PekingU/rtdetr_r18vd",
@@ -109,4 +109,4 @@ REPOSITORIES: Mapping[str, str] = {
     "hf/dfine_m": "ustc-community/dfine-medium-coco",
     "hf/dfine_l": "ustc-community/dfine-large-coco",
 }
-"""Repositories on the Hugging Face Hub with weights for each configuration."""
+"""Hugging Face Hub repositories with the weights for each configuration."""

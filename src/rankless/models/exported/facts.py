@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rankless.errors import UserError, printable
+from rankless.errors import UserError, one_of, printable
 from rankless.recipe.load import from_json, to_json
 from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
 
@@ -108,13 +108,13 @@ def read(texts: Mapping[str, str], source: str) -> Facts:
         )
     if written != FORMAT:
         raise UserError(
-            f"{source}: is an export in format '{printable(written)}'; this version reads only '{FORMAT}'; "
+            f"{source}: has the format '{printable(written)}', but this version reads only '{FORMAT}'; "
             "update Rankless"
         )
     recipe = from_json(texts.get("recipe", ""), f"{source}: the recipe inside")
     if recipe.task not in BUILT_IN_TASKS:
         raise UserError(
-            f"{source}: its task is '{printable(recipe.task)}'; expected one of {', '.join(BUILT_IN_TASKS)}"
+            f"{source}: its task is '{printable(recipe.task)}'; expected {one_of(BUILT_IN_TASKS)}"
         )
     size, names = recipe.model.image_size, _parsed(texts, "class_names", source)
     nms = _parsed(texts, "nms", source) if "nms" in texts else None
@@ -141,4 +141,4 @@ def _parsed(texts: Mapping[str, str], name: str, source: str) -> Any:
 
 
 def _damaged(source: str, name: str) -> UserError:
-    return UserError(f"{source}: its entry '{name}' is damaged; export the model again, or use another copy")
+    return UserError(f"{source}: the entry '{name}' is damaged; export the model again, or use another copy")

@@ -13,7 +13,7 @@ from rankless.models.exported.facts import read
 from rankless.models.exported.modules import ExportedClassifier, ExportedDetector
 from rankless.models.exported.sessions import SESSIONS, Session
 
-_CODE = {".torchscript": "TorchScript", ".pt2": "a program of torch.export"}
+_CODE = {".torchscript": "TorchScript", ".pt2": "torch.export"}
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ def is_exported(path: Path) -> bool:
     """Check whether a file is an export, and raise an error if its format contains code."""
     if path.suffix in _CODE:
         raise UserError(
-            f"{path}: is {_CODE[path.suffix]}, which is code, and Rankless never runs code from files; use "
-            "the weights file or the run it was exported from, or an ONNX or OpenVINO export"
+            f"{path}: is a {_CODE[path.suffix]} program, and Rankless never runs code from files; use the "
+            "weights file or run it was exported from, or an ONNX or OpenVINO export"
         )
     return path.suffix in SESSIONS
 

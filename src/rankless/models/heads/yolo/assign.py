@@ -121,7 +121,7 @@ def _shape_iou(size: Tensor, anchors: Tensor) -> Tensor:
 
 
 def _taken_later(cell: Tensor, hit: Tensor) -> Tensor:
-    """Check whether a later box in the same ``cell`` (B, T) has the same ``hit`` (B, T, A)."""
+    """Check whether a later box in the same ``cell`` (B, T) hits the same anchor, (B, T, A)."""
     count = cell.shape[1]
     later = torch.ones(count, count, dtype=torch.bool, device=cell.device).triu(1)
     same = (cell.unsqueeze(2) == cell.unsqueeze(1)) & later  # (B, T, T): [t, u], u after t
@@ -129,7 +129,7 @@ def _taken_later(cell: Tensor, hit: Tensor) -> Tensor:
 
 
 def _mark(hit: Tensor, entry: Tensor, entries: int) -> Tensor:
-    """Return a mask (B, A, entries) that is true at each ``entry`` (B, T) with a ``hit`` (B, T, A)."""
+    """Scatter hits (B, T, A) to the given entries (B, T) of a new mask (B, A, entries)."""
     images, _, anchors = hit.shape
     # Misses write to an additional entry, which is cut off. The order does not matter, because all write
     # True.
