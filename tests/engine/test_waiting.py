@@ -24,7 +24,7 @@ def test_the_summary_is_of_the_whole_run() -> None:
     for seconds, waited in ((30.0, 0.9), (1.0, 1.0), (3.0, 0.0)):
         waiting.step({"seconds": seconds, "waited": waited})
     assert waiting.summary() == (
-        "3 steps in 34.0 s (without evaluations); without the first step, 4 images/s and 25% of the time "
+        "3 steps in 34.0 s (without evaluations); after the first step, 4 images/s and 25% of the time "
         "waiting for images"
     )
 

@@ -97,7 +97,7 @@ class Accumulator:
             if seen is not None and not missing:
                 mine = self._with_gradients(seen)
         if pending is None:
-            raise RuntimeError("a rank without micro-batches")
+            raise RuntimeError("this rank has no micro-batches")
         pending.combine()
         pending.finish()
         opinions = ["" if one is None else digest(one.tolist()) for one in (mine, second)]
@@ -155,8 +155,8 @@ class Accumulator:
         names = sorted(loss.parts)
         if self.names not in (None, names):
             raise UserError(
-                f"loss() of the task {type(self.task).__name__} returned the parts {names}, but previously "
-                f"{self.names}; expected the same names for every micro-batch"
+                f"loss() of the task {type(self.task).__name__} returned the parts {names}, but "
+                f"{self.names} for an earlier micro-batch; expected the same names for every micro-batch"
             )
         self.names = names
         scalars = [

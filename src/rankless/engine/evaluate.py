@@ -172,11 +172,11 @@ def _missing(mine: Iterable[Unreadable], count: int, max_bad: float, world: Worl
     """Return the unreadable images of all ranks, sorted by index. Too many of them raise an error."""
     missing = sorted({one for images in world.all_gather(list(mine)) for one in images})
     if len(missing) == count:
-        last = f"none of the {count} images to be scored can be read; replace them"
+        last = f"none of the {count} evaluation images can be read; replace them"
     elif len(missing) > max_bad * count:
         last = (
-            f"{len(missing)} of the {count} images to be scored cannot be read, which is more than "
-            f"data.max_bad ({max_bad:g}) allows; replace them, or remove them from the data"
+            f"data.max_bad is {max_bad:g}, but {len(missing)} of the {count} evaluation images cannot be "
+            "read; replace them, or remove them from the data"
         )
     else:
         return missing

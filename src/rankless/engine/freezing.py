@@ -32,8 +32,8 @@ class Backbone:
             parameter.requires_grad_(False)
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(
-                f"model.freeze: backbone() of {type(model).__name__} contains all parameters, so none remain "
-                "to train; remove the head from backbone(), or set model.freeze to 0"
+                f"model.freeze: backbone() of {type(model).__name__} contains all parameters, so nothing "
+                "remains to train; remove the head from backbone(), or set model.freeze to 0"
             )
 
     def release(self) -> None:

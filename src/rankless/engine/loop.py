@@ -232,7 +232,7 @@ class _Loop:
     def _report_replaced(self, done: int, mine: Sequence[Unreadable]) -> None:
         """Report the images that could not be read. All ranks must call this with their own images."""
         for one in self.state.unreadable.meet(self.world, mine):
-            text = f"{one.path} cannot be read ({one.reason}); other images are used in its place"
+            text = f"{one.path} cannot be read ({one.reason}); other images are used instead"
             self.sinks.event("unreadable", done, text)
         if errors := self.state.unreadable.too_many():
             self.state.unscored = self._is_evaluated(done)
@@ -283,7 +283,9 @@ class _Loop:
         best = self.state.best
         if has_loss(task) and scores.get("loss", 0.0) is None:
             kept = (
-                f"the best weights are still from step {best['step']}" if best else "no weights are best yet"
+                f"the best weights are still from step {best['step']}"
+                if best
+                else "there are no best weights yet"
             )
             text = f"the validation loss after step {done} is not finite and is ignored"
             self.sinks.event("warning", done, f"{text}; {kept}" if name == "loss" else text)

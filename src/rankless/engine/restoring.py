@@ -15,7 +15,7 @@ from torch import Tensor
 from rankless.engine import checkpoint
 from rankless.engine.checkpoint import Snapshot
 from rankless.engine.mirrors import Mirrors
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.files import checksums
 from rankless.files.writing import sweep
 from rankless.models.checkpoints import weights
@@ -108,8 +108,8 @@ def _other_runs(mirrors: Mirrors, reports: Mapping[int, _Report], recipe: Recipe
         different = deciding(from_json(report.recipe), recipe) if report.step >= 0 else []
         if keys := [key for key, _, _ in different if key != "data.root"]:
             errors.append(
-                f"{mirrors.name(rank)}: {report.path} contains a run with another recipe, which differs in "
-                f"{', '.join(keys)}; remove it there, or use another --run"
+                f"{mirrors.name(rank)}: {report.path} contains a run whose recipe has other values of "
+                f"{', '.join(keys)}; remove that run, or use another --run"
             )
     return errors
 
@@ -196,12 +196,14 @@ def open_journal(
             journal = Journal(run.journal, start, unscored=unscored)
             if journal.left_out:
                 said.append(
-                    f"{run.journal}: {journal.left_out} damaged lines were removed; the original file is now "
-                    f"{journal.original}"
+                    f"{run.journal}: removed {counted(journal.left_out, 'damaged line')}; the original file "
+                    f"is now {journal.original}"
                 )
     except OSError as error:
         if not mirrors.several:
             with run.writing(run.journal):
                 raise
-        said.append(f"{run.journal} cannot be written ({error}), so this copy of the journal ends here")
+        said.append(
+            f"{run.journal} cannot be written ({error}), so this copy of the journal stays incomplete"
+        )
     return journal, mirrors.gather_messages(said)

@@ -130,7 +130,7 @@ def check_disk_space(
             )
         elif free < (most - there) * size:
             warning = (
-                f"only {in_gb(free)} are free for checkpoints of {in_gb(size)} each; if the disk is full, "
+                f"only {in_gb(free)} are free for checkpoints of {in_gb(size)} each; if the disk fills up, "
                 "fewer than checkpoint.keep are kept"
             )
     found = mirrors.world.all_gather([error, warning])

@@ -190,8 +190,8 @@ class TrainingState:
         digests = self.world.all_gather(digest(self.model.state_dict()))
         if others := [rank for rank, other in enumerate(digests) if other != digests[0]]:
             raise UserError(
-                f"model.pretrained is '{pretrained}', which is a different file on rank "
-                f"{', '.join(map(str, others))} than on rank 0; copy the same file to every machine"
+                f"model.pretrained is '{pretrained}', but this file on rank {', '.join(map(str, others))} "
+                "differs from that on rank 0; copy the same file to every machine"
             )
         return messages
 

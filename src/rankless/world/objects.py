@@ -23,7 +23,7 @@ from torch import Tensor
 
 SENDABLE = (
     "None, bool, int, float, str, bytes, tensors on the CPU, NumPy arrays, and lists, tuples, sets, dicts, "
-    "dataclasses and named tuples of these, whose classes are defined at the top level of a module"
+    "dataclasses and named tuples of these (their classes must be defined at the top level of a module)"
 )
 
 _ALIGNED = 16
@@ -105,7 +105,7 @@ class _Writer:
         try:
             return self.node(value)
         except RecursionError:
-            raise UnsendableError("nested too deeply or part of itself") from None
+            raise UnsendableError("a value that is nested too deeply or contains itself") from None
 
     def node(self, value: Any) -> Any:
         """Return the node of ``value``. Subclasses are refused, because unpacking would lose their type."""
@@ -257,7 +257,8 @@ def _known(module: str, qualname: str, *names: str) -> tuple[type, list[str]]:
     made = _loaded(module, qualname)
     if not isinstance(made, type) or not _is_data(made):
         raise ValueError(
-            f"{module}.{qualname} is not a data class loaded in this process; import it in the task's module"
+            f"{module}.{qualname} is not a data class that this process has loaded; import it in the "
+            "task's module"
         )
     if any(name.startswith("__") for name in names):
         raise ValueError(f"{module}.{qualname}: names that start with __ cannot be sent")

@@ -162,8 +162,9 @@ class SideBySide:
             for index in (one, other)
         )
         return (
-            "batch_norm is 'sync', but micro-batches call different batch norms, or in a different order: "
-            f"one {here}, another {there}; call all of them in every forward pass, or use batch_norm: micro"
+            "batch_norm is 'sync', but micro-batches call different batch norms, or call them in a different "
+            f"order: one {here}, another {there}; call all of them in the same order in every forward pass, "
+            "or use batch_norm: micro"
         )
 
     def normalize(self, number: int, norm: Any, index: int, values: Tensor) -> Tensor:

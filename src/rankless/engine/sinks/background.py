@@ -44,7 +44,7 @@ class BackgroundSink(Sink):
         try:
             self._calls.put_nowait(call)
         except queue.Full:
-            raise TimeoutError("it accepts data more slowly than the run produces it") from None
+            raise TimeoutError("the server accepts data more slowly than the run produces it") from None
 
     def start(self, run: RunStart) -> None:
         self._put(lambda: self._sink.start(run))
@@ -67,5 +67,5 @@ class BackgroundSink(Sink):
             raise self._error
         if self._thread.is_alive():
             raise TimeoutError(
-                f"data that was not sent within {self._closing:g} s of the end of the run is lost"
+                f"some data was not sent within {self._closing:g} s of the end of the run and is lost"
             )

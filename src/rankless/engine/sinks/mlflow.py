@@ -13,7 +13,7 @@ from rankless.engine.sinks.sink import RunStart, Sink
 from rankless.structures import Scores
 
 _RECORD = "mlflow-run"
-"""File in the run directory with the ID of the MLflow run, which a resumed run continues."""
+"""File in the run directory that contains the ID of the MLflow run."""
 _EVERY = 5.0  # seconds between two batches of numbers
 _MOST_NUMBERS, _MOST_KEYS = 1000, 100  # per batch, the limits of servers
 _DEFAULTS = {

@@ -85,7 +85,7 @@ BUILT_IN = {
     "tensorboard": _Known("tensorboard", "TensorBoardSink", "tensorboard"),
     "wandb": _Known("wandb", "WandbSink", "wandb", is_remote=True),
 }
-"""The sinks that are included in Rankless, by their names for ``--sink``."""
+"""The built-in sinks, by their names for ``--sink``."""
 
 
 def check_sink(name: str) -> None:
@@ -120,7 +120,7 @@ def sink_class(name: str) -> Callable[[], Sink]:
     missing = [method for method in _METHODS if not callable(getattr(made, method, None))]
     if missing or not callable(made):
         raise UserError(
-            f"sink is '{name}', which lacks {', '.join(missing) or 'a constructor'}; expected a class with "
+            f"sink is '{name}', but it lacks {', '.join(missing) or 'a constructor'}; expected a class with "
             f"the methods {', '.join(_METHODS)}; inherit from rankless.Sink"
         )
     return made  # type: ignore[no-any-return]

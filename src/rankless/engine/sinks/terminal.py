@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from rankless.structures import Scores
 
 _HEADER_EVERY = 40
-"""Number of rows between two headers, because the first header scrolls off the screen in a long run."""
+"""Number of rows after which the header is repeated."""
 _SCORES = 3
-"""Maximum number of scores with a column. The journal, the report and the end of the run show all scores."""
+"""Maximum number of columns with scores. The journal and the report contain all scores."""
 _GAP = "  "
 _VALIDATION = "val loss"
 
