@@ -184,7 +184,7 @@ def _missing(mine: Iterable[Unreadable], count: int, max_bad: float, world: Worl
 
 
 def listed(images: Iterable[Unreadable]) -> list[str]:
-    """Return a sentence about each of the first images, and one with the number of remaining images."""
+    """Return a sentence for each of the first unreadable images, and one with the number of the others."""
     every = sorted(images)
     more = [f"… and {len(every) - SHOWN} more"] if len(every) > SHOWN else []
     return [*(f"{one.path} cannot be read: {one.reason}" for one in every[:SHOWN]), *more]

@@ -56,7 +56,7 @@ def momentum(run: StepSchedule, step: int) -> float | None:
 
 
 def _cycle(run: StepSchedule, step: int, first: float, peak: float, last: float) -> float:
-    """Return the value at ``step`` of a cosine from ``first`` to ``peak`` and then another to ``last``.
+    """Return the value at ``step`` of a cosine curve from ``first`` to ``peak``, followed by one to ``last``.
 
     The result equals that of ``torch.optim.lr_scheduler.OneCycleLR``.
     """

@@ -28,10 +28,10 @@ from rankless.world.process_group import World
 from rankless.world.tree import own_micro_batches
 
 _WEIGHTS = -1
-"""The key of the weights in :data:`Votes`."""
+"""Key of the weights in :data:`Votes`."""
 
 Votes = Mapping[int, Sequence[tuple[int, str]]]
-"""Pairs of a rank and the digest of its result, by micro-batch or :data:`_WEIGHTS`."""
+"""Maps each micro-batch, and :data:`_WEIGHTS`, to pairs of a rank and the digest of its result."""
 
 
 class LeftOutError(Exception):

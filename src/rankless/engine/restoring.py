@@ -1,4 +1,4 @@
-"""Restore a run, so that all ranks continue from the newest complete checkpoint on any machine.
+"""Restore all ranks of a run from the newest complete checkpoint on any machine.
 
 If every rank can access that checkpoint, each reads it from its own directory. Otherwise, its tensors are
 sent as plain bytes, and machines that lack it or the best checkpoint write their own copies.
@@ -102,7 +102,7 @@ def _look(mirrors: Mirrors, run: RunDirectory) -> _Report:
 
 
 def _other_runs(mirrors: Mirrors, reports: Mapping[int, _Report], recipe: Recipe) -> list[str]:
-    """Return errors about machines whose checkpoints have a different recipe, except for ``data.root``."""
+    """Return an error for each machine whose checkpoint has a different recipe. ``data.root`` may differ."""
     errors = []
     for rank, report in reports.items():
         different = deciding(from_json(report.recipe), recipe) if report.step >= 0 else []

@@ -150,7 +150,7 @@ class StepSchedule:
     def lines(
         self, start: int, mine: range, extra: Callable[[int], Sequence[int]] = lambda step: ()
     ) -> Iterator[Line]:
-        """Yield the images of each micro-batch in ``mine`` for every step from ``start``.
+        """Yield the images of each micro-batch in ``mine`` for every step from ``start`` on.
 
         In each step, the micro-batches ``extra(step)`` come first.
         """

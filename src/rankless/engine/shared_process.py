@@ -88,5 +88,5 @@ _CASTS = SharedCasts()
 
 
 def autocast_for(*, shared: bool) -> Callable[[str, torch.device], Any]:
-    """Return a function that enters autocast, which several threads may do at once if ``shared``."""
+    """Return a function that enters autocast. If ``shared``, several threads may do so at once."""
     return _CASTS.autocast if shared else autocast

@@ -9,7 +9,7 @@ from rankless.errors import counted
 from rankless.runs.pace import Pace, speed_text
 
 STEPS = 100
-"""Number of most recent steps on which advice is based."""
+"""Advice is based on this many recent steps."""
 MUCH = 0.2
 """Advice is given if more than this fraction of the time is spent waiting for images."""
 

@@ -22,7 +22,7 @@ MESSAGE_BYTES = 2**20
 
 
 def add_in_place(left: Tensor, right: Tensor) -> Tensor:
-    """Add ``right`` to ``left``, which has the same shape, in place, and return ``left``."""
+    """Add ``right`` to ``left`` in place, and return ``left``."""
     return left.add_(right)
 
 

@@ -1,6 +1,6 @@
 """The ranks that train together and their process group, as described by torchrun's environment variables.
 
-A process without a launcher is a world of size 1, which other modules do not treat differently.
+A process without a launcher is a world of size 1. Other modules treat it like any other world.
 """
 
 from __future__ import annotations

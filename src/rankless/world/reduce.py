@@ -245,7 +245,7 @@ def missing_value(zero_unused: bool) -> float:
 
 
 def _views(buffer: Tensor, bucket: dist.GradBucket) -> list[Tensor]:
-    """Return the gradients in the bucket with the strides of the parameters, which DDP's views ignore."""
+    """Return the gradients in a bucket as views with the strides of their parameters."""
     return [
         buffer.as_strided(p.size(), p.stride(), plain.storage_offset())
         for p, plain in zip(bucket.parameters(), bucket.gradients(), strict=True)

@@ -89,7 +89,7 @@ BUILT_IN = {
 
 
 def check_sink(name: str) -> None:
-    """Raise a ``UserError`` unless ``name`` is a built-in sink or looks like a class name. Import nothing."""
+    """Raise a ``UserError`` unless ``name`` is a built-in sink or looks like a class name."""
     if name not in BUILT_IN and ":" not in name:
         raise UserError(
             f"sink is '{name}': expected {one_of(BUILT_IN)}, or 'package.module:Class' or 'file.py:Class' "

@@ -32,7 +32,7 @@ _VALIDATION = "val loss"
 
 
 class Rows:
-    """The rows of the table, each of which summarizes the steps up to the end of an epoch or an evaluation.
+    """The rows of the table. Each row summarizes the steps up to an evaluation or the end of an epoch.
 
     Args:
         images: number of images per step.
