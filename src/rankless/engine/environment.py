@@ -1,6 +1,6 @@
-"""The hardware and software of a run, which affect the weights although they are not part of the recipe.
+"""The hardware and software of a run. They affect the weights but are not part of the recipe.
 
-They are compared between ranks and with the previous start, and recorded at each start.
+At each start, they are recorded, and compared between ranks and with the previous start.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def evaluate(
     progress: Callable[[int, int], None] | None = None,
     keep: Callable[[Sequence[Any]], None] | None = None,
 ) -> Scores:
-    """Return the scores of ``model``, which are the same on every rank.
+    """Return the scores of ``model``, the same on every rank.
 
     The scores include the precision (``computed_in``), the validation ``loss`` if the task has one, and the
     number of ``unreadable`` images if there are any. Too many unreadable images raise an error.
@@ -64,7 +64,7 @@ def evaluate(
     Args:
         limit: number of images to predict on. If given, return a digest of the predictions instead of scores.
         unreadable: called on every rank with the images that could not be read, if any.
-        stop: called before every batch. Returns whether to stop, which may differ between ranks.
+        stop: called before every batch. Returns whether this rank has received a request to stop.
         phase: called with ``predicting`` before every batch, and with ``scoring`` after the last one.
         progress: called with this rank's number of finished batches and its total number of batches.
         keep: called on rank 0 with all predictions in the order of the images. It must not raise.
@@ -198,7 +198,7 @@ _KINDS: dict[str, type[UserError]] = {kind.__name__: kind for kind in (ShortageE
 
 
 class Failures:
-    """Raises the error of one rank on all ranks, so that no rank waits for a failed one."""
+    """Raises the error of one rank on all ranks, because the others would wait for the failed rank."""
 
     def __init__(self, world: World) -> None:
         self.world = world

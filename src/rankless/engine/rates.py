@@ -1,4 +1,4 @@
-"""The learning rate and momentum of each step, which are functions of the step and need no saved state."""
+"""The learning rate and momentum of each step, as functions of the step without any saved state."""
 
 from __future__ import annotations
 

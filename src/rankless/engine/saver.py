@@ -181,7 +181,7 @@ class Saver:
             self.settle(required=True)
 
     def _links(self, *, seconds: float) -> dict[str, Any]:
-        """Return the hash-chain entries for the next checkpoint, which are the same on all ranks.
+        """Return the hash-chain entries for the next checkpoint, the same on all ranks.
 
         Wait at most ``seconds`` for the list of the data files.
         """

@@ -25,7 +25,7 @@ _SMALLEST = 8  # minimum images in a suggested batch, because of batch norm
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """The schedule of a run, which defines its number of steps and what happens at each step."""
+    """The number of steps in a run, and what happens at each step."""
 
     recipe: Recipe
     images: int

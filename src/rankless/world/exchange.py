@@ -27,7 +27,7 @@ def add_in_place(left: Tensor, right: Tensor) -> Tensor:
 
 
 class Exchange:
-    """Sums the ranks' values in the order of the fixed tree, whose nodes are distributed over the ranks.
+    """Sums the ranks' values in the order of the fixed tree, with nodes distributed over the ranks.
 
     ``own`` contains this rank's micro-batches, and ``nodes`` contains, for each rank, the largest tree nodes
     that cover only its own micro-batches.

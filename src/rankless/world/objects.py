@@ -3,7 +3,7 @@
 Nothing is unpickled. Received bytes can only create plain values, arrays, and instances of data classes that
 this process has already loaded, without calling any of their methods. Packing refuses all other types. The
 layout is the length of the JSON (8 bytes), the JSON, and the arrays in the order of the JSON. Each array
-starts at a multiple of 16 bytes, so that it can be used without a copy.
+starts at a multiple of 16 bytes, because it is used without a copy.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class _Writer:
 
 
 class _Reader:
-    """Converts JSON nodes to values, which must be read in the order of writing.
+    """Converts JSON nodes to values. They must be read in the order of writing.
 
     ``at`` is the offset of the end of the JSON.
     """

@@ -1,6 +1,6 @@
 """The rendezvous of ranks, through a private file on one machine or a TCP store on several machines.
 
-A store listens on only one address. Its values are plain bytes, which are never unpickled. Because every user
+A store listens on only one address. Its values are plain bytes and never unpickled. Because every user
 can write to a launcher's store, ranks on one machine use it only to agree on a private file.
 """
 

@@ -139,7 +139,7 @@ class SideBySide:
         self._compare(index, index)
 
     def _poison(self, at: int) -> None:
-        """Send NaN to the other ranks, which are computing a norm that this rank did not call."""
+        """Send NaN to the other ranks, because they are computing a norm that this rank did not call."""
         norm = self.norms[self.order[at]]
         sums = torch.full((norm.num_features + 1,), torch.nan, dtype=self.dtypes[at], device=self.device)
         self.exchange.total([sums.clone() for _ in self.replicas])

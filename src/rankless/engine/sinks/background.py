@@ -1,4 +1,4 @@
-"""A sink in a separate thread, so that training does not wait for a slow or unreachable server."""
+"""A sink in a separate thread. Training does not wait for a slow or unreachable server."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MOST = 100_000  # calls in the queue
 class BackgroundSink(Sink):
     """Forwards all calls to another sink in order, in a separate thread. Errors are raised by the next call.
 
-    The other sink must be created in the training thread, so that it imports its library there: an import in
-    another thread would never finish in processes that are forked in the meantime. ``closing`` is the maximum
+    The other sink must be created, and import its library, in the training thread. An import in another
+    thread would never finish in processes that are forked in the meantime. ``closing`` is the maximum
     number of seconds that :meth:`close` waits.
     """
 

@@ -1,4 +1,4 @@
-"""A sink for MLflow, which logs to ``MLFLOW_TRACKING_URI``, by default to ``mlruns`` next to the run."""
+"""A sink that logs to MLflow at ``MLFLOW_TRACKING_URI``, by default the folder ``mlruns`` next to the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEFAULTS = {
 
 
 class MlflowSink(Sink):
-    """Logs the recipe as parameters and all numbers as metrics, which are sent in batches."""
+    """Logs the recipe as parameters and all numbers as metrics, in batches."""
 
     def __init__(self) -> None:
         self._finished = False

@@ -1,4 +1,4 @@
-"""The protocol of sinks: observers of a run, such as the journal, the terminal and the user's own sinks."""
+"""The protocol of sinks, the observers of a run: the journal, the terminal, and sinks of the user."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Sinks:
     Args:
         built_in: sinks whose errors end the run.
         users: functions that create the user's sinks, by name. The first error of such a sink is reported,
-            and the sink is dropped, so that it cannot affect training.
+            and the sink is dropped without affecting training.
         progress: shows the progress of work other than steps, given a title, the amount done and the total.
     """
 

@@ -1,4 +1,4 @@
-"""A sink for TensorBoard, which writes event files to ``tensorboard`` in the run directory."""
+"""A sink that writes event files for TensorBoard to ``tensorboard`` in the run directory."""
 
 from __future__ import annotations
 
