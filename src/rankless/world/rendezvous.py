@@ -174,7 +174,7 @@ def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.St
         time.sleep(_POLL)
     missing = [str(other) for other in range(size) if not _read(store, f"word/{other}")]
     others = f"rank {', '.join(missing)}" if missing else "the other ranks"
-    raise dist.DistStoreError(f"timeout: rank {rank} waited for {others}")
+    raise dist.DistStoreError(f"rank {rank} timed out while waiting for {others}")
 
 
 def job_store(outer: dist.Store) -> dist.Store:
