@@ -32,5 +32,5 @@ def test_the_summary_is_of_the_whole_run() -> None:
 def test_it_says_what_to_do() -> None:
     waiting = Waiting(images=8)
     said = [waiting.step({"seconds": 2.0, "waited": 0.5}) for _ in range(100)][-1]
-    assert said.startswith("the last 100 steps spent 50% of the time")
+    assert said.startswith("training spent 50% of the last 100 steps waiting for images; ")
     assert "workers" in said and "data.cache" in said
