@@ -117,7 +117,7 @@ FAULTS = {
         "more is not finite; lower optim.lr (now 0.01)"
     ),
     "loss": "step 3 was not applied, because the loss became inf; lower optim.lr (now 0.01)",
-    "unused": "step 3: the loss of micro-batch 1 does not depend on 'other.weight', 'other.bias'; use every",
+    "unused": "step 3: the loss of micro-batch 1 does not depend on 'other.weight', 'other.bias'; use these",
 }
 WAYS = {
     "micro": {},

@@ -159,7 +159,9 @@ def test_more_than_the_share_are_too_many_and_twenty_are_named() -> None:
     full.trained[99] = Unreadable(99, "099.jpg", "cut short")
     sentences = full.too_many()
     assert sentences[:2] == ["000.jpg cannot be read: cut short", "001.jpg cannot be read: cut short"]
-    assert sentences[20] == "… and 6 more" and sentences[21].startswith("data.max_bad is 0.025, but 26 of the 1000 ")
+    assert sentences[20] == "… and 6 more" and sentences[21].startswith(
+        "data.max_bad is 0.025, but 26 of the 1000 "
+    )
     assert len(sentences) == 22
     assert not met(26).trained  # a run that ended for them starts counting again when it resumes
     assert full.score([Unreadable(4, "v.jpg", "gone")]) == [Unreadable(4, "v.jpg", "gone")]

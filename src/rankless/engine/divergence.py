@@ -35,7 +35,7 @@ def not_used(step: int, unused: Sequence[tuple[int, Sequence[str]]]) -> str:
     more = f" (and {counted(len(unused) - 1, 'other')})" if len(unused) > 1 else ""
     return (
         f"step {step}: the loss of micro-batch {leaf}{more} does not depend on {_several(names)}; use "
-        "every trainable parameter in every forward pass, set requires_grad to False for the others, or set "
+        "these parameters in every forward pass, set their requires_grad to False, or set "
         "find_unused_parameters: true to count missing gradients as zero"
     )
 

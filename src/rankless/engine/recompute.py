@@ -199,9 +199,10 @@ class Alarm:
 
     def summary(self) -> str:
         """Return a clause with the number of checked steps, or "" if no step was checked."""
-        outcome = f" and differed in {self.differed:,} of them" if self.differed else ", and all agreed"
         steps = counted(self.compared, "step")
-        return f"; results were recomputed in {steps}{outcome}" if self.compared else ""
+        if self.differed:
+            return f"; results were recomputed in {steps} and differed in {self.differed:,} of them"
+        return f"; results were recomputed in {steps}, and all agreed" if self.compared else ""
 
     def _attempt(self, step: int, batches: Iterator[Any], flags: Flags, attempt: int) -> tuple[Totals, Votes]:
         weights = digest(checksums(self.state.weights()))  # before a forward pass changes statistics
@@ -227,8 +228,9 @@ class Alarm:
         raise DivergedError(error, is_whole=False, repeats=False)
 
     def _advice(self, finding: Finding, who: str) -> str:
-        since = f"after step {self.agreed}, when all results last agreed," if self.agreed else "of this run"
-        weights = f"the weights {since} may also be wrong"
+        weights = "all weights of this run may also be wrong"
+        if self.agreed:
+            weights = f"all results last agreed in step {self.agreed}, so later weights may also be wrong"
         if finding.certain:
             return (
                 f"the results of {who} are wrong; {weights}; test that device, and continue without it "

@@ -332,9 +332,11 @@ class Saver:
                 self.sinks.event("full disk", step, self.mirrors.label(rank, text))
         failed = {rank: _failed(step, one.problem) for rank, one in outcomes.items() if one.problem}
         if required and failed and len(failed) == len(outcomes):
-            again = f"and continue from the newest one: {self.run.again}"
             raise UserError(
-                self.mirrors.label(rank, f"{text}; {outcomes[rank].advice} {again}")
+                self.mirrors.label(
+                    rank,
+                    f"{text}; {outcomes[rank].advice} and continue from the newest one: {self.run.again}",
+                )
                 for rank, text in failed.items()
             )
         news = {rank: f"{text}; training continues" for rank, text in failed.items()}

@@ -171,7 +171,7 @@ class _Writer:
             raise UnsendableError(f"a value of type {module}{made.__qualname__}")
         if _loaded(made.__module__, made.__qualname__) is not made:
             raise UnsendableError(
-                f"of class {made.__qualname__}, which is not defined at the top level of a module"
+                f"an object of class {made.__qualname__}, which is not defined at the top level of a module"
             )
         if issubclass(made, tuple):
             names: tuple[str, ...] = made._fields

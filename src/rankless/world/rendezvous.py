@@ -106,7 +106,8 @@ def _private_file() -> Path:
             problems.append(f"{parent}: no file can be created and locked in this folder ({error})")
         else:
             return file
-    raise UserError([*problems, "the ranks connect through a file; set TMPDIR to a folder on a local disk"])
+    problems.append("the ranks have no file through which to connect; set TMPDIR to a folder on a local disk")
+    raise UserError(problems)
 
 
 def loopback() -> str | None:

@@ -150,4 +150,4 @@ class GroupTransport:
 
 
 PROCESS_GROUP = GroupTransport()
-"""The transport over this process's default process group."""
+"""The transport over the default process group of this process."""
