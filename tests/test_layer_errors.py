@@ -99,7 +99,7 @@ def said(world: World, name: str, batch_norm: str) -> list[str]:
 def test_the_layer_and_the_way_out_are_named(ranks: Any, name: str, expected: str) -> None:
     ((text,),) = ranks(1, said, name, "micro")
     assert text.startswith(expected)
-    assert ("reduce: fast" in text) or ("batch_norm: sync or frozen" in text and "batch.micro is 1" in text)
+    assert ("reduce: fast" in text) or ("batch_norm to sync or frozen" in text and "batch.micro is 1" in text)
 
 
 @pytest.mark.processes

@@ -114,10 +114,10 @@ def digests(world: World, changes: dict[str, Any], problem: str, count: int, alw
 FAULTS = {
     "gradient": (
         "but the gradient of 'trunk.weight', 'trunk.bias', 'norm.weight', 'norm.bias', 'head.weight' and 3 "
-        "more is not finite in step 3, which was not applied; lower optim.lr (now 0.01)"
+        "more is not finite; lower optim.lr (now 0.01)"
     ),
-    "loss": "the loss became inf in step 3, which was not applied; lower optim.lr (now 0.01)",
-    "unused": "step 3: the loss of micro-batch 1 does not depend on 'other.weight', 'other.bias'; use every",
+    "loss": "step 3 was not applied, because the loss became inf; lower optim.lr (now 0.01)",
+    "unused": "step 3: the loss of micro-batch 1 does not depend on 'other.weight', 'other.bias'; use these",
 }
 WAYS = {
     "micro": {},

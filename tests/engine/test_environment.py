@@ -65,12 +65,12 @@ def test_other_versions_or_data_on_a_rank_are_an_error_on_all(ranks: Any) -> Non
     assert reported[0] == reported[1] == reported[2]
     versions, data = reported[0]
     assert versions == (
-        f"the ranks differ in torch: {torch.__version__.partition('+')[0]} on rank 0, 2, 9.9 on rank 1; "
-        "make it the same on all ranks"
+        f"torch differs between ranks: {torch.__version__.partition('+')[0]} on ranks 0, 2, 9.9 on rank 1; "
+        "use the same on all ranks"
     )
     assert data == (
-        "the ranks differ in the training data: digest abc on rank 0, 1, digest xyz on rank 2; make it "
-        "the same on all ranks"
+        "the training data differs between ranks: digest abc on ranks 0, 1, digest xyz on rank 2; use the "
+        "same on all ranks"
     )
 
 
@@ -105,23 +105,23 @@ def test_an_entry_for_every_start_and_none_for_a_restart_of_the_ranks(tmp_path: 
     [
         (
             found(instruction_set={"oneDNN": "AVX2"}),
-            "the instruction set of oneDNN is AVX2, but was AVX512_CORE_AMX in the run so far",
+            "the instruction set of oneDNN is AVX2, but was AVX512_CORE_AMX at the previous start",
             "will",
         ),
         (
             found(hardware={"device": "NVIDIA H100"}),
-            "the device is NVIDIA H100, but was cpu in the run so far",
+            "the device is NVIDIA H100, but was cpu at the previous start",
             "will",
         ),
         (
             found(versions={"torch": "2.15"}, hardware={"CPU": "Intel Xeon"}),
-            "the CPU is Intel Xeon, but was AMD EPYC in the run so far; torch is 2.15, but was 2.14.1 in the "
-            "run so far",
+            "the CPU is Intel Xeon, but was AMD EPYC at the previous start; torch is 2.15, but was 2.14.1 at "
+            "the previous start",
             "may",
         ),
         (
             found(variables={"NVIDIA_TF32_OVERRIDE": "0"}),
-            "NVIDIA_TF32_OVERRIDE is 0, but was not set in the run so far",
+            "NVIDIA_TF32_OVERRIDE is 0, but was not set at the previous start",
             "may",
         ),
         (found(versions={"python": "3.12.0"}, variables={"OMP_NUM_THREADS": "2"}), "", ""),
@@ -130,7 +130,7 @@ def test_an_entry_for_every_start_and_none_for_a_restart_of_the_ranks(tmp_path: 
 def test_what_changes_numbers_is_a_warning_and_nothing_else_is(
     tmp_path: Path, now: Any, changes: str, verb: str
 ) -> None:
-    sentence = f"{changes}: the final weights {verb} differ from those of an uninterrupted run"
+    sentence = f"{changes}, so the final weights {verb} differ from those of an uninterrupted run"
     file = tmp_path / "environment.json"
     record(file, found(), ALONE, 0, LAUNCHED)
     assert record(file, copy.deepcopy(now), ALONE, 0, LAUNCHED) == []  # nothing was computed so far
@@ -145,7 +145,7 @@ def test_a_record_of_an_earlier_version_and_one_that_is_none(tmp_path: Path) -> 
     file.write_text(json.dumps({"versions": {"torch": "2.13.0"}, "device": "cpu", "world_size": 4}))
     (warning,) = record(file, found(), ALONE, 5, LAUNCHED)
     assert warning.startswith(
-        "torch is 2.14.1, but was 2.13.0 in the run so far: the final weights may differ"
+        "torch is 2.14.1, but was 2.13.0 at the previous start, so the final weights may differ"
     )
     assert [entry["world_size"] for entry in json.loads(file.read_text())] == [4, 1]
     for text in ("{", "[1]", '"x"', "\ud800".encode("utf-8", "surrogatepass")):

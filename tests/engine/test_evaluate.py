@@ -130,12 +130,12 @@ def test_too_many_unreadable_images_are_an_error_on_every_rank(ranks: Any) -> No
         "0.jpg cannot be read: gone",
         "3.jpg cannot be read: gone",
         "6.jpg cannot be read: gone",
-        "3 of the 9 images to be scored cannot be read, which is more than data.max_bad (0.3) allows; "
-        "replace them, or remove them from the data",
+        "data.max_bad is 0.3, but 3 of the 9 evaluation images cannot be read; replace them, or remove them "
+        "from the data",
     ]
     assert ranks(2, scores_in_order, 9, 3, 0.34, None)[0][0]["unreadable"] == 3
     nothing = ranks(1, scores_in_order, 3, 1, 1.0, None)[0][0]["problems"]
-    assert nothing[-1] == "none of the 3 images to be scored can be read; replace them"
+    assert nothing[-1] == "none of the 3 evaluation images can be read; replace them"
 
 
 @pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [0.0, 1.0, 2.0]])

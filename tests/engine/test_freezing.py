@@ -253,7 +253,7 @@ def test_the_average_begins_with_the_trained_weights_too(ranks: Any, tmp_path: P
     # Another file on another rank would give other weights there.
     safetensors.torch.save_file({**trained, "head.3.bias": torch.ones(1)}, tmp_path / "1.safetensors")
     for (problem,) in ranks(2, begins, str(tmp_path / "RANK.safetensors")):
-        assert "which is a different file on rank 1 than on rank 0" in problem
+        assert "but this file on rank 1 differs from that on rank 0" in problem
 
 
 def wrappers_left(world: World) -> list[bool]:
@@ -290,7 +290,7 @@ class Plain(nn.Module):
     ("backbone", "said"),
     [
         (None, r"the model \(Plain\) does not define its backbone; add a method backbone\(\)"),
-        (lambda net: [net], r"backbone\(\) of Plain contains all parameters, so none remain to train"),
+        (lambda net: [net], r"backbone\(\) of Plain contains all parameters, so nothing remains to train"),
         (lambda net: [], r"backbone\(\) of Plain returned nothing; expected modules of the model"),
         (lambda net: [nn.Linear(2, 2)], r"backbone\(\) of Plain returned Linear; expected modules"),
         (lambda net: ["body"], r"backbone\(\) of Plain returned str; expected modules"),

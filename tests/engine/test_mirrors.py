@@ -324,7 +324,7 @@ def test_another_run_on_one_machine_is_not_touched(ranks: Any, two: list[Path], 
     before = files(two[1])
     answers = ranks(2, train, both(two, 1, 1))
     assert answers[0] == answers[1] and answers[0]["saved"] == []
-    assert f"{two[1]} contains a run with another recipe, which differs in seed; remove" in answers[0]["end"]
+    assert f"{two[1]} contains a run whose recipe has other values of seed; remove" in answers[0]["end"]
     assert files(two[1]) == before
 
 

@@ -184,4 +184,4 @@ def test_a_key_of_another_schedule_is_an_error(written: list[str], problem: str)
 def test_a_rise_as_long_as_the_run_is_reported() -> None:
     for rise, said in (("30%", False), ("100%", True)):
         run = StepSchedule(Recipe(schedule=Schedule(name="one-cycle", rise=rise)), 6400)
-        assert any("smaller schedule.rise, such as 30%" in one for one in run.warnings()) is said
+        assert any("smaller schedule.rise (usually 30%)" in one for one in run.warnings()) is said

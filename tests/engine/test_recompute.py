@@ -149,7 +149,7 @@ def test_what_was_recomputed_and_what_has_no_effect_is_reported() -> None:
     alarm(RECIPE, can_exclude=False)
     assert not said
     alarm(replace(RECIPE, check=Check(recompute=3, exclude=True)), can_exclude=False)
-    assert "warning 4: check.exclude is true, but it has an effect only with several ranks" in said[0]
+    assert "warning 4: check.exclude is true, but it has an effect only if Rankless itself starts" in said[0]
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_older_checkpoints_make_room_for_the_newest(tmp_path: Path) -> None:
         resize(disk, sum(path.lstat().st_blocks for path in disk.rglob("*")) // 2 + 40)
         saver.save(4, required=True)
         assert saver.run.steps() == [1, 3, 4]
-        assert messages_of(saver) == ["removed the checkpoints of the steps 2 to make room"]
+        assert messages_of(saver) == ["removed older checkpoints (step 2) to make room"]
         agree(saver)
 
 
@@ -191,14 +191,14 @@ def test_a_quota_that_is_used_up_is_a_disk_that_is_full(
     monkeypatch.setattr(os, "fsync", grudging)
     if room:
         saver.save(4, required=True)
-        assert messages_of(saver) == ["removed the checkpoints of the steps 2 to make room"]
+        assert messages_of(saver) == ["removed older checkpoints (step 2) to make room"]
     else:
         with pytest.raises(UserError, match=r"of step 4 could not be written .*quota exceeded.*; make room"):
             saver.save(4, required=True)
         saver.save(4, required=False)
         saver.settle()
         removed, message = messages_of(saver)
-        assert removed == "removed the checkpoints of the steps 2 to make room"
+        assert removed == "removed older checkpoints (step 2) to make room"
         assert "quota exceeded" in message and "until the next one" in message
     agree(saver)
     assert saver.run.steps() == [1, 3, *([4] if room else [])]

@@ -112,9 +112,9 @@ def test_a_small_number_of_steps_that_may_mean_epochs_is_reported() -> None:
         data=Data(augment=Augment(close_mosaic=11)),  # more than all epochs
     )
     assert StepSchedule(recipe, 400).warnings() == [
-        "evaluate.every is 1, which means 1 step, but an epoch has 100; if you mean epochs, use "
+        "evaluate.every is 1, meaning 1 step, but an epoch has 100 steps; if you mean epochs, use "
         "evaluate.every='1 epoch'",
-        "model.freeze is 10, which means 10 steps, but an epoch has 100; if you mean epochs, use "
+        "model.freeze is 10, meaning 10 steps, but an epoch has 100 steps; if you mean epochs, use "
         "model.freeze='10 epochs'",
     ]
     assert StepSchedule(recipe, 4).warnings() == []  # an epoch is a step

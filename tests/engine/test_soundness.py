@@ -77,7 +77,7 @@ def test_every_rank_begins_with_the_weights_of_rank_0(ranks: Any) -> None:
         assert held == answers[0][0]
         assert found == of_rank_0
         (text,) = warnings
-        assert "different initial weights on rank 1 than on rank 0 (in '2.weight')" in text
+        assert "different initial weights on rank 1 than on rank 0 (first difference: '2.weight')" in text
     (alone,) = ranks(1, begin)
     assert alone[3] == []
 

@@ -104,7 +104,7 @@ def test_too_many_end_the_run_at_the_same_step_on_every_rank(
     assert alone[0] == "refused" and len(alone) == 4
     for problem, number in zip(alone[1:3], DAMAGED, strict=True):
         assert problem.startswith(f"{damaged.parent}/images/train/{number:02}.png cannot be read: ")
-    assert alone[3].startswith("2 of the 21 training images cannot be read, which is more than data.max_bad")
+    assert alone[3].startswith("data.max_bad is 0.05, but 2 of the 21 training images cannot be read; ")
     assert ranks(2, work, words, str(two.path)) == [alone] * 2
     assert outcome(one)[:2] == outcome(two)[:2]
     # The second one met ends it, the step in which it was is whole.
@@ -128,7 +128,7 @@ def test_too_many_to_score_are_an_error(ranks: Any, damaged: Path, tmp_path: Pat
     assert [answer[0] for answer in answers] == ["refused"] * 2
     assert answers[0] == answers[1]
     assert "02.png cannot be read" in answers[0][1] and "05.png cannot be read" in answers[0][2]
-    assert "2 of the 11 images to be scored cannot be read" in answers[0][3]
+    assert "2 of the 11 evaluation images cannot be read" in answers[0][3]
 
 
 def test_an_unreadable_image_enters_no_score(damaged: Path) -> None:
@@ -159,7 +159,9 @@ def test_more_than_the_share_are_too_many_and_twenty_are_named() -> None:
     full.trained[99] = Unreadable(99, "099.jpg", "cut short")
     sentences = full.too_many()
     assert sentences[:2] == ["000.jpg cannot be read: cut short", "001.jpg cannot be read: cut short"]
-    assert sentences[20] == "… and 6 more" and sentences[21].startswith("26 of the 1000 training images")
+    assert sentences[20] == "… and 6 more" and sentences[21].startswith(
+        "data.max_bad is 0.025, but 26 of the 1000 "
+    )
     assert len(sentences) == 22
     assert not met(26).trained  # a run that ended for them starts counting again when it resumes
     assert full.score([Unreadable(4, "v.jpg", "gone")]) == [Unreadable(4, "v.jpg", "gone")]

@@ -24,7 +24,7 @@ def test_the_summary_is_of_the_whole_run() -> None:
     for seconds, waited in ((30.0, 0.9), (1.0, 1.0), (3.0, 0.0)):
         waiting.step({"seconds": seconds, "waited": waited})
     assert waiting.summary() == (
-        "3 steps in 34.0 s (without evaluations); without the first step, 4 images/s and 25% of the time "
+        "3 steps in 34.0 s (without evaluations); after the first step, 4 images/s and 25% of the time "
         "waiting for images"
     )
 
@@ -32,5 +32,5 @@ def test_the_summary_is_of_the_whole_run() -> None:
 def test_it_says_what_to_do() -> None:
     waiting = Waiting(images=8)
     said = [waiting.step({"seconds": 2.0, "waited": 0.5}) for _ in range(100)][-1]
-    assert said.startswith("the last 100 steps spent 50% of the time")
+    assert said.startswith("training spent 50% of the last 100 steps waiting for images; ")
     assert "workers" in said and "data.cache" in said

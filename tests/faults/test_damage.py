@@ -39,7 +39,7 @@ def test_damage_on_the_way_to_a_resumption(tmp_path, expected):
         (directory.checkpoints / name).write_bytes(b"\xff\xfe")
     with Run(folder, 1, "--resume") as run:
         said = run.ends(0)
-    assert f"warning: {directory.recipe}: is damaged (" in said and "damaged lines were removed" in said
+    assert f"warning: {directory.recipe}: is damaged (" in said and ": removed " in said
     assert directory.recipe.read_text() == recipe
     assert (folder / "recipe.yaml.replaced-1").read_text() == recipe[: len(recipe) // 3]
     assert outcome(folder) == expected

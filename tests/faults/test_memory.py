@@ -68,7 +68,7 @@ def test_a_limit_on_the_memory_of_one_rank(tmp_path, expected):
         ("memory", r"out of memory: 931,322\.6 GiB more were requested \(.* are free\); use a smaller "
          r"batch\.micro \(now 2\)"),
         ("unpool", r".* uses max_unpooling2d_forward_out, which has no deterministic implementation on this "
-         r"device; use another layer or operation, or reduce: fast, .*"),
+         r"device; use another layer or operation, or set reduce: fast, .*"),
     ],
 )  # fmt: skip
 def test_an_evaluation_says_the_same(tmp_path, problem, said):

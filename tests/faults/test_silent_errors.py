@@ -34,7 +34,7 @@ def test_a_step_in_which_a_bit_flips_is_repeated(tmp_path, expected, world, flip
     text, (error,), deaths = disturbed(tmp_path / "run", world, flip, rank)
     assert not deaths and error.startswith(f"step {step}: rank {rank} on ")
     assert "(CPU) differs from other" in error or world == 1
-    assert error.endswith("; the repeated step shows no difference, so training continues")
+    assert error.endswith("; the difference disappeared when the step was repeated, so training continues")
     assert f"warning: {error}" in text
     assert "; results were recomputed in 10 steps and differed in 1 of them" in text
     assert outcome(tmp_path / "run") == expected
@@ -45,9 +45,9 @@ def test_the_run_goes_on_without_a_device_that_keeps_a_wrong_weight(tmp_path, ex
     """A weight flips in step 5, after the checkpoint of step 3; step 6 is checked."""
     text, (error,), (death,) = disturbed(tmp_path / "run", 3, "weight 7", 2, "check.exclude=true")
     assert error.startswith("step 6: rank 2 on ")
-    assert error.endswith(" and the weights; the repeated step also differs")
+    assert error.endswith(" and the weights; the results also differed when the step was repeated")
     assert death.startswith("rank 2 on ")
-    assert death.endswith(" is left out after a silent error in step 6")
+    assert death.endswith(" is excluded after a silent error in step 6")
     assert f"{death}; restarting from the newest checkpoint" in text
     entries = journal.read(tmp_path / "run" / "journal.jsonl")
     assert [entry["world_size"] for entry in entries if "world_size" in entry] == [3, 2]
@@ -57,13 +57,13 @@ def test_the_run_goes_on_without_a_device_that_keeps_a_wrong_weight(tmp_path, ex
 @pytest.mark.parametrize(
     ("world", "flip", "said"),
     [
-        (3, "gradient 5 on", "step 4 was not applied; rank 1 on "),
-        (2, "weight 8", "step 4 was not applied; it is unknown which results of rank 0 on "),
+        (3, "gradient 5 on", "step 4 was not applied, because the results of rank 1 on "),
+        (2, "weight 8", "step 4 was not applied, because it is unknown which results of rank 0 on "),
     ],
 )
 def test_a_run_ends_if_the_error_repeats(tmp_path, world, flip, said):
     text, (error,), deaths = disturbed(tmp_path / "run", world, flip, 1, code=2)
-    assert not deaths and error.endswith("the repeated step also differs")
+    assert not deaths and error.endswith("the results also differed when the step was repeated")
     again = "error: the checkpoint of step 3 is complete; continue from it with: rankless train --resume"
     assert said in text and again in text
 
@@ -71,7 +71,7 @@ def test_a_run_ends_if_the_error_repeats(tmp_path, world, flip, said):
 def test_threads_end_where_a_device_is_to_be_left_out(tmp_path, expected):
     words = ("check.exclude=true", "--parallel", "threads")
     text, (_,), _ = disturbed(tmp_path / "run", 2, "image 8", 1, *words, code=2)
-    assert "error: step 4 was not applied; rank 1 on " in text
+    assert "error: step 4 was not applied, because the results of rank 1 on " in text
     assert finish(tmp_path / "run", 1) == expected
 
 

@@ -177,7 +177,7 @@ def test_a_host_that_cannot_run_its_ranks_is_left_out(monkeypatch, capsys):
 
 def test_devices_that_computed_wrongly_are_not_used_again(monkeypatch, capsys):
     """One of three on one host, and the only one of another, which is not asked to come back."""
-    wrong = {"code": LEFT_OUT, "cause": "rank 1 on h1 (CPU) is left out after a silent error in step 6"}
+    wrong = {"code": LEFT_OUT, "cause": "rank 1 on h1 (CPU) is excluded after a silent error in step 6"}
     asked: dict[str, list[tuple[int, list[int]]]] = {"h1": [], "h2": []}
 
     def round_of(name: str, failed: dict[str, Any], left_out: list[int]) -> Any:

@@ -199,7 +199,7 @@ def test_fp16_on_a_cpu_is_said_to_be_slow(tmp_path: Path, capsys: pytest.Capture
         "model.width=0.1", "epochs=1", "workers=0", "precision=fp16",
     ]  # fmt: skip
     code, said = answered(capsys, "train", "digits", *words, "--run", tmp_path / "run", "--inline")
-    assert code == 0 and "precision is fp16, which CPUs compute slowly" in said
+    assert code == 0 and "precision is fp16, but it is slow on CPUs" in said
 
 
 def test_a_cfg_of_a_classifier_is_said_to_be_no_detector_s(folders, tmp_path, capsys):

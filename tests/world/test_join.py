@@ -35,7 +35,7 @@ def test_a_process_that_nobody_launched_is_a_world_of_one(monkeypatch: pytest.Mo
 def test_more_ranks_than_micro_batches_are_refused() -> None:
     cpu = torch.device("cpu")
     assert World(7, 8, cpu).own_micro_batches(8) == range(7, 8)
-    with pytest.raises(UserError, match=r"9 devices, but a step has only 8 micro-batches.*use at most 8"):
+    with pytest.raises(UserError, match=r"a step has only 8 micro-batches for 9 devices.*use at most 8"):
         World(0, 9, cpu).own_micro_batches(8)
 
 
@@ -85,7 +85,7 @@ def test_nccl_is_used_where_each_rank_has_its_own_card(
 @pytest.mark.parametrize("sizes", [(2, 3), (3, 2)])
 def test_ranks_that_were_given_different_numbers_are_refused(sizes: tuple[int, int]) -> None:
     reasons = met(dist.HashStore(), (0, sizes[0]), (1, sizes[1]))
-    expected = f"WORLD_SIZE: is {sizes[0]} on rank 0, but {sizes[1]} on rank 1; expected the same number"
+    expected = f"WORLD_SIZE is {sizes[0]} on rank 0, but {sizes[1]} on rank 1; expected the same number"
     assert all(isinstance(reason, str) and reason.startswith(expected) for reason in reasons), reasons
 
 
@@ -107,7 +107,9 @@ def test_what_listens_and_is_no_store_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("rankless.world.rendezvous._PATIENCE", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        with pytest.raises(UserError, match=rf"127\.0\.0\.1:{port}: the program there does not answer"):
+        with pytest.raises(
+            UserError, match=rf"127\.0\.0\.1:{port}: a program at this address does not respond"
+        ):
             join_store("127.0.0.1", port, timedelta(seconds=20))
 
 

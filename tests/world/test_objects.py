@@ -189,7 +189,7 @@ def test_what_is_not_sent_is_named_with_its_place(value: Any, said: str) -> None
 def test_a_value_that_holds_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
-    with pytest.raises(UnsendableError, match="part of itself"):
+    with pytest.raises(UnsendableError, match="contains itself"):
         pack(loop)
 
 

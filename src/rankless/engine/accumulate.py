@@ -44,7 +44,7 @@ class LossModule(nn.Module):
 class Accumulator:
     """Computes the gradients of a step. Batch norms are frozen or use the statistics of each micro-batch.
 
-    The bare model must be on its device, and its backbone must already be frozen if necessary.
+    The model must already be on its device, with its backbone frozen if necessary.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class Accumulator:
     ) -> Totals:
         """Run the forward and backward passes of this rank's micro-batches, and sum the results of all ranks.
 
-        ``scale`` is a function that scales the loss, a scalar, before the backward pass. With ``compared``,
-        the first batch is another rank's micro-batch.
+        ``scale`` is a function that scales the loss before the backward pass. If ``compared`` is given, the
+        first batch is another rank's micro-batch.
         """
         leaves: list[Tensor] = []
         pending = None
@@ -97,7 +97,7 @@ class Accumulator:
             if seen is not None and not missing:
                 mine = self._with_gradients(seen)
         if pending is None:
-            raise RuntimeError("a rank without micro-batches")
+            raise RuntimeError("this rank has no micro-batches")
         pending.combine()
         pending.finish()
         opinions = ["" if one is None else digest(one.tolist()) for one in (mine, second)]
@@ -137,7 +137,7 @@ class Accumulator:
     def _seeded(self, step: int, leaf: int) -> AbstractContextManager[object]:
         """Seed the generators of the CPU and this device for a forward pass.
 
-        ``torch.manual_seed`` also checks all other device types, which takes 70 times as long.
+        ``torch.manual_seed`` would take 70 times as long, because it checks all types of devices.
         """
         seed = torch_seed(self.recipe.seed, "dropout", step, leaf)
         if self.device.type == "cuda":
@@ -155,8 +155,8 @@ class Accumulator:
         names = sorted(loss.parts)
         if self.names not in (None, names):
             raise UserError(
-                f"loss() of the task {type(self.task).__name__} returned the parts {names}, but previously "
-                f"{self.names}; expected the same names for every micro-batch"
+                f"loss() of the task {type(self.task).__name__} returned the parts {names}, but "
+                f"{self.names} for an earlier micro-batch; expected the same names for every micro-batch"
             )
         self.names = names
         scalars = [
@@ -181,7 +181,7 @@ class Accumulator:
 
 
 class SyncAccumulator(Accumulator):
-    """Computes the gradients of a step whose batch norms span the global batch."""
+    """Computes the gradients of a step, with batch norms over the global batch."""
 
     def _wrap(self, module: LossModule) -> None:
         self.autocast = autocast_for(shared=True)
@@ -246,7 +246,7 @@ class SyncAccumulator(Accumulator):
 def make_accumulator(
     task: Task, model: nn.Module, statistics: RunningStatistics, recipe: Recipe, world: World
 ) -> Accumulator:
-    """Create the accumulator for ``recipe.batch_norm`` and the parameters that are currently trained."""
+    """Create an accumulator for ``recipe.batch_norm`` and the parameters that require gradients."""
     is_sync = recipe.batch_norm == "sync" and bool(norms_over_batch(model))
     kind = SyncAccumulator if is_sync else Accumulator
     return kind(task, model, statistics, recipe, world)

@@ -146,10 +146,10 @@ def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
         damaged.append(f"{folder} is damaged ({problem})")
     if damaged:
         advice = (
-            "expected a complete checkpoint; start again in another run directory (if one of the weights "
-            "files is readable, add model.pretrained=FILE)"
+            "start again in another run directory, with model.pretrained=FILE if one of the weights files is "
+            "readable"
         )
-        raise UserError([*damaged, f"{run.checkpoints}: {advice}"])
+        raise UserError([*damaged, f"{run.checkpoints} contains no complete checkpoint; {advice}"])
     return None
 
 
@@ -163,7 +163,7 @@ def load(run: RunDirectory, step: int) -> Snapshot:
         with optimizer.open("rb") as file:  # by descriptor, because safetensors requires UTF-8 names
             training = safetensors.torch.load_file(f"/dev/fd/{file.fileno()}")
     except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{optimizer}: cannot be read ({error}); use another copy") from None
+        raise UserError(f"{optimizer} cannot be read ({error}); use another copy of the checkpoint") from None
     return Snapshot(
         state.pop("step"),
         weights.load(folder / "model.safetensors", checked=True).state,

@@ -62,5 +62,5 @@ def sums_of(files: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def common_folder(files: Sequence[str]) -> str:
-    """Return the deepest folder that contains all files. Relative paths stay valid if the data is moved."""
+    """Return the deepest folder that contains all files. Paths relative to it stay valid if it is moved."""
     return os.path.commonpath({Path(file).absolute().parent for file in files}) if files else ""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from rankless.engine.totals import Numbers
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.recipe.schema import Recipe
 
 SMALLEST_SCALE = 2.0**-14
@@ -32,10 +32,10 @@ def not_used(step: int, unused: Sequence[tuple[int, Sequence[str]]]) -> str:
     ``step`` is counted from 1. ``unused`` contains pairs of a micro-batch and its unused parameters.
     """
     leaf, names = unused[0]
-    more = f" (and {len(unused) - 1} more micro-batches)" if len(unused) > 1 else ""
+    more = f" (and {counted(len(unused) - 1, 'other')})" if len(unused) > 1 else ""
     return (
         f"step {step}: the loss of micro-batch {leaf}{more} does not depend on {_several(names)}; use "
-        "every trainable parameter in every forward pass, set its requires_grad to False, or set "
+        "these parameters in every forward pass, set their requires_grad to False, or set "
         "find_unused_parameters: true to count missing gradients as zero"
     )
 
@@ -53,12 +53,12 @@ def not_finite(step: int, numbers: Numbers, bad: Sequence[str], recipe: Recipe, 
         what = f"the loss is {numbers.mean_loss:g}, but the gradient's norm is too large to compute"
     if recipe.precision == "fp16":
         what += f" (loss scale {scale:g})"
-    return f"{what} in step {step}, which was not applied; {_advice(recipe)}"
+    return f"step {step} was not applied, because {what}; {_advice(recipe)}"
 
 
 def weights_not_finite(step: int, bad: Sequence[str], recipe: Recipe) -> str:
     """Return an error message about weights or running statistics that are not finite."""
-    when = f"after step {step}" if step else "at the start"
+    when = f"after step {step}" if step else "at the start of the run"
     return f"the weights {_several(bad)} are not finite {when} and were not saved; {_advice(recipe)}"
 
 
@@ -67,7 +67,7 @@ def _advice(recipe: Recipe) -> str:
     tries.append(f"lower optim.clip (now {recipe.optim.clip:g})" if recipe.optim.clip else "set optim.clip")
     if recipe.precision in ("fp16", "bf16"):
         tries.append("use precision: fp32")
-    look = "check the labels and look for roots, logarithms or divisors of zero in the loss"
+    look = "check the labels and look for roots or logarithms of zero, or divisions by zero, in the loss"
     return f"{', '.join(tries)}, or {look}"
 
 

@@ -1,6 +1,6 @@
-"""The hardware and software of a run, which affect the weights although they are not part of the recipe.
+"""The hardware and software of a run. They affect the weights but are not part of the recipe.
 
-They are compared between ranks and with the previous start, and recorded at each start.
+At each start, they are recorded, and compared between ranks and with the previous start.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def record(path: Path, now: Environment, world: World, step: int, launched: Mapp
     }
     if problem:
         warnings.append(
-            f"{path} cannot be read ({problem}), so the environment of the run so far is unknown; the "
+            f"{path} cannot be read ({problem}), so the environment of earlier starts is unknown; the "
             f"original file is now {keep_beside(path)}"
         )
     if before and step:
@@ -171,15 +171,15 @@ def _differences(before: Mapping[str, Any], now: Environment) -> list[str]:
             was, has = old.get(name, "not set"), values.get(name, "not set")
             if was != has and not starts.WITHOUT_EFFECT.fullmatch(name):
                 differing.append(
-                    f"{label(section, name)} is {has}, but was {printable(str(was))} in the run so far"
+                    f"{label(section, name)} is {has}, but was {printable(str(was))} at the previous start"
                 )
                 on_cpu = now["hardware"]["device"] == "cpu"
                 certain |= name == "device" or (section == "instruction_set" and on_cpu)
     if not differing:
         return []
     return [
-        f"{'; '.join(differing)}: the final weights {'will' if certain else 'may'} differ from those of an "
-        "uninterrupted run"
+        f"{'; '.join(differing)}, so the final weights {'will' if certain else 'may'} differ from those of "
+        "an uninterrupted run"
     ]
 
 
@@ -196,9 +196,7 @@ def _version_differences(ranks: Sequence[Mapping[str, str]]) -> list[str]:
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         values = [rank.get(name, "missing") for rank in ranks]
         if len(set(values)) > 1:
-            differing.append(
-                f"the ranks differ in {name}: {_by_value(values)}; make it the same on all ranks"
-            )
+            differing.append(f"{name} differs between ranks: {_by_value(values)}; use the same on all ranks")
     return differing
 
 
@@ -218,10 +216,10 @@ def _rounding_differences(ranks: Sequence[Environment]) -> list[str]:
 
 
 def _by_value(values: Sequence[str]) -> str:
-    """Return the values with their ranks, as in ``2.14.1 on rank 0, 2.13.0 on rank 1, 3``."""
+    """Return the values with their ranks, as in ``2.14.1 on rank 0, 2.13.0 on ranks 1, 3``."""
     listed = []
     for value in dict.fromkeys(values):
         ranks = [str(rank) for rank, other in enumerate(values) if other == value]
         more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
-        listed.append(f"{value} on rank {', '.join(ranks[:4])}{more}")
+        listed.append(f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(ranks[:4])}{more}")
     return ", ".join(listed)

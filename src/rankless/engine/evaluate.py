@@ -56,7 +56,7 @@ def evaluate(
     progress: Callable[[int, int], None] | None = None,
     keep: Callable[[Sequence[Any]], None] | None = None,
 ) -> Scores:
-    """Return the scores of ``model``, which are the same on every rank.
+    """Return the scores of ``model``, the same on every rank.
 
     The scores include the precision (``computed_in``), the validation ``loss`` if the task has one, and the
     number of ``unreadable`` images if there are any. Too many unreadable images raise an error.
@@ -64,7 +64,7 @@ def evaluate(
     Args:
         limit: number of images to predict on. If given, return a digest of the predictions instead of scores.
         unreadable: called on every rank with the images that could not be read, if any.
-        stop: called before every batch. Returns whether to stop, which may differ between ranks.
+        stop: called before every batch. Returns whether this rank has received a request to stop.
         phase: called with ``predicting`` before every batch, and with ``scoring`` after the last one.
         progress: called with this rank's number of finished batches and its total number of batches.
         keep: called on rank 0 with all predictions in the order of the images. It must not raise.
@@ -172,11 +172,11 @@ def _missing(mine: Iterable[Unreadable], count: int, max_bad: float, world: Worl
     """Return the unreadable images of all ranks, sorted by index. Too many of them raise an error."""
     missing = sorted({one for images in world.all_gather(list(mine)) for one in images})
     if len(missing) == count:
-        last = f"none of the {count} images to be scored can be read; replace them"
+        last = f"none of the {count} evaluation images can be read; replace them"
     elif len(missing) > max_bad * count:
         last = (
-            f"{len(missing)} of the {count} images to be scored cannot be read, which is more than "
-            f"data.max_bad ({max_bad:g}) allows; replace them, or remove them from the data"
+            f"data.max_bad is {max_bad:g}, but {len(missing)} of the {count} evaluation images cannot be "
+            "read; replace them, or remove them from the data"
         )
     else:
         return missing
@@ -184,7 +184,7 @@ def _missing(mine: Iterable[Unreadable], count: int, max_bad: float, world: Worl
 
 
 def listed(images: Iterable[Unreadable]) -> list[str]:
-    """Return a sentence about each of the first images, and one with the number of remaining images."""
+    """Return a sentence for each of the first unreadable images, and one with the number of the others."""
     every = sorted(images)
     more = [f"… and {len(every) - SHOWN} more"] if len(every) > SHOWN else []
     return [*(f"{one.path} cannot be read: {one.reason}" for one in every[:SHOWN]), *more]
@@ -198,7 +198,7 @@ _KINDS: dict[str, type[UserError]] = {kind.__name__: kind for kind in (ShortageE
 
 
 class Failures:
-    """Raises the error of one rank on all ranks, so that no rank waits for a failed one."""
+    """Raises the error of one rank on all ranks, because the others would wait for the failed rank."""
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -32,8 +32,8 @@ class Backbone:
             parameter.requires_grad_(False)
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(
-                f"model.freeze: backbone() of {type(model).__name__} contains all parameters, so none remain "
-                "to train; remove the head from backbone(), or set model.freeze to 0"
+                f"model.freeze: backbone() of {type(model).__name__} contains all parameters, so nothing "
+                "remains to train; remove the head from backbone(), or set model.freeze to 0"
             )
 
     def release(self) -> None:
@@ -45,7 +45,7 @@ class Backbone:
 def backbone_of(model: nn.Module, needed_by: str, off: str) -> list[nn.Module]:
     """Return the modules of a model's backbone.
 
-    Error messages name the setting that needs the backbone (``needed_by``) and how to turn it ``off``.
+    For error messages, ``needed_by`` is the setting that needs the backbone, and ``off`` turns it off.
     """
     kind = type(model).__name__
     method = getattr(model, "backbone", None)

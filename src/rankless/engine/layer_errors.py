@@ -28,14 +28,14 @@ def explained(recipe: Recipe) -> Iterator[None]:
             where = _layer(error.__traceback__) or "the backward pass"
             raise UserError(
                 f"{where} uses {operation}, which has no deterministic implementation on this device; use "
-                "another layer or operation, or reduce: fast, which does not guarantee identical weights"
+                "another layer or operation, or set reduce: fast, without a guarantee of identical weights"
             ) from error
         if text.startswith(_ONE_VALUE):
             where = _layer(error.__traceback__) or "a batch norm"
             raise OneValueError(
-                f"{where} gets only one value per channel, which has no variance (batch.micro is "
-                f"{recipe.batch.micro}); use a larger batch.micro or model.image_size, or batch_norm: sync "
-                "or frozen"
+                f"{where} gets only one value per channel (batch.micro is {recipe.batch.micro}), so its "
+                "variance is undefined; use a larger batch.micro or model.image_size, or set batch_norm to "
+                "sync or frozen"
             ) from error
         raise
 

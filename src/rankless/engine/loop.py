@@ -49,7 +49,7 @@ class StopRequest:
         self.signal = 0
 
     def listen(self) -> None:
-        """Treat SIGTERM, SIGINT and SIGUSR1 as requests to stop from now on."""
+        """From now on, treat SIGTERM, SIGINT and SIGUSR1 as requests to stop."""
         numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
         for number in numbers:
             signal.signal(number, self._note)
@@ -76,7 +76,8 @@ def train(
 ) -> bool:
     """Train a recipe as one rank of ``world``, and return whether all steps are done.
 
-    If not, the run was stopped on request, and its state was saved. The recipe's precision must be resolved.
+    Otherwise, the run was stopped on request, and its state was saved. The recipe's precision must already
+    be resolved.
 
     Args:
         run: the run directory, written by rank 0. On every machine that does not share its files, one rank
@@ -232,7 +233,7 @@ class _Loop:
     def _report_replaced(self, done: int, mine: Sequence[Unreadable]) -> None:
         """Report the images that could not be read. All ranks must call this with their own images."""
         for one in self.state.unreadable.meet(self.world, mine):
-            text = f"{one.path} cannot be read ({one.reason}); other images are used in its place"
+            text = f"{one.path} cannot be read ({one.reason}); other images are used instead"
             self.sinks.event("unreadable", done, text)
         if errors := self.state.unreadable.too_many():
             self.state.unscored = self._is_evaluated(done)
@@ -249,7 +250,7 @@ class _Loop:
         return self.setup.schedule.is_evaluated(done)
 
     def _check(self, done: int) -> None:
-        """Check that the weights are finite, except in a dry run, whose tensors are compared instead."""
+        """Check that the weights are finite and the same on every rank, except in a dry run."""
         if not self.setup.dry_run:
             with self.saver.saving_on_divergence(done):
                 self.state.check(done)
@@ -283,7 +284,9 @@ class _Loop:
         best = self.state.best
         if has_loss(task) and scores.get("loss", 0.0) is None:
             kept = (
-                f"the best weights are still from step {best['step']}" if best else "no weights are best yet"
+                f"the best weights are still from step {best['step']}"
+                if best
+                else "there are no best weights yet"
             )
             text = f"the validation loss after step {done} is not finite and is ignored"
             self.sinks.event("warning", done, f"{text}; {kept}" if name == "loss" else text)

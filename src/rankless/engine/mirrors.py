@@ -59,7 +59,7 @@ class Mirrors:
         return host if self.hosts.count(host) == 1 else f"rank {rank} on {host}"
 
     def recipe(self, own: Recipe) -> Recipe:
-        """Return the recipe of rank 0, so that all copies contain the same one. All ranks must call this."""
+        """Return the recipe of rank 0, which all copies contain. All ranks must call this."""
         return from_json(self.world.broadcast(to_json(own))) if self.several else own
 
     def label(self, rank: int, text: str) -> str:

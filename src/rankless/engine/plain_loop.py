@@ -1,7 +1,7 @@
 """The engine for custom training loops.
 
 The user's loop handles the optimizer, the learning rate, evaluation and saving. This module handles
-everything that involves the number of ranks, so that the weights do not depend on it.
+everything that involves the number of ranks. The weights do not depend on that number.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Steps:
         self.accumulator = Accumulator(task, model, self.statistics, self.recipe, ranks)
 
     def epochs(self, count: int, start: int = 0) -> Iterator[Step]:
-        """Yield each step after computing its gradients, which the body of the loop applies.
+        """Yield each step after computing its gradients. The body of the loop applies them.
 
         Args:
             count: number of epochs, counted from step 0.
@@ -154,7 +154,7 @@ class _Loop:
 
 
 class _Collate:
-    """Wraps ``collate`` so that its batches, which can be of any type, can be moved to a device."""
+    """Wraps ``collate`` to make batches of any type movable to a device."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate

@@ -1,4 +1,4 @@
-"""The learning rate and momentum of each step, which are functions of the step and need no saved state."""
+"""The learning rate and momentum of each step, as functions of the step without any saved state."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def momentum(run: StepSchedule, step: int) -> float | None:
 
 
 def _cycle(run: StepSchedule, step: int, first: float, peak: float, last: float) -> float:
-    """Return the value at ``step`` of a cosine from ``first`` to ``peak`` and then another to ``last``.
+    """Return the value at ``step`` of a cosine curve from ``first`` to ``peak``, followed by one to ``last``.
 
     The result equals that of ``torch.optim.lr_scheduler.OneCycleLR``.
     """

@@ -28,10 +28,10 @@ from rankless.world.process_group import World
 from rankless.world.tree import own_micro_batches
 
 _WEIGHTS = -1
-"""The key of the weights in :data:`Votes`."""
+"""Key of the weights in :data:`Votes`."""
 
 Votes = Mapping[int, Sequence[tuple[int, str]]]
-"""Pairs of a rank and the digest of its result, by micro-batch or :data:`_WEIGHTS`."""
+"""Maps each micro-batch, and :data:`_WEIGHTS`, to pairs of a rank and the digest of its result."""
 
 
 class LeftOutError(Exception):
@@ -118,15 +118,15 @@ class Finding:
         parts = [f"micro-batch{'es' * (',' in leaves)} {leaves}"] * bool(leaves)
         what = " and ".join(parts + ["the weights"] * (_WEIGHTS in self.what))
         if len(names) == 1:
-            text = f"computed {what} twice with different bits"
+            text = f"computed {what} twice and got different bits"
         elif self.certain:
             text = f"differs from other ranks in the bits of {what}"
         else:
             text = f"differ in the bits of {what}"
         again = (
-            "the repeated step shows no difference"
+            "the difference disappeared when the step was repeated"
             if self.repeated_well
-            else "the repeated step also differs"
+            else "the results also differed when the step was repeated"
         )
         return f"step {step + 1}: {self.who(names)} {text}; {again}"
 
@@ -173,7 +173,7 @@ class Alarm:
         self.agreed = start
         self.compared = self.differed = 0
         if checks.recipe.check.exclude and not can_exclude:
-            why = "it has an effect only with several ranks that Rankless starts itself; remove the key"
+            why = "it has an effect only if Rankless itself starts several ranks; remove the key"
             report("warning", start, f"check.exclude is true, but {why}")
 
     def run(self, step: int, batches: Iterator[Any], flags: Flags) -> Totals:
@@ -199,9 +199,10 @@ class Alarm:
 
     def summary(self) -> str:
         """Return a clause with the number of checked steps, or "" if no step was checked."""
-        outcome = f" and differed in {self.differed:,} of them" if self.differed else ", and all agreed"
         steps = counted(self.compared, "step")
-        return f"; results were recomputed in {steps}{outcome}" if self.compared else ""
+        if self.differed:
+            return f"; results were recomputed in {steps} and differed in {self.differed:,} of them"
+        return f"; results were recomputed in {steps}, and all agreed" if self.compared else ""
 
     def _attempt(self, step: int, batches: Iterator[Any], flags: Flags, attempt: int) -> tuple[Totals, Votes]:
         weights = digest(checksums(self.state.weights()))  # before a forward pass changes statistics
@@ -222,22 +223,23 @@ class Alarm:
             return
         self.report("silent error", step, text)
         if excludes and can_exclude:
-            raise LeftOutError(f"{who} is left out after a silent error in step {step + 1}", finding.ranks)
-        error = f"step {step + 1} was not applied; {self._advice(finding, who)}"
+            raise LeftOutError(f"{who} is excluded after a silent error in step {step + 1}", finding.ranks)
+        error = f"step {step + 1} was not applied, because {self._advice(finding, who)}"
         raise DivergedError(error, is_whole=False, repeats=False)
 
     def _advice(self, finding: Finding, who: str) -> str:
-        agreed = f"step {self.agreed}, the last one with equal results" if self.agreed else "the start"
-        since = f"the weights may be wrong since {agreed}"
+        weights = "all weights of this run may also be wrong"
+        if self.agreed:
+            weights = f"all results last agreed in step {self.agreed}, so later weights may also be wrong"
         if finding.certain:
             return (
-                f"{who} has wrong results, and {since}; test that device, and continue from a checkpoint "
-                "without it (--devices, --hosts)"
+                f"the results of {who} are wrong; {weights}; test that device, and continue without it "
+                "(--devices, --hosts) from a checkpoint"
             )
         return (
-            f"it is unknown which results of {who} are correct, and {since}; continue from a checkpoint on "
+            f"it is unknown which results of {who} are correct; {weights}; continue from a checkpoint on "
             "other devices, or on at least three, so that two can outvote the third (if it happens again, "
-            "run `rankless verify`, because the task depends on more than its inputs)"
+            "the task depends on more than its inputs: run `rankless verify`)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Restore a run, so that all ranks continue from the newest complete checkpoint on any machine.
+"""Restore all ranks of a run from the newest complete checkpoint on any machine.
 
 If every rank can access that checkpoint, each reads it from its own directory. Otherwise, its tensors are
 sent as plain bytes, and machines that lack it or the best checkpoint write their own copies.
@@ -15,7 +15,7 @@ from torch import Tensor
 from rankless.engine import checkpoint
 from rankless.engine.checkpoint import Snapshot
 from rankless.engine.mirrors import Mirrors
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.files import checksums
 from rankless.files.writing import sweep
 from rankless.models.checkpoints import weights
@@ -102,14 +102,14 @@ def _look(mirrors: Mirrors, run: RunDirectory) -> _Report:
 
 
 def _other_runs(mirrors: Mirrors, reports: Mapping[int, _Report], recipe: Recipe) -> list[str]:
-    """Return errors about machines whose checkpoints have a different recipe, except for ``data.root``."""
+    """Return an error for each machine whose checkpoint has a different recipe. ``data.root`` may differ."""
     errors = []
     for rank, report in reports.items():
         different = deciding(from_json(report.recipe), recipe) if report.step >= 0 else []
         if keys := [key for key, _, _ in different if key != "data.root"]:
             errors.append(
-                f"{mirrors.name(rank)}: {report.path} contains a run with another recipe, which differs in "
-                f"{', '.join(keys)}; remove it there, or use another --run"
+                f"{mirrors.name(rank)}: {report.path} contains a run whose recipe has other values of "
+                f"{', '.join(keys)}; remove that run, or use another --run"
             )
     return errors
 
@@ -196,12 +196,14 @@ def open_journal(
             journal = Journal(run.journal, start, unscored=unscored)
             if journal.left_out:
                 said.append(
-                    f"{run.journal}: {journal.left_out} damaged lines were removed; the original file is now "
-                    f"{journal.original}"
+                    f"{run.journal}: removed {counted(journal.left_out, 'damaged line')}; the original file "
+                    f"is now {journal.original}"
                 )
     except OSError as error:
         if not mirrors.several:
             with run.writing(run.journal):
                 raise
-        said.append(f"{run.journal} cannot be written ({error}), so this copy of the journal ends here")
+        said.append(
+            f"{run.journal} cannot be written ({error}), so this copy of the journal stays incomplete"
+        )
     return journal, mirrors.gather_messages(said)

@@ -130,8 +130,8 @@ def check_disk_space(
             )
         elif free < (most - there) * size:
             warning = (
-                f"only {in_gb(free)} are free for checkpoints of {in_gb(size)} each; if the disk is full, "
-                "fewer than checkpoint.keep are kept"
+                f"only {in_gb(free)} are free for checkpoints of {in_gb(size)} each; if the disk fills up, "
+                "fewer checkpoints than checkpoint.keep are kept"
             )
     found = mirrors.world.all_gather([error, warning])
     errors = [mirrors.label(rank, found[rank][0]) for rank in mirrors.writers if found[rank][0]]

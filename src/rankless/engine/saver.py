@@ -181,7 +181,7 @@ class Saver:
             self.settle(required=True)
 
     def _links(self, *, seconds: float) -> dict[str, Any]:
-        """Return the hash-chain entries for the next checkpoint, which are the same on all ranks.
+        """Return the hash-chain entries for the next checkpoint, the same on all ranks.
 
         Wait at most ``seconds`` for the list of the data files.
         """
@@ -319,7 +319,7 @@ class Saver:
         weights = self.run.step_directory(last) / "model.safetensors"
         return [
             f"the checkpoint of step {last} is complete, but --resume would fail in the same way, because it "
-            "keeps these keys; start a new run from its weights with other values: "
+            "keeps the recipe; start a new run from the checkpoint's weights with another recipe: "
             f"model.pretrained={shell_word(weights)}"
         ]
 
@@ -328,16 +328,18 @@ class Saver:
         for rank, one in outcomes.items():
             if one.removed:
                 steps = ", ".join(map(str, one.removed))
-                text = f"removed the checkpoints of the steps {steps} to make room"
+                text = f"removed older checkpoints (step {steps}) to make room"
                 self.sinks.event("full disk", step, self.mirrors.label(rank, text))
         failed = {rank: _failed(step, one.problem) for rank, one in outcomes.items() if one.problem}
         if required and failed and len(failed) == len(outcomes):
-            again = f"and continue from the newest one: {self.run.again}"
             raise UserError(
-                self.mirrors.label(rank, f"{text}; {outcomes[rank].advice} {again}")
+                self.mirrors.label(
+                    rank,
+                    f"{text}; {outcomes[rank].advice} and continue from the newest one: {self.run.again}",
+                )
                 for rank, text in failed.items()
             )
-        news = {rank: f"{text}; training continues until the next one" for rank, text in failed.items()}
+        news = {rank: f"{text}; training continues" for rank, text in failed.items()}
         if self.mirrors.several:
             lines = {rank: one.lines for rank, one in outcomes.items() if one.lines and rank not in failed}
             news |= {rank: f"the journal could not be written ({text})" for rank, text in lines.items()}

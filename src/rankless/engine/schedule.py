@@ -25,7 +25,7 @@ _SMALLEST = 8  # minimum images in a suggested batch, because of batch norm
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """The schedule of a run, which defines its number of steps and what happens at each step."""
+    """The number of steps in a run, and what happens at each step."""
 
     recipe: Recipe
     images: int
@@ -97,14 +97,14 @@ class StepSchedule:
         elif self.steps < _FEW and self.images < _FEW * batch and self._smaller_batch():
             found.append(
                 f"the run has only {counted(self.steps, 'step')} (batch.images is {batch:,} for "
-                f"{counted(self.images, 'training image')}), which are too few to learn much; train for more "
-                f"epochs, or {self._smaller_batch()}"
+                f"{counted(self.images, 'training image')}), too few to learn much; train for more epochs, "
+                f"or {self._smaller_batch()}"
             )
         key, rise, usual = "warmup", self.warmup, "5%"
         if self.recipe.schedule.name == "one-cycle":
             key, rise, usual = "rise", ceil(self.rise), "30%"
         if rise >= self.steps:
-            smaller = f"use a smaller schedule.{key}, such as {usual}, or more epochs"
+            smaller = f"use a smaller schedule.{key} (usually {usual}) or more epochs"
             found.append(
                 f"the learning rate's warm-up takes the whole run ({counted(self.steps, 'step')}; "
                 f"schedule.{key} is {getattr(self.recipe.schedule, key)}); "
@@ -143,14 +143,14 @@ class StepSchedule:
             if isinstance(value, int) and 0 < value <= recipe.epochs and epoch > 1:
                 in_epochs = f"{value} epoch{'s' * (value > 1)}"
                 yield (
-                    f"{key} is {value}, which means {counted(value, 'step')}, but an epoch has "
-                    f"{float(epoch):.4g}; if you mean epochs, use {key}='{in_epochs}'"
+                    f"{key} is {value}, meaning {counted(value, 'step')}, but an epoch has "
+                    f"{float(epoch):.4g} steps; if you mean epochs, use {key}='{in_epochs}'"
                 )
 
     def lines(
         self, start: int, mine: range, extra: Callable[[int], Sequence[int]] = lambda step: ()
     ) -> Iterator[Line]:
-        """Yield the images of each micro-batch in ``mine`` for every step from ``start``.
+        """Yield the images of each micro-batch in ``mine`` for every step from ``start`` on.
 
         In each step, the micro-batches ``extra(step)`` come first.
         """

@@ -181,7 +181,7 @@ def prepare(
         mirrors.send_file(run.environment, 0)
     warnings += [*schedule.warnings(), *getattr(task, "warnings", ())]
     if recipe.precision == "fp16" and world.device.type == "cpu":
-        warnings.append("precision is fp16, which CPUs compute slowly; auto chooses bf16 or fp32")
+        warnings.append("precision is fp16, but it is slow on CPUs; use auto to choose bf16 or fp32")
     messages += [("warning", text) for text in warnings] + [("pretrained", text) for text in pretrained]
     messages += [("copy", text) for text in restored.copied]
     state.check(start)

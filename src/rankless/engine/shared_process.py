@@ -1,7 +1,7 @@
 """PyTorch state that the threads of a process share: random generators and autocast's cache.
 
-Each forward pass has its own generator, which its operations use instead of the CPU's default generator, so
-it uses the same random numbers as in a separate process. Every GPU already has its own generator.
+Each forward pass uses a separate generator instead of the CPU's default generator, and gets the same random
+numbers as in a separate process. Every GPU already has its own generator.
 """
 
 from __future__ import annotations
@@ -88,5 +88,5 @@ _CASTS = SharedCasts()
 
 
 def autocast_for(*, shared: bool) -> Callable[[str, torch.device], Any]:
-    """Return a function that enters autocast, which several threads may do at once if ``shared``."""
+    """Return a function that enters autocast. If ``shared``, several threads may do so at once."""
     return _CASTS.autocast if shared else autocast

@@ -44,9 +44,9 @@ def synchronize(model: nn.Module, world: World) -> list[str]:
         world.transport.broadcast(values.view(-1).view(torch.uint8), 0)
         tensor.detach().copy_(values)
     return [
-        f"model() of the task created different initial weights on rank {rank} than on rank 0 (in '{name}'), "
-        "so two runs may start from different weights; use torch's default generator, which is seeded, or "
-        "rankless.generator"
+        f"model() of the task created different initial weights on rank {rank} than on rank 0 (first "
+        f"difference: '{name}'), so two runs may start from different weights; use torch's default "
+        "generator, seeded by Rankless, or rankless.generator"
     ]
 
 
@@ -59,10 +59,10 @@ def weight_difference(step: int, tensors: Mapping[str, Tensor], world: World) ->
         return None
     ranks, name = difference
     return (
-        f"after step {step}, the weights on rank {', '.join(map(str, ranks))} differ from those on rank 0 "
-        f"(first difference: '{name}'), so they were not saved; check the memory and device of that rank; "
-        "if it happens again, run `rankless verify`, because the task depends on something that differs "
-        "between ranks"
+        f"after step {step}, the weights on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} differ "
+        f"from those on rank 0 (first difference: '{name}'), so they were not saved; check the memory and "
+        "device of that rank (if it happens again, the task depends on something that differs between ranks: "
+        "run `rankless verify`)"
     )
 
 

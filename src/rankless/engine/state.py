@@ -1,4 +1,4 @@
-"""The state of a run, which changes in every step and is saved in checkpoints."""
+"""The state of a run. It changes in every step and is saved in checkpoints."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TrainingState:
     which must be the same as in the checkpoint.
 
     Attributes:
-        model: the bare model, whose tensors have the same names as in the weights files.
+        model: the model without wrappers. Its tensors have the same names as in the weights files.
         warnings: messages for the user, shown before the first step.
         best: step and score of the best evaluation so far, or None.
         unscored: whether the evaluation after the last step failed or stopped on request.
@@ -102,11 +102,11 @@ class TrainingState:
 
     @property
     def scored(self) -> nn.Module:
-        """The model to evaluate, which is the averaged model if there is one."""
+        """The model to evaluate: the averaged model if there is one, otherwise ``model``."""
         return self.ema.model if self.ema else self.model
 
     def training_mode(self) -> None:
-        """Set the model to training mode, except for frozen batch norms, which stay in evaluation mode."""
+        """Set the model to training mode, but keep frozen batch norms in evaluation mode."""
         self.model.train()
         for norm in self._frozen_norms():
             norm.eval()
@@ -190,8 +190,8 @@ class TrainingState:
         digests = self.world.all_gather(digest(self.model.state_dict()))
         if others := [rank for rank, other in enumerate(digests) if other != digests[0]]:
             raise UserError(
-                f"model.pretrained is '{pretrained}', which is a different file on rank "
-                f"{', '.join(map(str, others))} than on rank 0; copy the same file to every machine"
+                f"model.pretrained is '{pretrained}', but this file on rank {', '.join(map(str, others))} "
+                "differs from that on rank 0; copy the same file to every machine"
             )
         return messages
 
@@ -213,7 +213,7 @@ class TrainingState:
         )
 
     def restore(self, snapshot: Snapshot, source: str) -> None:
-        """Restore the state from a checkpoint, which any number of ranks may have written."""
+        """Restore the state from a checkpoint of a run with any number of ranks."""
         images = snapshot.state.get("images")
         if images != self.images:
             raise UserError(

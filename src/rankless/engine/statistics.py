@@ -25,7 +25,7 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
 
 
 class RunningStatistics:
-    """The running statistics of a model's trained batch norms, whose buffers become views of one vector.
+    """The running statistics of a model's trained batch norms, as views of one vector.
 
     The model must already be on ``device``. It may have no batch norms.
     """
@@ -55,7 +55,7 @@ class RunningStatistics:
         self.take()
 
     def take(self) -> None:
-        """Set the norms' momenta until :meth:`give_back`, so that buffers describe a single micro-batch."""
+        """Set the norms' momenta until :meth:`give_back`, to make buffers describe a single micro-batch."""
         for norm, _ in self.taken:
             norm.momentum = 1.0
         self.hooks = [norm.register_forward_pre_hook(self._called) for norm, _ in self.taken]
@@ -65,7 +65,7 @@ class RunningStatistics:
         return self
 
     def _called(self, norm: Any, _: object) -> None:
-        """Set the momentum of the k-th call in a micro-batch to 1 / k, so that buffers contain the mean."""
+        """Set the momentum of the k-th call in a micro-batch to 1 / k. Buffers then contain the mean."""
         number = self.number.get(id(norm))
         if number is None or not norm.training:
             return

@@ -48,7 +48,7 @@ class Stragglers:
         self._waiting += peers + images
 
     def take(self) -> dict[str, list[Any]]:
-        """Return and clear the newest measurements of all ranks, which only rank 0 has.
+        """On rank 0, return and clear the newest measurements of all ranks.
 
         The keys are ``ranks`` (milliseconds per micro-batch), ``memory`` (MiB) and ``busy`` (a fraction).
         """

@@ -42,9 +42,9 @@ class UnreadableImages:
             return []
         return [
             *listed(self.trained.values()),
-            f"{count} of the {self.images} training images cannot be read, which is more than "
-            f"data.max_bad ({self.max_bad:g}) allows; replace them or increase data.max_bad and continue "
-            "with --resume, or remove them from the data and start again",
+            f"data.max_bad is {self.max_bad:g}, but {count} of the {self.images} training images cannot be "
+            "read; replace them or increase data.max_bad, and continue with --resume, or remove them from "
+            "the data and start again",
         ]
 
     def as_json(self) -> dict[str, Any]:

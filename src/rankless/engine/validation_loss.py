@@ -25,7 +25,7 @@ def has_loss(task: Task) -> bool:
 
 
 class FirstOutput:
-    """Keeps a model's first output, so that ``predict`` and ``loss`` share a forward pass."""
+    """Keeps a model's first output, for ``predict`` and ``loss`` to share a forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -52,8 +52,8 @@ def batch_loss(
 ) -> tuple[float, float]:
     """Return the sum and count of the loss over a batch's readable images.
 
-    Random numbers in the loss, such as those that select Faster R-CNN's samples, are seeded with the
-    recipe's ``seed`` and ``first``, the index of the batch's first image.
+    Random numbers in the loss (Faster R-CNN selects samples at random) are seeded with the recipe's ``seed``
+    and ``first``, the index of the batch's first image.
     """
     if unreadable_in(batch):
         readable = getattr(batch, "readable", None)

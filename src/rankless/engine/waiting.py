@@ -9,9 +9,9 @@ from rankless.errors import counted
 from rankless.runs.pace import Pace, speed_text
 
 STEPS = 100
-"""Number of steps before advice is given, because the first steps wait for loader processes to start."""
+"""Advice is based on this many recent steps."""
 MUCH = 0.2
-"""Fraction of the time above which advice is given."""
+"""Advice is given if more than this fraction of the time is spent waiting for images."""
 
 
 class Waiting:
@@ -37,8 +37,8 @@ class Waiting:
             return ""
         self.advised = True
         return (
-            f"the last {STEPS} steps spent {fraction:.0%} of the time waiting for images; use more `workers` "
-            "or data.cache (ram or disk); --resume accepts both, because neither changes the weights"
+            f"training spent {fraction:.0%} of the last {STEPS} steps waiting for images; increase workers "
+            "or set data.cache to ram or disk (possible with --resume, because neither affects the weights)"
         )
 
     def summary(self) -> str:
@@ -48,6 +48,6 @@ class Waiting:
         if speed is None:
             return said
         return (
-            f"{said}; without the first step, {speed_text(speed)} images/s and {self.pace.waited:.0%} of the "
+            f"{said}; after the first step, {speed_text(speed)} images/s and {self.pace.waited:.0%} of the "
             "time waiting for images"
         )

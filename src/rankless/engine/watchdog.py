@@ -132,7 +132,7 @@ class Watchdog:
         default_store().set(f"{_KEY}/{self.world.rank}", json.dumps([step, at, round(seconds)]))
 
     def _name_the_late(self, step: int, seconds: float, *, is_long: bool) -> None:
-        """Report late ranks that are not waiting for others and, if ``is_long``, ranks without a notice."""
+        """Report late ranks that wait for no other rank and, if ``is_long``, ranks that do not respond."""
         store = default_store()
         for rank, host in enumerate(self.hosts):
             key = f"{_KEY}/{rank}"

@@ -1,4 +1,4 @@
-"""The number of loader processes per rank, which does not affect any results."""
+"""The number of loader processes per rank. It does not affect any results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checksums of tensors: sums of their bits as integers, which do not depend on the order of addition."""
+"""Checksums of tensors: sums of their bits as integers, independent of the order of addition."""
 
 from __future__ import annotations
 

@@ -22,12 +22,12 @@ MESSAGE_BYTES = 2**20
 
 
 def add_in_place(left: Tensor, right: Tensor) -> Tensor:
-    """Add ``right`` to ``left``, which has the same shape, in place, and return ``left``."""
+    """Add ``right`` to ``left`` in place, and return ``left``."""
     return left.add_(right)
 
 
 class Exchange:
-    """Sums the ranks' values in the order of the fixed tree, whose nodes are distributed over the ranks.
+    """Sums the ranks' values in the order of the fixed tree, with nodes distributed over the ranks.
 
     ``own`` contains this rank's micro-batches, and ``nodes`` contains, for each rank, the largest tree nodes
     that cover only its own micro-batches.

@@ -4,9 +4,9 @@ The kernel's keepalive probes turn a cut cable into an error within seconds, but
 few seconds. Without them, a rank would wait for the process group's timeout of half an hour.
 
 Gloo never stops listening and accepts every connection, so a few thousand unwanted connections would crash
-the process. It reports a broken connection to pending operations, except to one whose message is partially
-received, which waits until the process group times out. Because new operations on the connection fail at
-once, a rank that waits for a long time starts one.
+the process. If a connection breaks, gloo reports this to pending operations. An operation whose message is
+partially received is not notified, and would wait until the process group times out. A new operation on the
+connection fails at once, so a rank that waits for a long time starts one.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Nothing is unpickled. Received bytes can only create plain values, arrays, and instances of data classes that
 this process has already loaded, without calling any of their methods. Packing refuses all other types. The
 layout is the length of the JSON (8 bytes), the JSON, and the arrays in the order of the JSON. Each array
-starts at a multiple of 16 bytes, so that it can be used without a copy.
+starts at a multiple of 16 bytes, because it is used without a copy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 SENDABLE = (
     "None, bool, int, float, str, bytes, tensors on the CPU, NumPy arrays, and lists, tuples, sets, dicts, "
-    "dataclasses and named tuples of these, whose classes are defined at the top level of a module"
+    "dataclasses and named tuples of these (their classes must be defined at the top level of a module)"
 )
 
 _ALIGNED = 16
@@ -105,7 +105,7 @@ class _Writer:
         try:
             return self.node(value)
         except RecursionError:
-            raise UnsendableError("nested too deeply or part of itself") from None
+            raise UnsendableError("a value that is nested too deeply or contains itself") from None
 
     def node(self, value: Any) -> Any:
         """Return the node of ``value``. Subclasses are refused, because unpacking would lose their type."""
@@ -171,7 +171,7 @@ class _Writer:
             raise UnsendableError(f"a value of type {module}{made.__qualname__}")
         if _loaded(made.__module__, made.__qualname__) is not made:
             raise UnsendableError(
-                f"of class {made.__qualname__}, which is not defined at the top level of a module"
+                f"an object of class {made.__qualname__}, which is not defined at the top level of a module"
             )
         if issubclass(made, tuple):
             names: tuple[str, ...] = made._fields
@@ -186,7 +186,7 @@ class _Writer:
 
 
 class _Reader:
-    """Converts JSON nodes to values, which must be read in the order of writing.
+    """Converts JSON nodes to values. They must be read in the order of writing.
 
     ``at`` is the offset of the end of the JSON.
     """
@@ -257,7 +257,8 @@ def _known(module: str, qualname: str, *names: str) -> tuple[type, list[str]]:
     made = _loaded(module, qualname)
     if not isinstance(made, type) or not _is_data(made):
         raise ValueError(
-            f"{module}.{qualname} is not a data class loaded in this process; import it in the task's module"
+            f"{module}.{qualname} is not a data class that this process has loaded; import it in the "
+            "task's module"
         )
     if any(name.startswith("__") for name in names):
         raise ValueError(f"{module}.{qualname}: names that start with __ cannot be sent")

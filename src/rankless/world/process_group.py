@@ -1,6 +1,6 @@
 """The ranks that train together and their process group, as described by torchrun's environment variables.
 
-A process without a launcher is a world of size 1, which other modules do not treat differently.
+A process without a launcher is a world of size 1. Other modules treat it like any other world.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class World:
         """Return this rank's micro-batches of a step. Raise a ``UserError`` if a rank would have none."""
         if self.size > micro_batches:
             raise UserError(
-                f"{self.size} devices, but a step has only "
-                f"{counted(micro_batches, 'micro-batch', 'micro-batches')} to distribute; use at "
-                f"most {counted(micro_batches, 'device')}, a larger batch.images or a smaller batch.micro"
+                f"a step has only {counted(micro_batches, 'micro-batch', 'micro-batches')} for {self.size} "
+                f"devices; use at most {counted(micro_batches, 'device')}, a larger batch.images or a "
+                "smaller batch.micro"
             )
         return own_micro_batches(micro_batches, self.rank, self.size)
 
@@ -214,8 +214,8 @@ def _prove(group: dist.ProcessGroup, key: bytes) -> None:
         prove(group, key)
     except RuntimeError as error:
         raise LostPeerError(
-            f"rank {group.rank()} is connected, but not all of its peers respond: one of them hangs or has "
-            "exited, or another user has connected in its place"
+            f"rank {group.rank()} is connected, but another rank does not respond; it may hang or have "
+            "exited, or another user may have connected first"
         ) from error
 
 

@@ -43,8 +43,8 @@ class GradientSum:
             create a new ``GradientSum``.
         exchange: the layout of the tree's nodes on the ranks.
         exact: whether to add along the fixed tree, instead of in the order of the backend's all-reduce.
-        zero_unused: whether a missing gradient counts as zero. Otherwise, it counts as NaN, which makes the
-            total NaN on every rank, so that all ranks refuse the step.
+        zero_unused: whether a missing gradient counts as zero. Otherwise, it counts as NaN. Then
+            the total is NaN on every rank, and all ranks refuse the step.
 
     Attributes:
         unused: for each of this rank's micro-batches, the indices of the parameters unused by its loss.
@@ -100,9 +100,9 @@ class GradientSum:
 
     @contextmanager
     def not_added(self) -> Iterator[None]:
-        """Run the passes of any rank's micro-batch within this context, which only sets ``bits``.
+        """Run the passes of any rank's micro-batch within this context, only to set ``bits``.
 
-        Enter the context before this rank's micro-batches of a step.
+        The context must come before this rank's own micro-batches of a step.
         """
         self.leaf = -1
         self._set_gradients(None)
@@ -224,7 +224,7 @@ class GradientSum:
 
 
 class _Visit(torch.autograd.Function):
-    """An identity function for the loss, whose backward pass visits all parameters, even unused ones."""
+    """Identity function for the loss. Its backward pass visits all parameters, even unused ones."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ def missing_value(zero_unused: bool) -> float:
 
 
 def _views(buffer: Tensor, bucket: dist.GradBucket) -> list[Tensor]:
-    """Return the gradients in the bucket with the strides of the parameters, which DDP's views ignore."""
+    """Return the gradients in a bucket as views with the strides of their parameters."""
     return [
         buffer.as_strided(p.size(), p.stride(), plain.storage_offset())
         for p, plain in zip(bucket.parameters(), bucket.gradients(), strict=True)

@@ -1,6 +1,6 @@
 """The rendezvous of ranks, through a private file on one machine or a TCP store on several machines.
 
-A store listens on only one address. Its values are plain bytes, which are never unpickled. Because every user
+A store listens on only one address. Its values are plain bytes and never unpickled. Because every user
 can write to a launcher's store, ranks on one machine use it only to agree on a private file.
 """
 
@@ -81,8 +81,8 @@ def join_store(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
         listens = not found and network.listens(address, port)
         if listens and listened:  # also at the previous check
             raise UserError(
-                f"{address}:{port}: the program there does not answer; expected the first rank of this job; "
-                "stop that program, or set MASTER_PORT to another port"
+                f"{address}:{port}: a program at this address does not respond; expected the first rank of "
+                "this job; stop that program, or set MASTER_PORT to another port"
             )
         listened = listens
     if isinstance(found[0], Exception):
@@ -103,10 +103,11 @@ def _private_file() -> Path:
             with file.open("w") as opened:
                 fcntl.flock(opened, fcntl.LOCK_EX)
         except OSError as error:
-            problems.append(f"{parent}: cannot create and lock a file there ({error})")
+            problems.append(f"{parent}: no file can be created and locked in this folder ({error})")
         else:
             return file
-    raise UserError([*problems, "the ranks need a file to connect; set TMPDIR to a folder on a local disk"])
+    problems.append("the ranks have no file through which to connect; set TMPDIR to a folder on a local disk")
+    raise UserError(problems)
 
 
 def loopback() -> str | None:
@@ -162,7 +163,7 @@ def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.St
         if words[rank : rank + 1] == [word]:
             if len(words) != size:  # a list without this rank's word may have any length
                 refused = (
-                    f"WORLD_SIZE: is {len(words)} on rank 0, but {size} on rank {rank}; expected the same "
+                    f"WORLD_SIZE is {len(words)} on rank 0, but {size} on rank {rank}; expected the same "
                     "number on all ranks; start all ranks with one launcher"
                 )
                 store.set(f"refused/{words[0]}", refused)
@@ -172,8 +173,9 @@ def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.St
             if store.check([f"{name}/{other}" for other in range(size)]):
                 return dist.PrefixStore(name, store)
         time.sleep(_POLL)
-    missing = [other for other in range(size) if not _read(store, f"word/{other}")]
-    raise dist.DistStoreError(f"timeout: rank {rank} waited for ranks {missing or 'that did not respond'}")
+    missing = [str(other) for other in range(size) if not _read(store, f"word/{other}")]
+    others = f"rank {', '.join(missing)}" if missing else "the other ranks"
+    raise dist.DistStoreError(f"rank {rank} timed out while waiting for {others}")
 
 
 def job_store(outer: dist.Store) -> dist.Store:
@@ -195,7 +197,7 @@ def private_store(shared: dist.Store, rank: int, size: int) -> dist.FileStore:
         shared.set("file", os.fsencode(file))  # type: ignore[arg-type]
     if not _is_ours(file):
         raise UserError(
-            f"{file}: the ranks should connect through this file, but none of them has created it in "
+            f"the ranks cannot connect through {file}, because it is not a private file of this user in "
             f"{' or '.join(_places())}; set TMPDIR to the same folder on a local disk for all ranks (if it "
             "is already the same, another user of the machine has written to the launcher's store)"
         )

@@ -48,8 +48,9 @@ class _SignedStore(dist.Store):
         seal, value = found[:_LENGTH], found[_LENGTH:]
         if not hmac.compare_digest(seal, self._seal(key, value)):
             raise UserError(
-                f"{key} in the ranks' store was written without this job's {VARIABLE}; set it to the same "
-                "value for all ranks (if it is already, another user of the network has written to the store)"
+                f"the key {key} in the ranks' store was written without this job's {VARIABLE}; set this "
+                "variable to the same value for all ranks (if it already is, another user of the network has "
+                "written to the store)"
             )
         return value
 

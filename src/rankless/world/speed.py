@@ -20,7 +20,7 @@ from rankless.world.reduce import BUCKET_MIB
 from rankless.world.rendezvous import join_store, on_interface
 
 SIZES = tuple(1024 * 4**power for power in range(9))
-"""Sizes to measure in bytes, from 1 KiB to 64 MiB."""
+"""Vector sizes to measure in bytes, from 1 KiB to 64 MiB."""
 _WAIT = timedelta(seconds=20)  # timeout of one collective operation
 _BUDGET = 0.25  # seconds for repeating one size of one collective operation
 _MOST = 2.0  # expected seconds of a collective operation above which a size is left out
@@ -53,7 +53,9 @@ def connected(rank: int, size: int, address: str, port: int, interface: str | No
             dist.destroy_process_group()
     except RuntimeError as error:  # a peer or the network failed
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"measuring the network failed ({line}); check the network, and try again") from error
+        raise UserError(
+            f"the network cannot be measured ({line}); check the network, and try again"
+        ) from error
 
 
 def measure(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:

@@ -139,7 +139,7 @@ class SideBySide:
         self._compare(index, index)
 
     def _poison(self, at: int) -> None:
-        """Send NaN to the other ranks, which are computing a norm that this rank did not call."""
+        """Send NaN to the other ranks, because they are computing a norm that this rank did not call."""
         norm = self.norms[self.order[at]]
         sums = torch.full((norm.num_features + 1,), torch.nan, dtype=self.dtypes[at], device=self.device)
         self.exchange.total([sums.clone() for _ in self.replicas])
@@ -162,8 +162,9 @@ class SideBySide:
             for index in (one, other)
         )
         return (
-            "batch_norm is 'sync', but micro-batches call different batch norms, or in a different order: "
-            f"one {here}, another {there}; call all of them in every forward pass, or use batch_norm: micro"
+            "batch_norm is 'sync', but micro-batches call different batch norms, or call them in a different "
+            f"order: one {here}, another {there}; call all of them in the same order in every forward pass, "
+            "or use batch_norm: micro"
         )
 
     def normalize(self, number: int, norm: Any, index: int, values: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class Meeting:
         self._gone: set[int] = set()
 
     def leave(self, rank: int) -> None:
-        """Mark a rank as lost, so that ranks that wait for it raise an error."""
+        """Mark a rank as lost. Ranks that wait for it raise an error."""
         with self._changed:
             self._gone.add(rank)
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""The interface for sending tensors between ranks, which may be processes or threads.
+"""The interface for sending tensors between ranks, as processes or threads.
 
 Every rank has one transport. This module contains the transport for processes, and
 :mod:`rankless.world.threads` the one for threads.
@@ -75,7 +75,7 @@ class Transport(Protocol):
         """Whether ranks may start gathers in a different order relative to other operations."""
 
     def send(self, packed: Tensor, rank: int) -> None:
-        """Send bytes, uint8 (N,) on the CPU, which must not change afterwards."""
+        """Send bytes, uint8 (N,) on the CPU. They must not change afterwards."""
 
     def receive(self, rank: int) -> Tensor:
         """Wait for bytes from ``rank`` and return them, uint8 (N,)."""
@@ -150,4 +150,4 @@ class GroupTransport:
 
 
 PROCESS_GROUP = GroupTransport()
-"""The transport over this process's default process group."""
+"""The transport over the default process group of this process."""

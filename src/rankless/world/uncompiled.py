@@ -58,7 +58,7 @@ class PlainAdamW(_PlainMethods, AdamW):
 
 
 class PlainDispatchMode(TorchDispatchMode):
-    """``TorchDispatchMode`` for uncompiled code, which several threads may enter at the same time.
+    """A ``TorchDispatchMode`` for uncompiled code that several threads may enter at the same time.
 
     The base class wraps a method for the compiler and keeps global flags for it.
     """

@@ -125,7 +125,7 @@ def test_a_network_that_is_not_traced_is_a_sentence_in_tensorboard(tmp_path: Pat
     found = EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
     (text,) = found.Tensors("graph/text_summary")
-    assert b"not available: the network cannot be traced (" in text.tensor_proto.string_val[0]
+    assert b"no graph, because the network cannot be traced (" in text.tensor_proto.string_val[0]
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -218,7 +218,7 @@ def test_a_server_that_is_gone_holds_nothing_up() -> None:
     for number in (1, 2):
         background.step(step(number))  # would wait for a minute
     assert slow.taken == []
-    with pytest.raises(TimeoutError, match=r"data that was not sent within 0.05 s of the end"):
+    with pytest.raises(TimeoutError, match=r"some data was not sent within 0.05 s of the end"):
         background.close()
     slow.gate.set()
 

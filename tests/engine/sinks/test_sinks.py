@@ -101,7 +101,7 @@ def test_errors_of_built_in_sinks_end_the_run() -> None:
         ("tensorbord", "; did you mean 'tensorboard'?"),
         ("no_such_module:Sink", "the module 'no_such_module' cannot be imported"),
         (f"{FILE}:Sank", "has no 'Sank'; expected one of "),
-        (f"{FILE}:NotOne", "which lacks step, scores, event, close; .* inherit from rankless.Sink"),
+        (f"{FILE}:NotOne", "but it lacks step, scores, event, close; .* inherit from rankless.Sink"),
         (f"{HERE}/gone.py:Sink", "no such file"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A sink in a separate thread, so that training does not wait for a slow or unreachable server."""
+"""A sink in a separate thread. Training does not wait for a slow or unreachable server."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MOST = 100_000  # calls in the queue
 class BackgroundSink(Sink):
     """Forwards all calls to another sink in order, in a separate thread. Errors are raised by the next call.
 
-    The other sink must be created in the training thread, so that it imports its library there: an import in
-    another thread would never finish in processes that are forked in the meantime. ``closing`` is the maximum
+    The other sink must be created, and import its library, in the training thread. An import in another
+    thread would never finish in processes that are forked in the meantime. ``closing`` is the maximum
     number of seconds that :meth:`close` waits.
     """
 
@@ -44,7 +44,7 @@ class BackgroundSink(Sink):
         try:
             self._calls.put_nowait(call)
         except queue.Full:
-            raise TimeoutError("it accepts data more slowly than the run produces it") from None
+            raise TimeoutError("the server accepts data more slowly than the run produces it") from None
 
     def start(self, run: RunStart) -> None:
         self._put(lambda: self._sink.start(run))
@@ -67,5 +67,5 @@ class BackgroundSink(Sink):
             raise self._error
         if self._thread.is_alive():
             raise TimeoutError(
-                f"data that was not sent within {self._closing:g} s of the end of the run is lost"
+                f"some data was not sent within {self._closing:g} s of the end of the run and is lost"
             )

@@ -1,4 +1,4 @@
-"""A sink for spreadsheets and pandas, which writes ``steps.csv`` and ``scores.csv``."""
+"""A sink that writes ``steps.csv`` and ``scores.csv`` for spreadsheets and pandas."""
 
 from __future__ import annotations
 

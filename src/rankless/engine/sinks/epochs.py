@@ -20,8 +20,8 @@ from rankless.structures import Scores
 class EpochTable(Sink):
     """Rewrites ``epochs.csv`` after each epoch.
 
-    The table is computed from all entries of the journal, including those of earlier starts, so that a run
-    resumed on another machine has all rows.
+    The table is computed from all entries of the journal, including those of earlier starts. A run resumed on
+    another machine therefore has all rows.
     """
 
     def start(self, run: RunStart) -> None:

@@ -1,4 +1,4 @@
-"""A sink for MLflow, which logs to ``MLFLOW_TRACKING_URI``, by default to ``mlruns`` next to the run."""
+"""A sink that logs to MLflow at ``MLFLOW_TRACKING_URI``, by default the folder ``mlruns`` next to the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankless.engine.sinks.sink import RunStart, Sink
 from rankless.structures import Scores
 
 _RECORD = "mlflow-run"
-"""File in the run directory with the ID of the MLflow run, which a resumed run continues."""
+"""File in the run directory that contains the ID of the MLflow run."""
 _EVERY = 5.0  # seconds between two batches of numbers
 _MOST_NUMBERS, _MOST_KEYS = 1000, 100  # per batch, the limits of servers
 _DEFAULTS = {
@@ -27,7 +27,7 @@ _DEFAULTS = {
 
 
 class MlflowSink(Sink):
-    """Logs the recipe as parameters and all numbers as metrics, which are sent in batches."""
+    """Logs the recipe as parameters and all numbers as metrics, in batches."""
 
     def __init__(self) -> None:
         self._finished = False

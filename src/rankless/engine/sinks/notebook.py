@@ -1,4 +1,4 @@
-"""A sink for notebooks, which draws curves below the cell that trains."""
+"""A sink that draws curves below a notebook cell that trains."""
 
 from __future__ import annotations
 

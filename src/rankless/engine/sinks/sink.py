@@ -1,4 +1,4 @@
-"""The protocol of sinks: observers of a run, such as the journal, the terminal and the user's own sinks."""
+"""The protocol of sinks, the observers of a run: the journal, the terminal, and sinks of the user."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ BUILT_IN = {
     "tensorboard": _Known("tensorboard", "TensorBoardSink", "tensorboard"),
     "wandb": _Known("wandb", "WandbSink", "wandb", is_remote=True),
 }
-"""The sinks that are included in Rankless, by their names for ``--sink``."""
+"""The built-in sinks, by their names for ``--sink``."""
 
 
 def check_sink(name: str) -> None:
-    """Raise a ``UserError`` unless ``name`` is a built-in sink or looks like a class name. Import nothing."""
+    """Raise a ``UserError`` unless ``name`` is a built-in sink or looks like a class name."""
     if name not in BUILT_IN and ":" not in name:
         raise UserError(
             f"sink is '{name}': expected {one_of(BUILT_IN)}, or 'package.module:Class' or 'file.py:Class' "
@@ -120,7 +120,7 @@ def sink_class(name: str) -> Callable[[], Sink]:
     missing = [method for method in _METHODS if not callable(getattr(made, method, None))]
     if missing or not callable(made):
         raise UserError(
-            f"sink is '{name}', which lacks {', '.join(missing) or 'a constructor'}; expected a class with "
+            f"sink is '{name}', but it lacks {', '.join(missing) or 'a constructor'}; expected a class with "
             f"the methods {', '.join(_METHODS)}; inherit from rankless.Sink"
         )
     return made  # type: ignore[no-any-return]
@@ -132,7 +132,7 @@ class Sinks:
     Args:
         built_in: sinks whose errors end the run.
         users: functions that create the user's sinks, by name. The first error of such a sink is reported,
-            and the sink is dropped, so that it cannot affect training.
+            and the sink is dropped without affecting training.
         progress: shows the progress of work other than steps, given a title, the amount done and the total.
     """
 

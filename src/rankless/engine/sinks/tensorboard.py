@@ -1,4 +1,4 @@
-"""A sink for TensorBoard, which writes event files to ``tensorboard`` in the run directory."""
+"""A sink that writes event files for TensorBoard to ``tensorboard`` in the run directory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TensorBoardSink(Sink):
                 self._writer.add_graph(traced, image)
             except Exception as error:  # PyTorch cannot trace every network, or it is the user's own
                 said = str(error).strip().partition("\n")[0]
-                self._writer.add_text("graph", f"not available: the network cannot be traced ({said})", 0)
+                self._writer.add_text("graph", f"no graph, because the network cannot be traced ({said})", 0)
 
     def _add(self, numbers: Mapping[str, float], step: int) -> None:
         for name, value in numbers.items():

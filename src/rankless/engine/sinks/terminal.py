@@ -1,7 +1,7 @@
-"""A sink for the terminal, which prints a table with a row per epoch and evaluation above a progress bar.
+"""A sink that prints a table with a row per epoch and evaluation, above a progress bar.
 
 In a file or a pipe, occasional lines replace the bar. In a notebook, curves replace it. This module does not
-import PyTorch, so that commands that only follow a run start fast.
+import PyTorch, because commands that only follow a run should start fast.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from rankless.structures import Scores
 
 _HEADER_EVERY = 40
-"""Number of rows between two headers, because the first header scrolls off the screen in a long run."""
+"""Number of rows after which the header is repeated."""
 _SCORES = 3
-"""Maximum number of scores with a column. The journal, the report and the end of the run show all scores."""
+"""Maximum number of columns with scores. The journal and the report contain all scores."""
 _GAP = "  "
 _VALIDATION = "val loss"
 
 
 class Rows:
-    """The rows of the table, each of which summarizes the steps up to the end of an epoch or an evaluation.
+    """The rows of the table. Each row summarizes the steps up to an evaluation or the end of an epoch.
 
     Args:
         images: number of images per step.
@@ -85,7 +85,7 @@ class Rows:
 
     @property
     def loss(self) -> float:
-        """Mean loss of the steps in the current row, which must contain at least one step."""
+        """Mean loss of the steps in the current row. There must be at least one step."""
         return self._loss / self._steps
 
     @property
@@ -270,7 +270,7 @@ class Terminal(Sink):
             self._print(f"{_TITLED.get(name, f'step {step}')}: {text}")
 
     def progress(self, title: str, done: int, total: int) -> None:
-        """Show the progress of a part of the run other than its steps, such as an evaluation."""
+        """Show the progress of an evaluation or other work between two steps."""
         if self.bar:
             self.bar.within(title, done, total)
 
@@ -302,7 +302,7 @@ class Terminal(Sink):
 class _Output:
     """Standard output, which may be closed (with the terminal or by ``| head``) without ending the run.
 
-    This is not an ``io.TextIOBase``, whose destructor would flush.
+    This is not an ``io.TextIOBase``, because the destructor of one would flush.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A sink for Weights & Biases, which records offline. ``wandb sync RUN/wandb/offline-*`` uploads a run."""
+"""A sink that records offline for Weights & Biases. ``wandb sync RUN/wandb/offline-*`` uploads a run."""
 
 from __future__ import annotations
 
