@@ -109,7 +109,7 @@ def of_a_path(error: BaseException) -> UserError | None:
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):  # raised by pathlib
         return UserError(f"{error}; remove the link, or use another path")
     if isinstance(error, ValueError) and "embedded null" in str(error):
-        return UserError("a path contains a NUL character, which file names cannot have; use another path")
+        return UserError("a path contains a NUL character; use another path")
     return None
 
 
@@ -139,7 +139,7 @@ def remedy(error: BaseException) -> str:
     if number in _FORBIDDEN:
         return "grant this user write access"
     if number == errno.EROFS:
-        return "make that file system writable"
+        return "make the file system writable"
     return "make room" if number in _FULL else "fix this"
 
 

@@ -133,7 +133,7 @@ def test_names_from_several_folders_do_not_collide(target):
         report = run(target, *sources)
         names = [entry["annotated"] for entry in written(report)]
         assert names == ["x.png", "x-2.png", "X-3.png", "x-2-2.png", "x.jpg"]
-        assert "3 images have the same name as an earlier image, so their files end in" in report.notes[-1]
+        assert "3 images have the same name as an earlier image, so -2, -3 … was appended" in report.notes[-1]
         files = {*names, "predictions.json", ".rankless-outputs"}
         assert {path.name for path in report.out.iterdir()} == files
 
@@ -182,7 +182,7 @@ def test_what_cannot_work_is_reported(target, tmp_path):
     with pytest.raises(UserError, match="no such file"):
         page.predict(tmp_path / "none", [str(source)], out=tmp_path / "out", device="cpu")
     weights.save(target, {}, recipe=Recipe(task="other:Task"), class_names=("red",))
-    with pytest.raises(UserError, match=r"names the task 'other:Task', whose code .*--task other"):
+    with pytest.raises(UserError, match=r"names the custom task 'other:Task'; .*--task other"):
         run(target, source)
 
 

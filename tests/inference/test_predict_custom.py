@@ -121,7 +121,7 @@ def test_an_error_in_its_code_is_reported_with_its_lines(target: Path, image: st
 
 
 def test_what_only_the_file_names_is_not_run(target: Path, image: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"names the task 'theirs:Task', whose code would be run"):
+    with pytest.raises(UserError, match=r"names the custom task 'theirs:Task'; if you trust its code"):
         predict(target, [image], out=tmp_path / "out", device="cpu")
     with pytest.raises(UserError, match=r"--confidence is 0.5, but the task"):
         predict(target, [image], out=tmp_path / "out", device="cpu", task=task(tmp_path), confidence=0.5)

@@ -330,7 +330,7 @@ def test_an_export_in_the_place_of_weights_is_named(words, exported, tmp_path, c
     assert main([word.replace("FILE", str(exported["raw"])) for word in words.split()]) == 2
     said = capsys.readouterr().err
     assert re.search(r"raw\.onnx'?: is an ONNX file", said)
-    assert "such as the one it was exported from" in said
+    assert "from which it was exported" in said
     assert list(tmp_path.iterdir()) == []
 
 

@@ -78,7 +78,7 @@ class CustomFinder:
         except (TypeError, ValueError) as error:
             raise UserError(
                 f"{_METHOD}() of the task '{self.name}' returned a value that JSON cannot represent "
-                f"({error}); expected plain values; convert numbers with float(…)"
+                f"({error}); convert tensors and NumPy values with float()"
             ) from None
 
 

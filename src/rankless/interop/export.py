@@ -195,7 +195,10 @@ def _files(stem: Path, endings: Sequence[str]) -> tuple[Path, ...]:
 def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> tuple[Path, ...]:
     recipe = loaded.recipe
     if recipe.task != "detect":
-        raise UserError(f"{source}: its task is '{recipe.task}', but Darknet's format is only for detectors")
+        raise UserError(
+            f"{source}: its task is '{recipe.task}', but --format darknet is only for detectors; use "
+            "another --format"
+        )
     # Dropout has no weights, and is inactive in exported models.
     model = recipe.model
     if isinstance(model, YoloModel | AnchorFreeModel):

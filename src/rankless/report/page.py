@@ -94,7 +94,7 @@ def _panel(make: Callable[[Any], str], subject: Collected | Sequence[Collected])
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         runs = [subject] if isinstance(subject, Collected) else subject
         files = ", ".join(text(run.run.evaluation) for run in runs)
-        return card("Not shown", f"<p>{files}: not in the format of this version.</p>")
+        return card("Not shown", f"<p>{files}: the format is not supported by this version.</p>")
 
 
 def section(title: str, cards: str) -> str:

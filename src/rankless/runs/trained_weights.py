@@ -23,8 +23,8 @@ def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path
     path = weights_of(target, warn)
     if what := _EXPORTS.get(path.suffix.lower()):
         raise UserError(
-            f"{path}: is {what}, whose weights cannot be trained or compared; expected a run or a weights "
-            "file (.safetensors), such as the one it was exported from"
+            f"{path}: is {what}, which cannot be trained or compared; use the run or the weights file "
+            "(.safetensors) from which it was exported"
         )
     try:
         with opened(path) as file:
@@ -44,8 +44,8 @@ def not_safetensors(path: Path, start: bytes) -> str:
         return ""
     if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
         return (
-            "it looks like a pickle (.pt, .pth), which could run any code; convert it to safetensors: "
-            f"rankless import {shell_word(path)} --model NAME "
-            f"--out {shell_word(path.name.partition('.')[0])}.safetensors"
+            "it looks like a pickle (.pt, .pth), which could run any code; convert it with "
+            f"`rankless import {shell_word(path)} --model NAME "
+            f"--out {shell_word(path.name.partition('.')[0])}.safetensors`"
         )
     return "it does not start like a safetensors file; expected a run or a weights file"

@@ -64,7 +64,7 @@ def as_truth(truth: GroundTruth) -> Truth:
 def _by_image(
     matches: Matches, images: int, threshold: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return each image's F1, errors and correct detections at the threshold, each of shape (images,).
+    """Return the F1, the number of errors and the number of hits of every image at the threshold.
 
     The F1 of an image without boxes is NaN.
     """
