@@ -55,7 +55,7 @@ class UserError(Exception):
 
 
 class TaskError(UserError):
-    """Raised for an error in the user's own code, whose lines the message shows."""
+    """Raised for an error in the user's own code. The message shows the lines that raised it."""
 
     exit_code = 1
 
@@ -185,7 +185,7 @@ def escaped(text: str) -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Cut out the middle of a text that is longer than ``longest`` characters."""
+    """Shorten a text to about ``longest`` characters by cutting out its middle."""
     if len(text) <= longest:
         return text
     head, tail = longest * 2 // 3, longest // 4

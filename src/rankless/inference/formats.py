@@ -190,7 +190,7 @@ def _write_list(out: TextIO, items: Iterable[Any], end: str = "") -> None:
 
 
 class Labeling:
-    """The pre-annotations from one prediction, only for images that are files.
+    """Pre-annotations from one prediction, for the images that are files.
 
     ``model`` is the model version to show in Label Studio.
     """

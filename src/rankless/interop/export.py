@@ -223,7 +223,7 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
 
 
 def _seen(loaded: weights.Weights) -> int:
-    """Return the number of images the model was trained on, from which Darknet continues its schedule."""
+    """Return the number of images the model was trained on. Darknet's schedule continues from it."""
     if (seen := loaded.extra.get("seen", "")).isdecimal():
         return int(seen)
     step = loaded.extra.get("step", "")

@@ -281,8 +281,8 @@ def _fitted(
     if not partial and len(known) == 1 and len(classes) not in known and min(known) in range(1, 1_000_000):
         of_file = counted(int(*known), "class", "classes")
         raise UserError(
-            f"{source}: its head has {of_file}, but --names or --classes specifies {len(classes)}; specify "
-            "the classes of the head, or add --partial to replace the head"
+            f"{source}: the head has {of_file}, but --names or --classes specifies {len(classes)}; specify "
+            f"{of_file}, or add --partial to replace the head"
         )
     fitted = fit(state, checkpoint.state, partial, tuple(head), str(source))
     return fitted, classes, notes + fitted.notes
@@ -291,7 +291,7 @@ def _fitted(
 def _from_darknet(
     source: Path, cfg: Path | None, model: str | None, overrides: Sequence[str]
 ) -> tuple[Checkpoint, Recipe, int, bool]:
-    """Return the tensors, the recipe, the number of classes, and whether layers are missing at the end."""
+    """Return the tensors, the recipe, the number of classes, and whether the file lacks the last layers."""
     if cfg is not None and model is not None:
         raise UserError(f"--cfg is {cfg}, and --model is '{model}'; remove one of them")
     facts: list[str] = []
@@ -323,7 +323,7 @@ def _from_darknet(
         raise _of_other_classes(source, cfg, network) or error from None
     facts.append(
         f"{source} contains Darknet weights for {read.filled} of the network's {read.convolutions} "
-        f"convolutions, trained on {counted(read.seen, 'image')}"
+        f"convolutions; they were trained on {counted(read.seen, 'image')}"
     )
     state = dict(read.state)
     for name in read.state:

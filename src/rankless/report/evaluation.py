@@ -186,7 +186,7 @@ def confusion_panel(run: Collected) -> str:
         labels = [*names, *(("background",) if len(matrix) == len(names) + 1 else ())]
         note = "Rows are true classes, and columns are predicted classes. Colors show fractions of the row."
         if len(labels) > len(names):
-            note += " The background row counts detections without an object, the column objects not found."
+            note += " Background counts detections without an object (row) and missed objects (column)."
         if "thresholds" in details and source == "evaluation":
             best = number(details["thresholds"]["best"], "evaluation", "thresholds", "best", digits=3)
             note += f" Only detections with a score of at least {best} are counted."

@@ -110,7 +110,7 @@ def write(runs: Sequence[Collected], path: Path, digests: overview.Digests | Non
 
 
 class Report:
-    """The report of one run, or of several side by side, which a notebook displays as the value of a cell.
+    """The report of one run, or of several side by side, for display in a notebook.
 
     The report is an iframe without access to the notebook. It shows the runs, which may still be in progress,
     as they were when this object was created.

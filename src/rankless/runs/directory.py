@@ -353,6 +353,6 @@ def _preferred(folder: Path) -> Path:
     if plain.name not in (listed or {}):
         raise UserError(
             f"{folder / checksums.NAME}: is missing or damaged, so the checkpoint cannot be checked; use "
-            f"another checkpoint, or {plain} without the check"
+            f"another checkpoint, or the unchecked file {plain}"
         )
     return plain

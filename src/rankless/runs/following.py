@@ -60,7 +60,7 @@ def _head(path: Path) -> str:
 def is_held(lock: Path) -> bool:
     """Check whether a process on this machine has locked a file, without locking it.
 
-    A starting run would mistake a lock by this process for that of another run.
+    A lock taken by this process could make a starting run fail.
     """
     try:
         inode = str(lock.stat().st_ino)

@@ -37,7 +37,7 @@ def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path
 
 
 def not_safetensors(path: Path, start: bytes) -> str:
-    """Return why a file that starts with these 9 bytes is not safetensors, or "" if it may be."""
+    """Return why a file with these first 9 bytes is not a safetensors file, or "" if it may be one."""
     if not start:
         return "it is empty"
     if start[8:9] == b"{":  # after the header's length, which may look like the start of a pickle
