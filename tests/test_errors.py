@@ -158,7 +158,7 @@ def test_one_of_a_single_name_is_that_name():
 @pytest.mark.parametrize(
     ("number", "advice"),
     [
-        (errno.ENOSPC, "make room"), (errno.EDQUOT, "make room"), (errno.EIO, "fix this"),
+        (errno.ENOSPC, "make room"), (errno.EDQUOT, "make room"), (errno.EIO, "resolve the problem"),
         (errno.EACCES, "grant this user write access"), (errno.EPERM, "grant this user write access"),
         (errno.EROFS, "make the file system writable"),
     ],

@@ -122,7 +122,7 @@ def of_the_system(error: BaseException) -> UserError | None:
         return known
     if isinstance(error, OSError) and error.filename is not None:
         reason = error.strerror or str(error)
-        return UserError(f"{_name(error.filename)}: {reason}; fix this, or use another path")
+        return UserError(f"{_name(error.filename)}: {reason}; resolve the problem, or use another path")
     if isinstance(error, UnicodeEncodeError) and HARMFUL.search(error.object, error.start, error.end):
         where = escaped(error.object[max(error.start - 60, 0) : error.end + 60])
         return UserError(f"'{where}': not valid UTF-8, so it cannot be written; use another name or path")
@@ -140,7 +140,7 @@ def remedy(error: BaseException) -> str:
         return "grant this user write access"
     if number == errno.EROFS:
         return "make the file system writable"
-    return "make room" if number in _FULL else "fix this"
+    return "make room" if number in _FULL else "resolve the problem"
 
 
 def similar(word: str, known: Iterable[str], count: int = 1) -> list[str]:

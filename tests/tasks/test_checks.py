@@ -72,7 +72,7 @@ WRONG = {
         (Empty(), "has no images; expected at least one"),
     ],
     checks.check_model: [
-        (unsendable(), r"of the task Mine returned function; expected: .*nn.Module"),
+        (unsendable(), r"of the task Mine returned function; expected a torch.nn.Module"),
         (nn.ReLU(), "returned ReLU without trainable parameters"),
     ],
     checks.check_batch: [((1, 2), r"of the task Mine returned tuple, which has no method to")],

@@ -17,8 +17,8 @@ from rankless.world.objects import SENDABLE, UnsendableError, check
 
 _METHODS = {
     "model": "model(self) returns a torch.nn.Module",
-    "training_data": "training_data(self) returns training data, with __len__ and item(index, epoch)",
-    "evaluation_data": "evaluation_data(self) returns evaluation data, with __len__ and item(index, epoch)",
+    "training_data": "training_data(self) returns data with __len__ and item(index, epoch)",
+    "evaluation_data": "evaluation_data(self) returns data with __len__ and item(index, epoch)",
     "collate": "collate(self, items) returns a batch made from a list of items",
     "loss": "loss(self, model, batch) returns a rankless.LossSum",
     "predict": "predict(self, model, batch) returns a list with one prediction per image",
@@ -63,7 +63,7 @@ def check_data(task: Any, method: str, data: Any) -> None:
     if missing:
         raise UserError(
             f"{method}() of {_named(task)} returned {type(data).__name__}, which lacks "
-            f"{' and '.join(missing)}; expected: {_METHODS[method]}"
+            f"{' and '.join(missing)}; expected {_result_of(method)}"
         )
     if len(data) < 1:
         raise UserError(f"{method}() of {_named(task)} has no images; expected at least one")
@@ -85,7 +85,7 @@ def check_model(task: Any, model: Any) -> None:
     """Check that the model is a module with trainable parameters."""
     if not isinstance(model, nn.Module):
         raise UserError(
-            f"model() of {_named(task)} returned {type(model).__name__}; expected: {_METHODS['model']}"
+            f"model() of {_named(task)} returned {type(model).__name__}; expected {_result_of('model')}"
         )
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(
@@ -181,6 +181,10 @@ def check_scores(task: Any, scores: Any) -> Scores:
         ) from None
     checked: Scores = finite(scores)
     return checked
+
+
+def _result_of(method: str) -> str:
+    return _METHODS[method].partition(" returns ")[2]
 
 
 def _is_scalar(value: Any) -> bool:
