@@ -166,8 +166,8 @@ def _finder(loaded: weights.Weights, asked: PredictOptions, device: torch.device
         return BoxFinder(loaded, asked.confidence, device, source, asked.classes)
     if asked.classes:
         raise UserError(
-            f"--classes is {','.join(map(str, asked.classes))}, which is only for detectors, but the task "
-            f"is '{printable(task)}'; remove --classes"
+            f"--classes {','.join(map(str, asked.classes))}: is only for detectors, but the task is "
+            f"'{printable(task)}'; remove --classes"
         )
     if task == "classify":
         from rankless.inference.predict_classify import ClassFinder

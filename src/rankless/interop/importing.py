@@ -425,7 +425,7 @@ def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source:
             "to the model of the weights (`rankless models` lists all models)"
         )
     raise UserError(
-        f"{source}: the number of classes is unclear, because the file contains {same:,} of the "
+        f"{source}: the number of classes is unclear, because the file contains only {same:,} of the "
         f"{len(ours):,} tensor names of {recipe.model.name}; add --names FILE or --classes N"
     )
 
