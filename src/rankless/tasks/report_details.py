@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # this imports torchvision, which detectors do not need
     from rankless.data.datasets.classification import ClassificationExamples
 
 EXAMPLES = 6
-"""Maximum number of the best images, and of the worst images, to store."""
+"""Maximum number of best images, and of worst images, to store."""
 _SIDE = 384  # pixels of the longer side of a stored image
 _QUALITY = 80
 _MOST_BOXES = 100  # boxes per stored image
