@@ -135,9 +135,7 @@ def card(name: str, loaded: weights.Weights, source: Path) -> str:
         about = f"{kind}, {network}, with {size}."
     else:  # the task's code may be untrusted, so it is not run to count the parameters
         size = counted(sum(one.numel() for one in loaded.state.values()), "number")
-        about = (
-            f"A model with {size} for the custom task {_plain(recipe.task)}. The task's code is also needed."
-        )
+        about = f"A model with {size} for the custom task {_plain(recipe.task)}, whose code is also needed."
     if names := loaded.class_names:
         listed = ", ".join(map(_plain, names[:_NAMED]))
         about += f" {counted(len(names), 'class', 'classes')}: {listed}{' …' if len(names) > _NAMED else ''}"

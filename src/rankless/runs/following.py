@@ -17,7 +17,7 @@ from pathlib import Path
 POLL = 0.5
 """Seconds between two reads of the journal."""
 PATIENCE = 60.0
-"""Maximum seconds between the start of a run and the first line of its journal."""
+"""Maximum time in seconds between the start of a run and the first line of its journal."""
 SILENCE = 120.0
 """Seconds without a new line after which a run on another machine no longer counts as alive."""
 _RECIPE = 1 << 22  # maximum bytes; a recipe has a few thousand
