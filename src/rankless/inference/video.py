@@ -51,7 +51,7 @@ def refuse_without_av(names: list[str]) -> None:
 def sources(name: str) -> Iterator[Source]:
     """Yield a source for each frame of a video.
 
-    If a frame cannot be read, it is the last one, and its source raises :class:`UnreadableImage`.
+    If a frame cannot be read, its source raises :class:`UnreadableImage`, and no more frames are read.
     """
     shown = public(name)
     try:
