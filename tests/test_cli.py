@@ -631,7 +631,10 @@ def test_evaluate_prints_a_confusion_matrix(trained, capsys):
     many = [str(number) for number in range(31)]
     trained.scores = {"per_class": {name: {"f1": 1.0} for name in many}, "confusion": [[0] * 31] * 31}
     assert cli.main(["evaluate", "runs/x"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "31 classes are too many for a table; --json prints it"
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == "31 classes are too many for a table; use --json to print the counts"
+    )
 
 
 def test_predict_says_what_each_image_shows(trained, capsys):

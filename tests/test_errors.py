@@ -158,9 +158,9 @@ def test_one_of_a_single_name_is_that_name():
 @pytest.mark.parametrize(
     ("number", "advice"),
     [
-        (errno.ENOSPC, "make room"), (errno.EDQUOT, "make room"), (errno.EIO, "fix this"),
+        (errno.ENOSPC, "make room"), (errno.EDQUOT, "make room"), (errno.EIO, "resolve the problem"),
         (errno.EACCES, "grant this user write access"), (errno.EPERM, "grant this user write access"),
-        (errno.EROFS, "make that file system writable"),
+        (errno.EROFS, "make the file system writable"),
     ],
 )  # fmt: skip
 def test_room_is_advised_where_there_is_none(number: int, advice: str):

@@ -17,7 +17,7 @@ def test_an_installed_library_is_imported() -> None:
 def test_a_missing_and_a_broken_library_are_told_apart(tmp_path, monkeypatch):
     (tmp_path / "broken_library.py").write_text("import missing_library_of_another")
     monkeypatch.syspath_prepend(tmp_path)
-    install = "; install it with: pip install 'rankless[onnx]'"
+    install = "; run `pip install 'rankless[onnx]'`"
     for name, said in (
         ("missing_library.inside", f"a.onnx: needs missing_library{install}"),
         (

@@ -83,8 +83,8 @@ def test_what_to_do_is_reported(folder: Path) -> None:
     with pytest.raises(UserError) as raised:
         local.evaluate(file)
     assert raised.value.problems == (
-        f"{file}: its recipe names the task 'stranger:Task', whose code would be run; if you trust it, add "
-        "--task stranger:Task (in Python: task=…)",
+        f"{file}: the recipe names the custom task 'stranger:Task'; if you trust its code, add "
+        "--task stranger:Task (in Python, task=…)",
     )
 
 

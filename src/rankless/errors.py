@@ -55,7 +55,7 @@ class UserError(Exception):
 
 
 class TaskError(UserError):
-    """Raised for an error in the user's own code, whose lines the message shows."""
+    """Raised for an error in the user's own code. The message shows the lines that raised it."""
 
     exit_code = 1
 
@@ -109,7 +109,7 @@ def of_a_path(error: BaseException) -> UserError | None:
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):  # raised by pathlib
         return UserError(f"{error}; remove the link, or use another path")
     if isinstance(error, ValueError) and "embedded null" in str(error):
-        return UserError("a path contains a NUL character, which file names cannot have; use another path")
+        return UserError("a path contains a NUL character; use another path")
     return None
 
 
@@ -122,7 +122,7 @@ def of_the_system(error: BaseException) -> UserError | None:
         return known
     if isinstance(error, OSError) and error.filename is not None:
         reason = error.strerror or str(error)
-        return UserError(f"{_name(error.filename)}: {reason}; fix this, or use another path")
+        return UserError(f"{_name(error.filename)}: {reason}; resolve the problem, or use another path")
     if isinstance(error, UnicodeEncodeError) and HARMFUL.search(error.object, error.start, error.end):
         where = escaped(error.object[max(error.start - 60, 0) : error.end + 60])
         return UserError(f"'{where}': not valid UTF-8, so it cannot be written; use another name or path")
@@ -139,8 +139,8 @@ def remedy(error: BaseException) -> str:
     if number in _FORBIDDEN:
         return "grant this user write access"
     if number == errno.EROFS:
-        return "make that file system writable"
-    return "make room" if number in _FULL else "fix this"
+        return "make the file system writable"
+    return "make room" if number in _FULL else "resolve the problem"
 
 
 def similar(word: str, known: Iterable[str], count: int = 1) -> list[str]:
@@ -185,7 +185,7 @@ def escaped(text: str) -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Cut out the middle of a text that is longer than ``longest`` characters."""
+    """Shorten a text to about ``longest`` characters by cutting out its middle."""
     if len(text) <= longest:
         return text
     head, tail = longest * 2 // 3, longest // 4

@@ -20,6 +20,4 @@ def needed(module: str, extra: str, where: str) -> Any:
         name = module.partition(".")[0]
         is_missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == name
         why = "" if is_missing else f", which is installed but cannot be imported ({error})"
-        raise UserError(
-            f"{where}: needs {name}{why}; install it with: pip install 'rankless[{extra}]'"
-        ) from error
+        raise UserError(f"{where}: needs {name}{why}; run `pip install 'rankless[{extra}]'`") from error

@@ -141,7 +141,7 @@ def _print_confusion(rows: Sequence[Sequence[int]], names: Sequence[str]) -> Non
     width = max(len(text) for text in [*numbers, *(str(count) for row in rows for count in row)]) + 1
     print("\nconfusion: rows are true classes, columns are predicted classes")
     if len(names) > _MOST_COLUMNS:
-        print(f"{len(names)} classes are too many for a table; --json prints it")
+        print(f"{len(names)} classes are too many for a table; use --json to print the counts")
         return
     print(" " * (widest + len(numbers[-1]) + 1) + "".join(f"{number:>{width}}" for number in numbers))
     for number, name, row in zip(numbers, names, rows, strict=True):
@@ -158,7 +158,7 @@ def print_models(rows: Sequence[Any]) -> None:
         size = "×".join(map(str, dict.fromkeys(row.size)))
         numbers = f"{row.parameters:>11,}{row.gflops:>8.2f}{size:>8}"
         lines.append((f"{row.name:{width}}{row.task:9}{numbers}", row.source))
-    source = "any classifier of timm, as in model.name=timm/convnext_tiny"
+    source = "any timm classifier, such as model.name=timm/convnext_tiny"
     lines.append((f"{others:{width}}{'classify':9}{'':27}", source))
     longest = max(len(facts) + 2 + len(source) for facts, source in lines)
     columns = shutil.get_terminal_size((longest, 24)).columns  # without a terminal, one line each

@@ -133,7 +133,7 @@ def test_names_from_several_folders_do_not_collide(target):
         report = run(target, *sources)
         names = [entry["annotated"] for entry in written(report)]
         assert names == ["x.png", "x-2.png", "X-3.png", "x-2-2.png", "x.jpg"]
-        assert "3 images have the same name as an earlier image, so their files end in" in report.notes[-1]
+        assert "3 images have the same name as an earlier image, so -2, -3 … was appended" in report.notes[-1]
         files = {*names, "predictions.json", ".rankless-outputs"}
         assert {path.name for path in report.out.iterdir()} == files
 
@@ -149,7 +149,7 @@ def test_a_source_in_the_output_folder_is_refused(target):
 def test_an_output_folder_that_cannot_be_made_is_named(target):
     link = target.with_name("link")
     link.symlink_to("nowhere")
-    broken = f"cannot be the output folder: {link} is a broken link to nowhere; use another folder"
+    broken = f"cannot be the output folder ({link} is a broken link to nowhere); use another folder"
     proc = "cannot be created (No such file or directory); use another folder"
     for out, problem in ((link, broken), (link / "below", broken), (Path("/proc/no"), proc)):
         with pytest.raises(UserError) as caught:
@@ -182,7 +182,7 @@ def test_what_cannot_work_is_reported(target, tmp_path):
     with pytest.raises(UserError, match="no such file"):
         page.predict(tmp_path / "none", [str(source)], out=tmp_path / "out", device="cpu")
     weights.save(target, {}, recipe=Recipe(task="other:Task"), class_names=("red",))
-    with pytest.raises(UserError, match=r"names the task 'other:Task', whose code .*--task other"):
+    with pytest.raises(UserError, match=r"names the custom task 'other:Task'; .*--task other"):
         run(target, source)
 
 

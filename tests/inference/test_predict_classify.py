@@ -80,5 +80,5 @@ def test_built_in_digits(target):
     out = target.with_name("out")
     report = page.predict(target, ["digits:val:3", "digits:val:358-359"], out=out, device="cpu")
     assert [image.source for image in report.images] == ["digits:val:3", "digits:val:358"]
-    assert report.failed == [("digits:val:359", "the built-in data has only the digits 0 to 358 in 'val'")]
+    assert report.failed == [("digits:val:359", "the built-in data has only the images 0 to 358 in 'val'")]
     assert report.images[0].width == 64

@@ -105,7 +105,11 @@ def test_it_need_not_draw(target: Path, image: str, tmp_path: Path) -> None:
         ("predict_image", "other", r"mine.py:Mine' has no method predict_image\(self, model, image\)"),
         ("return {", "return 1.5  # {", "predict_image.* returned float; expected a dict"),
         ("return {", "return {0: model}  # {", "that JSON cannot represent"),
-        (".byte()", "", r"draw\(\) .* returned torch.float32 of shape \(3, 20, 30\); expected an image"),
+        (
+            ".byte()",
+            "",
+            r"draw\(\) .* returned torch.float32 of shape \(3, 20, 30\); expected a uint8 tensor",
+        ),
     ],
 )
 def test_what_it_lacks_or_returns_wrongly_is_reported(target, image, tmp_path, was, now, said):
@@ -121,7 +125,7 @@ def test_an_error_in_its_code_is_reported_with_its_lines(target: Path, image: st
 
 
 def test_what_only_the_file_names_is_not_run(target: Path, image: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"names the task 'theirs:Task', whose code would be run"):
+    with pytest.raises(UserError, match=r"names the custom task 'theirs:Task'; if you trust its code"):
         predict(target, [image], out=tmp_path / "out", device="cpu")
     with pytest.raises(UserError, match=r"--confidence is 0.5, but the task"):
         predict(target, [image], out=tmp_path / "out", device="cpu", task=task(tmp_path), confidence=0.5)

@@ -62,7 +62,7 @@ def test_a_photo_is_upright_and_its_alpha_is_dropped(colors, paint):
 @pytest.mark.parametrize(
     ("image", "said"),
     [
-        (np.zeros((4, 4, 3)), r"image 0: is a NumPy array of float64 \(4, 4, 3\); expected a path"),
+        (np.zeros((4, 4, 3)), r"image 0: is an array of float64 with shape \(4, 4, 3\); expected a path"),
         (np.zeros((3, 4, 4), np.uint8), r"uint8 \(3, 4, 4\)"),
         (np.zeros((0, 4, 3), np.uint8), r"has no pixels"),
         (torch.zeros(4, 4), r"a tensor of shape \(4, 4\)"),
@@ -163,7 +163,7 @@ def test_supervision_has_the_same(colors, paint):
 
 @pytest.mark.skipif(importlib.util.find_spec("supervision") is not None, reason="supervision is installed")
 def test_without_supervision_it_says_what_to_install(colors, paint):
-    with pytest.raises(UserError, match=r"needs supervision; run `pip install supervision`"):
+    with pytest.raises(UserError, match=r"supervision is not installed; run `pip install supervision`"):
         rankless.load(colors).predict(paint("red"))[0].to_supervision()
 
 

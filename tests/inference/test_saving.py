@@ -166,7 +166,7 @@ def test_a_classifier_has_no_boxes_to_save(untrained, tmp_path, painted_file):
         "--save contains coco, but a classifier does not predict boxes; expected one of annotated, json, "
         "jsonl, label-studio, cvat, csv, counts, heatmaps"
     )
-    with pytest.raises(UserError, match="--classes is a, which selects the boxes of a detector"):
+    with pytest.raises(UserError, match="--classes a: is only for detectors"):
         predict(path, [image], out=tmp_path / "out", classes=["a"], device="cpu")
     out = predict(path, [image], out=tmp_path / "out", save=["csv", "counts", "heatmaps"], device="cpu").out
     with Image.open(out / "heatmaps/x.png") as drawn, Image.open(image) as original:

@@ -330,7 +330,7 @@ def test_an_export_in_the_place_of_weights_is_named(words, exported, tmp_path, c
     assert main([word.replace("FILE", str(exported["raw"])) for word in words.split()]) == 2
     said = capsys.readouterr().err
     assert re.search(r"raw\.onnx'?: is an ONNX file", said)
-    assert "such as the one it was exported from" in said
+    assert "from which it was exported" in said
     assert list(tmp_path.iterdir()) == []
 
 
@@ -342,7 +342,7 @@ def test_an_ending_in_the_name_is_not_doubled(trained: Path, tmp_path: Path) -> 
 
 
 def test_files_that_cannot_be_exported_or_read_are_errors(trained, exported, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"raw\.onnx: is an ONNX file, .*; expected a run or a weights file"):
+    with pytest.raises(UserError, match=r"raw\.onnx: is an ONNX file, .*; use the run or the weights file"):
         export(exported["raw"], format="onnx", out=tmp_path / "net")
     with pytest.raises(UserError, match=r"writes only weights; remove --nms"):
         export(trained, format="pth", out=tmp_path / "net", nms=True)

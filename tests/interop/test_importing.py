@@ -88,7 +88,7 @@ def test_a_partial_import_leaves_the_head_as_the_seed_gives_it(place):
     source = Path("their.pt").rename("their-20261122.pth")
     options = {"model": "yolov4-tiny", "names": Path("names"), "overrides": [NARROW, "seed=4"]}
     reports = [import_weights(source, Path(f"{n}"), partial=True, **options) for n in range(2)]
-    assert reports[0].sha256 == reports[1].sha256 and "with 20261122 as in its name" in reports[0].notes[0]
+    assert reports[0].sha256 == reports[1].sha256 and "but its name contains 20261122" in reports[0].notes[0]
     assert reports[0].tensors - reports[0].taken == 4  # weight and bias of two heads
     state = weights.load(Path("0")).state
     theirs = detector(3).state_dict()
@@ -103,8 +103,8 @@ def test_a_partial_import_leaves_the_head_as_the_seed_gives_it(place):
 def test_the_sha_256_in_a_name_is_compared(tmp_path):
     sha = hashlib.sha256(b"weights").hexdigest()[:8]
     for name, said in (
-        (f"resnet18-{sha}.pth", f"the SHA-256 of the file starts with {sha}, as in its name"),
-        ("mine-20261122.pth", f"warning: the SHA-256 of the file starts with {sha}, not with 20261122 as in"),
+        (f"resnet18-{sha}.pth", f"the SHA-256 of the file matches the digits in its name ({sha})"),
+        ("mine-20261122.pth", f"warning: the SHA-256 of the file starts with {sha}, but its name contains"),
         ("w.pth", ""),
     ):
         (tmp_path / name).write_bytes(b"weights")
@@ -185,7 +185,7 @@ def test_weights_of_other_classes_than_the_cfg_lead_to_fine_tuning(tmp_path, mon
     Path("coco.weights").write_bytes(head.tobytes() + numbers.tobytes())
     assert run("coco.weights", "--cfg", "mine.cfg", "--out", "o") == 2
     said = capsys.readouterr().err
-    assert "coco.weights: its heads have 80 classes, but the heads in --cfg mine.cfg have 3; expected" in said
+    assert "coco.weights: its heads have 80 classes, but the heads in --cfg mine.cfg have 3; use" in said
     assert run("coco.weights", "--cfg", "other.cfg", "--out", "o") == 2
     assert "belongs to another network" in capsys.readouterr().err
     line = said.splitlines()[1].replace("ORIGINAL", "coco").split()

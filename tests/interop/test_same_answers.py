@@ -225,7 +225,7 @@ def test_predict_takes_changes_to_the_recipe_and_refuses_what_changes_nothing(ne
 def test_darknets_own_files_say_import_them_first(net: Path, capsys):
     assert cli.main(["predict", "net.weights", "x.png"]) == 2
     command = "rankless import net.weights --cfg net.cfg --names net.names --out net.safetensors"
-    assert f"import them first: {command}" in capsys.readouterr().err
+    assert f"must be imported first; run `{command}`" in capsys.readouterr().err
     Path("yolov4.weights").write_bytes(b"x")
     assert cli.main(["evaluate", "yolov4.weights"]) == 2
     assert "rankless import yolov4.weights --model yolov4 --out" in capsys.readouterr().err

@@ -155,7 +155,7 @@ def test_a_changed_weight_is_found_though_all_checksums_were_made_again(run):
     folder = run.step_directory(4)
     name = forge(folder)
     assert examine(run).problems == [
-        f"{folder}: model.safetensors differs from the file recorded for step 4 in {run.journal}"
+        f"{folder}: differs from the record of step 4 in {run.journal} (model.safetensors)"
     ]
     report = audited(run.path, steps=None)
     assert not report.ok and intervals(report) == [(0, 2), (2, 6), (6, 7)]
@@ -173,11 +173,11 @@ def test_a_changed_weight_is_found_though_all_checksums_were_made_again(run):
             "step",
             3,
             {"loss": 0.5},
-            "the losses, rates or scores of the steps 3 to 4 differ from those recorded",
+            "the losses, learning rates or scores of steps 3 to 4 differ from those recorded",
         ),
-        ("checkpoint", 4, {"recipe": "0" * 64}, "the line of the checkpoint of step 4 was changed"),
-        ("checkpoint", 4, None, "lines between the checkpoints of steps 2 and 6 were changed or removed"),
-        ("checkpoint", 6, {"numbers": "many"}, "the line of the checkpoint of step 6 is damaged"),
+        ("checkpoint", 4, {"recipe": "0" * 64}, "the hash-chain line for step 4 was changed"),
+        ("checkpoint", 4, None, "hash-chain lines between steps 2 and 6 were changed or removed"),
+        ("checkpoint", 6, {"numbers": "many"}, "the hash-chain line for step 6 is damaged"),
     ],
 )
 def test_an_edited_journal(key, step, change, said, run):
@@ -213,15 +213,15 @@ def test_other_changed_files(run):
     assert f"{best}: {wrong}" in text
     assert f"{run.step_directory(6) / 'other.safetensors'}: was added to the checkpoint" in text
     assert f"{run.recipe}: optim.lr is 0.03, but 0.02 in the checkpoint of step 7" in text
-    assert f"{run.environment}: the environment of the checkpoint of step 7 is missing (it was" in text
-    assert f"{run.data_sums}: differs from the list recorded with the checkpoint of step 7" in text
+    assert f"{run.environment}: does not contain the environment of step 7 (it was" in text
+    assert f"{run.data_sums}: differs from the list recorded at step 7" in text
 
 
 def test_an_edited_list_accuses_no_image(run):
     run.data_sums.write_text(run.data_sums.read_text().replace("07.png", "08.png"))
     said: list[str] = []
     report = Audit(run.path, (), None, 1, said.append).repeat(1, seed=1)
-    list_differs = f"{run.data_sums}: differs from the list recorded with the checkpoint of step 7"
+    list_differs = f"{run.data_sums}: differs from the list recorded at step 7"
     assert report.problems == [list_differs]
     assert said[-1] == "1 problem found: see DIFFERENT above"
 
@@ -232,9 +232,9 @@ def test_a_pointer_or_link_to_another_checkpoint(run, name):
     what = {"best": "best", "last": "newest"}[name]
     recorded = f"the {what} checkpoint is from step 7"
     pointer.write_text("step-000000002\n")
-    assert examine(run).problems == [f"{pointer}: names step 2, but {recorded}"]
+    assert examine(run).problems == [f"{pointer}: points to step 2, but {recorded}"]
     pointer.unlink()
-    assert examine(run).problems == [f"{pointer}: does not name a step, but {recorded}"]
+    assert examine(run).problems == [f"{pointer}: contains no step, but {recorded}"]
     run.point(name, 7)
     link.unlink()
     link.symlink_to("checkpoints/step-000000002/ema.safetensors")
@@ -297,11 +297,13 @@ def test_a_run_of_an_earlier_version_has_no_chain(run):
         sum_again(folder)
     report = audited(run.path)
     assert report.ok and report.link is None
-    assert report.notes == ["an earlier version saved the steps 2, 4, 6, 7 without a chain"]
+    assert report.notes == [
+        "the checkpoints of steps 2, 4, 6, 7 were saved by an earlier version, without a hash chain"
+    ]
     assert rankless.train(load(run.recipe, ["epochs=3"]), run.path, devices=1, resume=True, inline=True) == 0
     found = examine(run)
     assert found.problems == [] and [line.checkpoint for line in found.lines] == [8, 10, 11]
-    assert found.notes == [f"{report.notes[0]}; the chain starts at step 8"]
+    assert found.notes == [f"{report.notes[0]}; the hash chain starts at step 8"]
 
 
 def test_another_cpu_is_refused_unless_the_recipe_fixes_the_instructions(trained, monkeypatch):

@@ -63,7 +63,7 @@ def test_a_run_that_goes_on_stays(tmp_path):
     with pytest.raises(UserError, match="gets only one value per channel"):
         train(default(ONE_PIXEL), run.path, devices=1, resume=True)
     assert run.recipe.exists() and run.journal.exists()
-    with pytest.raises(UserError, match=r"has saved no weights yet.*--resume --run"):
+    with pytest.raises(UserError, match=r"has no saved weights yet.*--resume --run"):
         weights_of(run.path)
 
 

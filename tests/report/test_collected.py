@@ -114,7 +114,7 @@ def test_the_rows_the_end_and_the_report_agree_on_the_speed(tmp_path: Path) -> N
 
 
 def test_a_folder_without_a_journal_is_one_sentence(tmp_path: Path) -> None:
-    said = r"nothing: not a run directory with a journal \(No such file or directory\); expected the direc"
+    said = r"nothing: the journal cannot be read \(No such file or directory\); expected a run direc"
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UserError, match=said):
         Collected(tmp_path / "nothing").refresh()

@@ -49,7 +49,7 @@ def test_mistakes_are_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_run_without_a_step_has_nothing_to_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "journal.jsonl").write_text('{"event":"start","at":0}\n')
     code, lines = said(capsys, "plot", tmp_path, "--out", tmp_path / "curves.png")
-    problem = "contains no steps and no evaluations; train for longer first"
+    problem = "contains no steps or evaluations; train longer first"
     assert (code, lines) == (2, [f"error: {tmp_path}/journal.jsonl: {problem}"])
     assert said(capsys, "report", tmp_path)[0] == 0
     assert not (tmp_path / "curves.png").exists()

@@ -241,7 +241,7 @@ def test_runs_side_by_side_say_what_differs(trained: Path, run: Path) -> None:
     assert html.count('<details class="run">') == 2
     details = json.loads((trained / "evaluation.json").read_text())
     mean = [sum(values) / len(details["pr"]) for values in zip(*details["pr"], strict=True)]
-    curves = Numbers(html).charts["Precision–recall, mean of the classes"]
+    curves = Numbers(html).charts["Mean precision–recall curve of all classes"]
     assert [y for _, y in curves["shapes"]] == pytest.approx(mean)
     alike = page.render([runs[0], Collected(trained).refresh()])
     assert "The recipes are identical." in alike

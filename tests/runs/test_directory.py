@@ -133,8 +133,8 @@ def test_what_holds_no_weights_is_reported(tmp_path: Path) -> None:
     for target, said in (
         (tmp_path / "nowhere", r"nowhere: no such file or directory; expected a run"),
         (tmp_path, "not a run directory"),
-        (begun, r"has saved no weights yet.* rankless train --resume --run '.*run'"),
-        (dangling.path, r"best: points to a missing checkpoint .*; the run's checkpoints: none"),
+        (begun, r"has no saved weights yet.* rankless train --resume --run '.*run'"),
+        (dangling.path, r"best: points to a missing checkpoint .*; available checkpoints: none"),
     ):
         with pytest.raises(UserError, match=said):
             weights_of(target)
@@ -159,7 +159,7 @@ def test_a_run_whose_best_is_gone_means_its_last_and_says_so(tmp_path: Path, wha
     assert weights_of(tmp_path, said.append) == run.step_directory(10) / "ema.safetensors"
     assert "using the newest checkpoint (step-000000010) instead" in said[1]
     if what != "a folder":
-        with pytest.raises(UserError, match=r"best: .*the run's checkpoints: step-000000005, step-000000010"):
+        with pytest.raises(UserError, match=r"best: .*available checkpoints: step-000000005, step-000000010"):
             weights_of(best)
 
 

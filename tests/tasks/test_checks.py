@@ -55,7 +55,7 @@ WRONG = {
         ([unsendable()], r": a value of type function \(prediction\[0\]\); expected None, bool, .* tensors"),
         (
             [{"box": [torch.ones(1, device="meta")]}],
-            r"returned a tensor on meta \(prediction\[0\]\['box'\]\[0\]\); expected .* CPU",
+            r"returned a tensor on meta \(prediction\[0\]\['box'\]\[0\]\); move predictions to the CPU",
         ),
     ],
     checks.check_scores: [
@@ -72,8 +72,8 @@ WRONG = {
         (Empty(), "has no images; expected at least one"),
     ],
     checks.check_model: [
-        (unsendable(), r"of the task Mine returned function; expected: .*nn.Module"),
-        (nn.ReLU(), "returned a ReLU without trainable parameters"),
+        (unsendable(), r"of the task Mine returned function; expected a torch.nn.Module"),
+        (nn.ReLU(), "returned ReLU without trainable parameters"),
     ],
     checks.check_batch: [((1, 2), r"of the task Mine returned tuple, which has no method to")],
     lambda _, given: checks.check_attributes(given): [

@@ -73,7 +73,7 @@ def test_another_process_can_unpickle_what_a_file_defines(tmp_path: Path, forked
     [
         ("Nothing", "'task' is 'Nothing': expected 'detect', 'classify', 'package.module:Class' or 'file.py"),
         ("missing:Mine", "the module 'missing' cannot be imported .* run the command in the folder"),
-        ("none.py:Mine", "no such file .*/none.py; expected the file that defines"),
+        ("none.py:Mine", "no such file .*/none.py; expected the file of the class"),
         ("mine.py:Nein", "'mine.py' has no 'Nein'; expected one of Mine, Bare$"),
         ("mine.py:number", "task is 'mine.py:number': expected a class, found int"),
         ("broken.py:Mine", r"broken.py cannot be imported \(No module named 'nowhere'\)"),

@@ -65,7 +65,7 @@ def test_training_items_have_the_size_of_their_step_and_evaluation_items_the_rec
 
 
 def test_what_can_have_no_effect_is_reported():
-    with pytest.raises(UserError, match=r"data.multi_scale is 0.2, but around 64 × 64 pixels there is no"):
+    with pytest.raises(UserError, match=r"data.multi_scale is 0.2, but no other size .* of 64 × 64 pixels"):
         Detect(recipe(root="digits", multi_scale=0.2))
     made = recipe(root="digits", fit="stretch")
     both = Recipe(model=made.model, data=made.data, evaluate=Evaluate(rectangular=True))

@@ -1,4 +1,4 @@
-"""Write the predictions in the journal in several formats.
+"""Write the predictions of a journal in several formats.
 
 The writers iterate over the entries once or twice and keep none of them in memory.
 
@@ -32,7 +32,7 @@ KINDS = (
 """The values that ``--save`` accepts."""
 _FOR_LABELING = frozenset({"label-studio", "cvat"})
 _FROM, _TO = "label", "image"
-_NO_FILE = "from a video, a stream or the built-in data, or in shards or Parquet files"
+_NO_FILE = "from a video, a stream, the built-in data, a shard or a Parquet file"
 
 
 def kinds_named(save: Sequence[str], option: str = "--save") -> frozenset[str]:
@@ -190,7 +190,7 @@ def _write_list(out: TextIO, items: Iterable[Any], end: str = "") -> None:
 
 
 class Labeling:
-    """The pre-annotations from one prediction, only for images that are files.
+    """Pre-annotations from one prediction, for the images that are files.
 
     ``model`` is the model version to show in Label Studio.
     """
@@ -215,7 +215,7 @@ class Labeling:
             )
         if kinds & _FOR_LABELING and (left_out := sum(not _is_file(image) for _, image in self._entries)):
             images = counted(left_out, "image is", "images are")
-            yield f"{images} {_NO_FILE}, and therefore not in the files for labeling"
+            yield f"{images} {_NO_FILE}, and cannot be added to the files for labeling"
 
     def _images(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for _, image in self._entries:

@@ -57,7 +57,7 @@ def source_of(image: ImageLike, number: int) -> Source:
 
 
 def whole(image: Tensor) -> Decoded:
-    """Return a full-size image (3, H, W) as a decoded image."""
+    """Convert an image (3, H, W) to a ``Decoded`` of full size."""
     return Decoded(image, 1, (image.shape[-2], image.shape[-1]))
 
 
@@ -80,7 +80,7 @@ def _tensor(image: Any, where: str) -> Tensor:
         return torch.from_numpy(np.array(upright)).permute(2, 0, 1)
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
-            raise UserError(f"{where}: is a NumPy array of {image.dtype} {image.shape}; {_EXPECTED}")
+            raise UserError(f"{where}: is an array of {image.dtype} with shape {image.shape}; {_EXPECTED}")
         rgb = image if image.ndim == 3 else np.repeat(image[..., None], 3, 2)
         tensor = torch.from_numpy(np.array(rgb)).permute(2, 0, 1)
     elif isinstance(image, Tensor):
@@ -88,7 +88,7 @@ def _tensor(image: Any, where: str) -> Tensor:
     else:
         raise UserError(f"{where}: is {type(image).__name__}; {_EXPECTED}")
     if 0 in tensor.shape:
-        raise UserError(f"{where}: has no pixels, because its shape is {tuple(image.shape)}; {_EXPECTED}")
+        raise UserError(f"{where}: has no pixels (its shape is {tuple(image.shape)}); {_EXPECTED}")
     return tensor
 
 

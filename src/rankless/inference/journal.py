@@ -41,7 +41,7 @@ class Journal:
             self._file = os.open(self.path, flags, 0o666)
         except OSError as error:
             raise UserError(
-                f"--out {self.path}: cannot be written: {error.strerror}; use another folder"
+                f"--out {self.path}: cannot be written ({error.strerror}); use another folder"
             ) from error
         weakref.finalize(self, os.close, self._file)
         if resume:
@@ -94,7 +94,7 @@ class Journal:
                 raise OSError(0, "the disk is full")
         except OSError as error:
             raise UserError(
-                f"{self.path}: cannot be written: {error.strerror}; free some space and add --resume to "
+                f"{self.path}: cannot be written ({error.strerror}); free some space and add --resume to "
                 "continue"
             ) from error
         self._end += len(line)

@@ -33,7 +33,7 @@ Finder: TypeAlias = "BoxFinder | ClassFinder | CustomFinder"
 BATCH_ON_GPU = 16
 """Default batch size on a GPU."""
 BATCH_OF_FUSED = 4
-"""Default batch size on a CPU for fused models, whose small layers cost as much to call as to compute."""
+"""Default batch size on a CPU for fused models, where calling a small layer is as slow as computing it."""
 MOST_AT_ONCE = 4096
 
 
@@ -166,8 +166,8 @@ def _finder(loaded: weights.Weights, asked: PredictOptions, device: torch.device
         return BoxFinder(loaded, asked.confidence, device, source, asked.classes)
     if asked.classes:
         raise UserError(
-            f"--classes is {','.join(map(str, asked.classes))}, which selects the boxes of a detector, but "
-            f"the task is '{printable(task)}'; remove --classes"
+            f"--classes {','.join(map(str, asked.classes))}: is only for detectors, but the task is "
+            f"'{printable(task)}'; remove --classes"
         )
     if task == "classify":
         from rankless.inference.predict_classify import ClassFinder

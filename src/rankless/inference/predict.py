@@ -1,8 +1,8 @@
 """Predict with a run or a weights file, and write annotated images and videos, and their results.
 
 Images are preprocessed as in evaluation, and the result for an image never depends on other images. Boxes are
-in pixels of the image after its EXIF rotation. Unlike in evaluation, where a box may have several classes, as
-is usual on COCO, a box has only its best class.
+in pixels of the image after its EXIF rotation. A box has only its best class, but may have several classes in
+evaluation.
 
 The result for each image is recorded immediately (:mod:`rankless.inference.journal`), so memory does not grow
 with the number of images, and a stopped prediction can be resumed.

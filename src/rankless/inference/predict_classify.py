@@ -35,8 +35,8 @@ def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
             best = model(copies).float().amax(1).sum()
         if not found:
             raise UserError(
-                f"--save contains heatmaps, but the network in {source} has no feature map to compute them "
-                "from; expected a convolutional classifier; remove heatmaps from --save"
+                f"--save contains heatmaps, but the network in {source} has no feature map; remove heatmaps "
+                "from --save, or use a convolutional classifier"
             )
         (slope,) = torch.autograd.grad(best, found[0])
     weights = slope.float().mean((2, 3), keepdim=True)
@@ -98,7 +98,7 @@ class ClassFinder:
         """Return an image, uint8 (3, H, W), of a digit from the built-in data."""
         digits = DigitImages(split)
         if index >= len(digits):
-            reason = f"the built-in data has only the digits 0 to {len(digits) - 1} in '{split}'"
+            reason = f"the built-in data has only the images 0 to {len(digits) - 1} in '{split}'"
             raise UnreadableImage(f"digits:{split}:{index}", reason)
         return digits.read(index)
 

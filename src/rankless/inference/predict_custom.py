@@ -37,9 +37,8 @@ class CustomFinder:
             self.task: Any = open_custom(loaded.recipe)
             if not callable(getattr(self.task, _METHOD, None)):
                 raise UserError(
-                    f"the task '{self.name}' has no method {_METHOD}(self, model, image), which returns a "
-                    "dict for one image; add it (see docs/own-task.md), or run `rankless evaluate` to score "
-                    "the weights"
+                    f"the task '{self.name}' has no method {_METHOD}(self, model, image); add one that "
+                    "returns a dict (see docs/own-task.md), or run `rankless evaluate` to score the weights"
                 )
             model = self.task.model()
         check_model(self.task, model)
@@ -60,11 +59,10 @@ class CustomFinder:
             drawn = self.task.draw(image, prediction)
         fits = isinstance(drawn, Tensor) and drawn.dtype == torch.uint8 and drawn.ndim == 3
         if not fits or drawn.shape[0] != 3:
-            found = (
-                f"{drawn.dtype} of shape {tuple(drawn.shape)}" if isinstance(drawn, Tensor) else type(drawn)
-            )
+            shape = f"{drawn.dtype} of shape {tuple(drawn.shape)}" if isinstance(drawn, Tensor) else ""
+            found = shape or type(drawn).__name__
             raise UserError(
-                f"draw() of the task '{self.name}' returned {found}; expected an image, uint8 (3, H, W)"
+                f"draw() of the task '{self.name}' returned {found}; expected a uint8 tensor (3, H, W)"
             )
         return finite(prediction), Image.fromarray(drawn.cpu().permute(1, 2, 0).contiguous().numpy())
 
@@ -78,7 +76,7 @@ class CustomFinder:
         except (TypeError, ValueError) as error:
             raise UserError(
                 f"{_METHOD}() of the task '{self.name}' returned a value that JSON cannot represent "
-                f"({error}); expected plain values; convert numbers with float(…)"
+                f"({error}); convert tensors and NumPy values with float()"
             ) from None
 
 

@@ -44,9 +44,9 @@ class Answer(NamedTuple):
 class BoxFinder:
     """A predictor that uses a trained detector.
 
-    It reports boxes of the given classes, or of all classes if none are given, with a score above
-    ``confidence``, or above 0.25 if it is None. Messages mention ``source``, the weights file. Set ``heat``
-    to compute heat maps. A ``fused`` model needs neither autocast nor batch-invariant kernels; see
+    It reports boxes of the given classes, or of all classes if none are given, with scores above
+    ``confidence`` (by default, 0.25). Messages mention ``source``, the weights file. Set ``heat`` to compute
+    heat maps. A ``fused`` model needs neither autocast nor batch-invariant kernels; see
     :func:`fold_batch_norms`.
     """
 

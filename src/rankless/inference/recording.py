@@ -46,7 +46,7 @@ class Recording:
         drawn = self._names if "annotated" in kinds else []
         files = [out / name for name in [*drawn, *saving.single_files(kinds)] or ["predictions.json"]]
         if reason := unusable(out):
-            raise UserError(f"--out {out}: cannot be the output folder: {reason}; use another folder")
+            raise UserError(f"--out {out}: cannot be the output folder ({reason}); use another folder")
         # A new folder has no files to protect.
         self.outputs = Outputs(files[:1] if self._is_new else files, verb="predict", force=force)
         self.outputs.refuse_inputs([*sources, opened.path])
@@ -207,12 +207,12 @@ class Recording:
         stems = [Path(source).stem.casefold() for source in self.sources if not is_live(source)]
         if repeated := len(stems) - len({*stems}):
             have = counted(repeated, "image has", "images have")
-            yield f"{have} the same name as an earlier image, so their files end in -2, -3 …"
+            yield f"{have} the same name as an earlier image, so -2, -3 … was appended to their file names"
         if names := unwritable(sorted(self._seen)):
-            have = counted(len(names), "class name has", "class names have")
             yield (
-                f"{have} characters that no installed font can draw, so the images show numbers instead: "
-                f"{listed(names)}; install a font such as fonts-noto-cjk, or set RANKLESS_FONT to a font file"
+                f"no installed font can draw {counted(len(names), 'class name')} ({listed(names)}), so the "
+                "images show numbers; install a font such as fonts-noto-cjk, or set RANKLESS_FONT to a font "
+                "file"
             )
 
 

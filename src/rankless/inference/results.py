@@ -219,5 +219,5 @@ def _supervision() -> Any:
     try:
         import supervision
     except ImportError:
-        raise UserError("to_supervision() needs supervision; run `pip install supervision`") from None
+        raise UserError("supervision is not installed; run `pip install supervision`") from None
     return supervision

@@ -54,7 +54,7 @@ def refuse_unfit(kinds: frozenset[str], finder: Finder) -> None:
         fit.remove("heatmaps")
         what = "an exported classifier predicts classes without positions"
     if isinstance(finder, CustomFinder):
-        fit, what = set(_OF_ANY_TASK), f"the task '{finder.name}' has its own kind of results"
+        fit, what = set(_OF_ANY_TASK), f"'{finder.name}' is a custom task"
     if unfit := [name for name in KINDS if name in kinds - fit]:
         raise UserError(
             f"--save contains {name}, but {what}; expected {one_of(k for k in KINDS if k in fit)}"

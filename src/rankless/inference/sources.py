@@ -21,7 +21,7 @@ VIDEOS = frozenset({
 CAMERAS = re.compile(r"webcam:(\d+)|/dev/video(\d+)")
 STREAMS = re.compile(r"(rtsps?|rtmps?|https?|udp|srt)://", re.IGNORECASE)
 FRAME = re.compile(r"(.*)-\d{6,}")
-"""A pattern for the stems of the files for a video frame."""
+"""Pattern of the file stems for video frames."""
 JPEG = frozenset({".jpg", ".jpeg", ".jpe", ".jfif"})
 
 
@@ -114,8 +114,7 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
     if inside:
         others = f" and {counted(len(inside) - 1, 'other source')}" if len(inside) > 1 else ""
         raise UserError(
-            f"'{inside[0]}'{others} {'are' if others else 'is'} in the output folder {out}; expected a "
-            "folder without sources; use another --out"
+            f"'{inside[0]}'{others} {'are' if others else 'is'} in the output folder {out}; use another --out"
         )
     taken: set[str] = set()
     names = []
@@ -140,7 +139,7 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
 
 
 def stems(names: Sequence[str]) -> dict[int, str]:
-    """Return a unique stem, by position, for each name whose stem is already taken.
+    """Return a unique stem for each name whose stem is already taken, by the position of the name.
 
     A stem is taken if another name or a video frame, such as ``clip-000001``, has it.
     """

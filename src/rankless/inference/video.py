@@ -51,7 +51,7 @@ def refuse_without_av(names: list[str]) -> None:
 def sources(name: str) -> Iterator[Source]:
     """Yield a source for each frame of a video.
 
-    If a frame cannot be read, it is the last one, and its source raises :class:`UnreadableImage`.
+    If a frame cannot be read, its source raises :class:`UnreadableImage`, and no more frames are read.
     """
     shown = public(name)
     try:
@@ -134,14 +134,14 @@ def _decoded(name: str) -> Iterator[Frame]:
 
 def _failure(name: str, number: int, reason: str) -> str:
     if number:
-        return f"it cannot be read after {counted(number, 'frame')}: {reason}"
+        return f"it cannot be read after {counted(number, 'frame')} ({reason})"
     if CAMERAS.fullmatch(name):
         there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
-        return f"the camera cannot be opened ({reason}); expected one of the cameras of this machine: {there}"
+        return f"the camera cannot be opened ({reason}); available cameras: {there}"
     if is_live(name):
         hint = "check the host, port and path of its URL, and that the stream is being sent"
         return f"the stream cannot be opened ({reason}); {hint}"
-    return f"the video cannot be read ({reason}); expected a file that video players can play"
+    return f"the video cannot be read ({reason}); check that a video player can play the file"
 
 
 def length_and_rate(name: str) -> tuple[int, Fraction]:

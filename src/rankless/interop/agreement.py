@@ -21,7 +21,7 @@ from rankless.tasks import open_task
 IMAGES = 4
 """Number of images to compare."""
 _BEST = 100
-"""Number of candidates per image whose boxes are compared. Others hardly survive NMS."""
+"""Number of candidates per image whose boxes are compared. Lower-ranked ones rarely survive NMS."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Agreement:
         where = f"{counted(self.images, 'image')} of {self.data}"
         if self.boxes is None:
             return f"compared with PyTorch on {where}: probabilities differ by at most {self.scores:.1e}"
-        far = f"scores by at most {self.scores:.1e}, boxes by {self.boxes:.1e} pixels"
+        far = f"scores differ by at most {self.scores:.1e}, boxes by {self.boxes:.1e} pixels"
         if self.detections is None:
             return f"compared with PyTorch on {where}: {far}"
         if not self.detections and not self.missing:
@@ -71,7 +71,7 @@ class Agreement:
                 f"neither PyTorch nor the export finds objects in {where}, so no boxes were compared; use a "
                 "lower --confidence, or set data.root to a folder with other images"
             )
-        same = f"{max(self.detections - self.missing, 0)} of {counted(self.detections, 'detection')} the same"
+        same = f"{max(self.detections - self.missing, 0)} of {counted(self.detections, 'detection')} agree"
         return f"compared with PyTorch on {where}: {same}; {far}"
 
     def is_close(self, limits: Limits) -> bool:
@@ -123,7 +123,7 @@ def images(plan: Plan) -> tuple[Any, str]:
     task = open_task(replace(recipe, data=settings), [str(digit) for digit in range(10)])
     data = task.evaluation_data()
     items = [data.item(index, 0) for index in range(IMAGES)]
-    elsewhere = "" if recipe.data.root == DIGITS else f" ({recipe.data.root} cannot be read here)"
+    elsewhere = "" if recipe.data.root == DIGITS else f" (because {recipe.data.root} cannot be read)"
     return task.collate(items), f"the built-in digits{elsewhere}"
 
 

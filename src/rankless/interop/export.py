@@ -195,7 +195,10 @@ def _files(stem: Path, endings: Sequence[str]) -> tuple[Path, ...]:
 def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> tuple[Path, ...]:
     recipe = loaded.recipe
     if recipe.task != "detect":
-        raise UserError(f"{source}: its task is '{recipe.task}', but Darknet's format is only for detectors")
+        raise UserError(
+            f"{source}: its task is '{recipe.task}', but --format darknet is only for detectors; use "
+            "another --format"
+        )
     # Dropout has no weights, and is inactive in exported models.
     model = recipe.model
     if isinstance(model, YoloModel | AnchorFreeModel):
@@ -211,7 +214,7 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
     outputs.refuse_inputs([source])
     problems = [name for name in loaded.class_names if "\n" in name]
     if problems:
-        raise UserError(f"the class name {problems[0]!r} has a line break, which .names files do not support")
+        raise UserError(f"the class name {problems[0]!r} contains a line break; use another --format")
     with outputs.as_one(files) as (cfg, numbers, names):
         write_weights(numbers, made, loaded.state, _seen(loaded))
         cfg.write_text(text, encoding="utf-8")
@@ -220,7 +223,7 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
 
 
 def _seen(loaded: weights.Weights) -> int:
-    """Return the number of images the model was trained on, from which Darknet continues its schedule."""
+    """Return the number of images the model was trained on. Darknet's schedule continues from it."""
     if (seen := loaded.extra.get("seen", "")).isdecimal():
         return int(seen)
     step = loaded.extra.get("step", "")

@@ -48,10 +48,10 @@ def checked_name(source: Path) -> list[str]:
         return []
     found = checksums.of_file(source)
     if found.startswith(said):
-        return [f"the SHA-256 of the file starts with {said}, as in its name"]
+        return [f"the SHA-256 of the file matches the digits in its name ({said})"]
     return [
-        f"warning: the SHA-256 of the file starts with {found[: len(said)]}, not with {said} as in its name; "
-        "if it is a published file, it is damaged; download it again"
+        f"warning: the SHA-256 of the file starts with {found[: len(said)]}, but its name contains {said}; "
+        "if the file was published with this name, download it again"
     ]
 
 
@@ -92,9 +92,8 @@ def recipe_for(model: str | None, overrides: Sequence[str]) -> Recipe:
         return load.default([PRECISION, *overrides])
     if name is None:
         raise UserError(
-            "the weights do not name their model; add --model NAME, such as yolov4-tiny, resnet50 or "
-            "timm/convnext_tiny (`rankless models` lists them), model.cfg=FILE or, for Darknet weights, "
-            "--cfg FILE"
+            "the weights do not name their model; add --model NAME (`rankless models` lists the names), "
+            "model.cfg=FILE or, for Darknet weights, --cfg FILE"
         )
     stem = name.removesuffix(".cfg")
     if (name.startswith("yolo") or stem != name) and name not in zoo.MODELS:
@@ -122,7 +121,7 @@ def read_class_names(path: Path | None, classes: int | None) -> tuple[str, ...] 
     try:
         text = reading.read_text(path, reading.NAMES)
     except OSError as error:
-        raise UserError(f"--names {path}: cannot be read: {error.strerror or error}") from None
+        raise UserError(f"--names {path}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError as error:
         raise UserError(
             f"--names {path}: is not UTF-8 text (byte {error.start}); expected one class name per line"
@@ -145,7 +144,7 @@ def _listed(path: Path, text: str) -> list[str]:
     try:
         names = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"--names {path}: starts like a JSON list, but is not valid: {error}") from None
+        raise UserError(f"--names {path}: starts like a JSON list, but is not valid ({error})") from None
     if not all(isinstance(name, str) for name in names):
         raise UserError(f"--names {path}: has entries that are not text; expected a list of class names")
     return list(names)
@@ -272,7 +271,7 @@ def _fitted(
     if by_order:
         ours = build_any(recipe, 2).state_dict()
         checkpoint = replace(checkpoint, state=in_order(ours, checkpoint.state, str(source), partial))
-        notes.append("the tensors were matched by order instead of name; evaluate the result")
+        notes.append("the tensors were matched by order instead of name; evaluate the imported weights")
     if not isinstance(classes, tuple):
         count = classes or _classes_of(checkpoint.state, recipe, head, source, partial)
         classes = tuple(map(str, range(count)))
@@ -282,8 +281,8 @@ def _fitted(
     if not partial and len(known) == 1 and len(classes) not in known and min(known) in range(1, 1_000_000):
         of_file = counted(int(*known), "class", "classes")
         raise UserError(
-            f"{source}: its head has {of_file}, but --names or --classes specifies {len(classes)}; specify "
-            "as many as the head has, or add --partial to leave out the head"
+            f"{source}: the head has {of_file}, but --names or --classes specifies {len(classes)}; specify "
+            f"{of_file}, or add --partial to replace the head"
         )
     fitted = fit(state, checkpoint.state, partial, tuple(head), str(source))
     return fitted, classes, notes + fitted.notes
@@ -292,7 +291,7 @@ def _fitted(
 def _from_darknet(
     source: Path, cfg: Path | None, model: str | None, overrides: Sequence[str]
 ) -> tuple[Checkpoint, Recipe, int, bool]:
-    """Return the tensors, the recipe, the number of classes, and whether layers are missing at the end."""
+    """Return the tensors, the recipe, the number of classes, and whether the file lacks the last layers."""
     if cfg is not None and model is not None:
         raise UserError(f"--cfg is {cfg}, and --model is '{model}'; remove one of them")
     facts: list[str] = []
@@ -324,7 +323,7 @@ def _from_darknet(
         raise _of_other_classes(source, cfg, network) or error from None
     facts.append(
         f"{source} contains Darknet weights for {read.filled} of the network's {read.convolutions} "
-        f"convolutions, trained on {counted(read.seen, 'image')}"
+        f"convolutions; they were trained on {counted(read.seen, 'image')}"
     )
     state = dict(read.state)
     for name in read.state:
@@ -341,8 +340,8 @@ def _of_other_classes(source: Path, cfg: Path | None, network: Network) -> UserE
         return None
     return UserError(
         f"{source}: its heads have {counted(known or 0, 'class', 'classes')}, but the heads in --cfg {cfg} "
-        f"have {network.classes}; expected the cfg file of the weights; to train your own classes, import "
-        "the weights with that file, and start from them with new heads:\n"
+        f"have {network.classes}; use the cfg file of the weights; to train your own classes, replace the "
+        "heads of the imported weights:\n"
         f"  rankless import {source} --cfg ORIGINAL.cfg --out pretrained.safetensors\n"
         "  rankless train fine-tune model.pretrained=pretrained.safetensors data.root=DATA"
     )
@@ -421,13 +420,13 @@ def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source:
     same = sum(name in theirs for name in ours)
     if same * 2 < len(ours):
         raise UserError(
-            f"{source}: the weights do not belong to {recipe.model.name}, because the file contains only "
-            f"{same:,} of its {counted(len(ours), 'tensor')} by name, and {len(state):,} tensors in total; "
-            "set --model to the model of the weights (`rankless models` lists all models)"
+            f"{source}: the weights do not belong to {recipe.model.name}, because only {same:,} of its "
+            f"{counted(len(ours), 'tensor')} are among the {len(state):,} tensors of the file; set --model "
+            "to the model of the weights (`rankless models` lists all models)"
         )
     raise UserError(
-        f"{source}: the number of classes is unclear: the file contains {same:,} of the {len(ours):,} "
-        f"tensor names of {recipe.model.name}; add --names FILE or --classes N"
+        f"{source}: the number of classes is unclear, because the file contains only {same:,} of the "
+        f"{len(ours):,} tensor names of {recipe.model.name}; add --names FILE or --classes N"
     )
 
 

@@ -79,9 +79,7 @@ def write(loaded: weights.Weights, folder: Path, source: Path, force: bool) -> t
     files = tuple(folder / name for name in FILES)
     if folder.is_dir() and any(folder.iterdir()) and not all(file.is_file() for file in files):
         # All files in the folder would be shared.
-        raise UserError(
-            f"--out {folder}: contains other files; expected a new or empty folder; use another --out"
-        )
+        raise UserError(f"--out {folder}: contains other files; use a new or empty folder")
     outputs = Outputs(files, verb=None, force=force)
     outputs.refuse_inputs([source])
     names = json.dumps(loaded.class_names, ensure_ascii=False, indent=1)
@@ -107,7 +105,7 @@ def read_record(source: Path) -> Record:
         if weights_of(source.parent) == source:  # the scores belong to the averaged weights, if any
             for entry in journal.read(run.journal):
                 scores = entry["scores"] if entry.get("evaluation") == state["step"] else scores
-    about = "digest of the data: classes, sizes of images, annotations"
+    about = "digest of the data (classes, image sizes, annotations)"
     facts = {about: [str(state["data"])]} if state.get("data") else {}
     for start in starts.read(run.environment)[0]:
         for section in ("hardware", "instruction_set", "versions"):
@@ -137,7 +135,7 @@ def card(name: str, loaded: weights.Weights, source: Path) -> str:
         about = f"{kind}, {network}, with {size}."
     else:  # the task's code may be untrusted, so it is not run to count the parameters
         size = counted(sum(one.numel() for one in loaded.state.values()), "number")
-        about = f"A model of {size} for {_plain(recipe.task)}, whose code is needed as well."
+        about = f"A model with {size} for the custom task {_plain(recipe.task)}, whose code is also needed."
     if names := loaded.class_names:
         listed = ", ".join(map(_plain, names[:_NAMED]))
         about += f" {counted(len(names), 'class', 'classes')}: {listed}{' …' if len(names) > _NAMED else ''}"

@@ -196,8 +196,8 @@ class Plan:
         """Return an error for a model that PyTorch cannot export."""
         reason = " ".join(str(error).split())[:300]
         return UserError(
-            f"{self.source}: PyTorch cannot export {self.facts.recipe.model.name} ({reason}); expected a "
-            "model whose control flow does not depend on its input; try --batch 1 without --any-size"
+            f"{self.source}: PyTorch cannot export {self.facts.recipe.model.name} ({reason}); use a "
+            "model whose control flow does not depend on its input, or --batch 1 without --any-size"
         )
 
 
@@ -239,8 +239,8 @@ def _changed(recipe: Recipe, overrides: Sequence[str], path: Path) -> Recipe:
     keys = _KEYS.get(recipe.task)
     if keys is None:
         raise UserError(
-            f"{path}: its task is '{recipe.task}', a custom task; expected detect or classify; use --format "
-            "pth to export the state dict"
+            f"{path}: '{recipe.task}' is a custom task, whose computation cannot be exported; use "
+            "--format pth to export the state dict"
         )
     wrong = [key for key in (one.partition("=")[0] for one in overrides) if key not in keys]
     if wrong:

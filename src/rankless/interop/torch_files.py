@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rankless.interop.plan import Plan, quiet
 
 TEXTS = "metadata.json"
-"""Name of the embedded file with the metadata of :mod:`rankless.models.exported.facts`."""
+"""Name of the embedded metadata file; see :mod:`rankless.models.exported.facts`."""
 
 
 class TorchSession:

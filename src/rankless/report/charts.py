@@ -11,7 +11,7 @@ from rankless.report.markup import card, embedded, text
 WIDTH, HEIGHT = 420, 230
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 34
 COLORS = 8
-"""Number of line colors, the page's CSS variables ``--c0`` to ``--c7``. Further lines reuse them."""
+"""Number of line colors (CSS variables ``--c0`` to ``--c7``). Further lines reuse the colors."""
 Point = tuple[float, float]
 _LARGEST = 1e100  # a diverged loss may have any value
 

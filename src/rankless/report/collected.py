@@ -24,7 +24,7 @@ from rankless.runs.pace import Pace
 from rankless.runs.scoring import LOWER_IS_BETTER, is_better, name_of_best
 
 MOST = 1000
-"""Maximum number of bins, about one per pixel of a chart, so that the page of a long run stays small."""
+"""Maximum number of bins, about one per pixel of a chart."""
 
 _LARGEST = 1e100
 
@@ -147,8 +147,8 @@ class Collected:
             if not self.run.path.exists():
                 raise UserError(f"{self.run.path}: no such run{similar_run(self.run.path)}") from None
             raise UserError(
-                f"{self.run.path}: not a run directory with a journal ({error.strerror or error}); expected "
-                "the directory of a run, whose journal exists a few seconds after the run starts"
+                f"{self.run.path}: the journal cannot be read ({error.strerror or error}); expected a run "
+                "directory, which contains a journal a few seconds after the run starts"
             ) from None
         self._read_beside()
         return self

@@ -110,7 +110,7 @@ def compared(runs: Sequence[Collected]) -> str:
         if thresholds := run.details.get("thresholds"):
             f1.append(_curve(run.name, thresholds["f1"], color))
     recall, score = (Axes(name, x_range=(0, 1), y_range=(0, 1)) for name in ("recall", "score"))
-    title = "Precision–recall, mean of the classes"
+    title = "Mean precision–recall curve of all classes"
     return line_chart(title, means, recall) + line_chart("F1 by threshold", f1, score)
 
 
@@ -142,7 +142,7 @@ def class_table(run: Collected) -> str:
         rows.append((text(name), *cells))
     note = ""
     if pascal:
-        note = "VOC's AP uses an IoU of 0.5: AP11 has 11 recall levels (VOC 2007), AP has all (since 2010). "
+        note = "VOC uses an IoU of 0.5. AP11 has 11 recall levels (VOC 2007), and AP has all (since 2010). "
     if at_best:
         note += "P and R are at the threshold with the best F1."
     return card(
@@ -166,9 +166,9 @@ def score_table(run: Collected) -> str:
         rows += [
             (f"VOC {name}", number(pascal[name], "evaluation", "pascal", name)) for name in ("AP11", "AP")
         ]
-    note = f"Best evaluation: step {best:,}."
+    note = f"The best evaluation was at step {best:,}."
     if last != best:
-        note += f" Small numbers: last evaluation, step {last:,}."
+        note += f" Small numbers are from the last evaluation, at step {last:,}."
     return card("Scores", pairs(rows, "short"), note, width="all")
 
 
@@ -186,7 +186,7 @@ def confusion_panel(run: Collected) -> str:
         labels = [*names, *(("background",) if len(matrix) == len(names) + 1 else ())]
         note = "Rows are true classes, and columns are predicted classes. Colors show fractions of the row."
         if len(labels) > len(names):
-            note += " Background: detections without an object (row) and objects not found (column)."
+            note += " Background counts detections without an object (row) and missed objects (column)."
         if "thresholds" in details and source == "evaluation":
             best = number(details["thresholds"]["best"], "evaluation", "thresholds", "best", digits=3)
             note += f" Only detections with a score of at least {best} are counted."
@@ -242,7 +242,7 @@ def size_charts(run: Collected) -> str:
         )
         for name, key in (("at the best threshold", "found"), ("at any threshold", "found_at_any"))
     ]
-    note = "Size: square root of the object's area, in pixels."
+    note = "The size is the square root of the object's area in pixels."
     parts = [column_chart("Recall by object size", edges, recalls, "recall", note)]
     shares = [("evaluation", sizes["truths"])]
     if training:

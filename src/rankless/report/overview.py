@@ -123,7 +123,7 @@ def environment(run: Collected) -> str:
             values = last.get(section)
             if isinstance(values, dict):
                 rows += [(text(name), text(value)) for name, value in values.items()]
-        note = f"At the last of {len(run.starts)} starts." if len(run.starts) > 1 else ""
+        note = f"These values are from the last of {len(run.starts)} starts." if len(run.starts) > 1 else ""
         parts.append(card("Environment", pairs(rows), note, width="all"))
         if len(run.starts) > 1:
             cells = ("started", "after_step", "world_size", "host")

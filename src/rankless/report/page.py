@@ -94,7 +94,7 @@ def _panel(make: Callable[[Any], str], subject: Collected | Sequence[Collected])
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         runs = [subject] if isinstance(subject, Collected) else subject
         files = ", ".join(text(run.run.evaluation) for run in runs)
-        return card("Not shown", f"<p>{files}: not in the format of this version.</p>")
+        return card("Not shown", f"<p>{files}: the format is not supported by this version.</p>")
 
 
 def section(title: str, cards: str) -> str:
@@ -110,7 +110,7 @@ def write(runs: Sequence[Collected], path: Path, digests: overview.Digests | Non
 
 
 class Report:
-    """The report of one run, or of several side by side, which a notebook displays as the value of a cell.
+    """The report of one run, or of several side by side, for display in a notebook.
 
     The report is an iframe without access to the notebook. It shows the runs, which may still be in progress,
     as they were when this object was created.

@@ -24,9 +24,7 @@ _GRAY = "#8a8a8a"
 def plot(runs: Sequence[Collected], out: Path, outputs: Outputs) -> None:
     """Write a figure of the runs' losses, scores, learning rates and step times to ``out``."""
     if not any(run.step or run.evaluations for run in runs):
-        raise UserError(
-            f"{runs[0].run.journal}: contains no steps and no evaluations; train for longer first"
-        )
+        raise UserError(f"{runs[0].run.journal}: contains no steps or evaluations; train longer first")
     with outputs.writing(out) as file:
         save(figure(runs), file, out.suffix[1:].lower())
 

@@ -105,7 +105,7 @@ def by_scale(lines: Sequence[Line]) -> list[list[Line]]:
 
 
 def spans_decades(points: Sequence[Point]) -> bool:
-    """Check whether values span two decades or more, as large initial losses do, and need a log axis."""
+    """Check whether values span two decades or more and need a logarithmic axis."""
     values = [y for _, y in points]
     return bool(values) and min(values) > 0 and max(values) > 100 * min(values)
 
@@ -169,7 +169,7 @@ def time_charts(run: Collected) -> str:
         Line(name, sorted([*smoothed(line), *gaps], key=lambda point: point[0]), color)
         for color, (name, line) in enumerate(rows.items())
     ]
-    note = "Rank 0, smoothed. On GPUs, the host does not see what the device waits for."
+    note = "Rank 0, smoothed. On GPUs, the host cannot tell what the device waits for."
     if clock.whole:
         steps = run.steps.total("seconds")
         note += f" The steps took {duration(steps)}"
@@ -217,7 +217,7 @@ def _spread(run: Collected, clock: _Clock) -> str:
         "Computing time per rank in ms",
         lines,
         clock.axes(),
-        "Median per micro-batch since the previous evaluation, without waiting for other ranks.",
+        "Median per micro-batch since the previous evaluation, excluding the wait for other ranks.",
     )
 
 

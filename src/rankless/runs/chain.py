@@ -45,7 +45,7 @@ class Line(msgspec.Struct):
 
 @dataclass
 class Chain:
-    """A run's hash chain, and the results of comparing it with the run's files."""
+    """A run's hash chain, and the result of comparing it with the run's files."""
 
     lines: list[Line] = field(default_factory=list)  # including those restored from a checkpoint
     problems: list[str] = field(default_factory=list)  # a sentence for each mismatch
@@ -54,7 +54,7 @@ class Chain:
     wrong: dict[int, str] = field(default_factory=dict)  # "damaged" or "exchanged", by step
 
     def between(self, first: int, last: int) -> list[Line]:
-        """Return the lines of the checkpoints after step ``first`` and up to step ``last``."""
+        """Return the lines of all steps after ``first`` and up to ``last``."""
         return [line for line in self.lines if first < line.checkpoint <= last]
 
 
@@ -118,8 +118,11 @@ def read(run: RunDirectory) -> Chain:
     begins = chain.lines[0].checkpoint if chain.lines else None
     older = [str(step) for step in chain.sound if begins is None or step < begins]
     if older:
-        begin = "" if begins is None else f"; the chain starts at step {begins}"
-        chain.notes.append(f"an earlier version saved the steps {', '.join(older)} without a chain{begin}")
+        begin = "" if begins is None else f"; the hash chain starts at step {begins}"
+        chain.notes.append(
+            f"the checkpoints of steps {', '.join(older)} were saved by an earlier version, without a hash "
+            f"chain{begin}"
+        )
     return chain
 
 
@@ -128,17 +131,13 @@ def _follow(chain: Chain, entry: dict[str, Any], source: str) -> None:
     try:
         line = msgspec.convert(entry, Line)
     except msgspec.ValidationError as error:
-        chain.problems.append(f"{source}: the line of the checkpoint of step {step} is damaged ({error})")
+        chain.problems.append(f"{source}: the hash-chain line for step {step} is damaged ({error})")
         return
     if line.link != digest_of({key: value for key, value in entry.items() if key != "link"}):
-        chain.problems.append(f"{source}: the line of the checkpoint of step {step} was changed")
+        chain.problems.append(f"{source}: the hash-chain line for step {step} was changed")
     if line.before != (last.link if last else None):
-        gap = (
-            f"between the checkpoints of steps {last.checkpoint} and"
-            if last
-            else "before the checkpoint of step"
-        )
-        chain.problems.append(f"{source}: lines {gap} {step} were changed or removed")
+        gap = f"between steps {last.checkpoint} and" if last else "before step"
+        chain.problems.append(f"{source}: hash-chain lines {gap} {step} were changed or removed")
     chain.lines.append(line)
 
 
@@ -162,7 +161,7 @@ def _look_at(chain: Chain, folder: Path, step: int, source: str) -> None:
         here = checksums.read(folder) or {}
         names = [name for name, digest in lines[-1].files.items() if here.get(name) != digest]
         chain.problems.append(
-            f"{folder}: {', '.join(names) or NAME} differs from the file recorded for step {step} in {source}"
+            f"{folder}: differs from the record of step {step} in {source} ({', '.join(names) or NAME})"
         )
     elif last is None or step < chain.lines[0].checkpoint:
         if entry:
@@ -172,7 +171,7 @@ def _look_at(chain: Chain, folder: Path, step: int, source: str) -> None:
         else:
             chain.sound.append(step)  # written by an earlier version
     else:
-        chain.problems.append(f"{folder}: is missing from the chain in {source}, which has later steps")
+        chain.problems.append(f"{folder}: is missing from the hash chain in {source}, which has later steps")
 
 
 def _numbers(lines: Sequence[Line], entries: Sequence[Mapping[str, Any]], source: str) -> Iterator[str]:
@@ -187,7 +186,7 @@ def _numbers(lines: Sequence[Line], entries: Sequence[Mapping[str, Any]], source
     for line in lines:
         if marks.get(line.numbers[0]) != line.numbers:
             yield (
-                f"{source}: the losses, rates or scores of the steps {before + 1} to {line.checkpoint} "
+                f"{source}: the losses, learning rates or scores of steps {before + 1} to {line.checkpoint} "
                 "differ from those recorded with the checkpoint"
             )
             return
@@ -198,19 +197,19 @@ def _other_files(lines: Sequence[Line], run: RunDirectory) -> Iterator[str]:
     entries, problem = starts.read(run.environment)
     known = {digest_of(starts.facts(entry)) for entry in entries}
     for line in {line.environment: line for line in lines if line.environment not in known}.values():
-        of, why = f"the environment of the checkpoint of step {line.checkpoint}", problem or "it was changed"
-        yield f"{run.environment}: {of} is missing ({why})"
+        why = problem or "it was changed"
+        yield f"{run.environment}: does not contain the environment of step {line.checkpoint} ({why})"
     listed = [line for line in lines if line.images]
     if listed and listed[-1].images != sum_of(run.data_sums):
         step = listed[-1].checkpoint
-        yield f"{run.data_sums}: differs from the list recorded with the checkpoint of step {step}"
+        yield f"{run.data_sums}: differs from the list recorded at step {step}"
 
 
 def _pointers(chain: Chain, run: RunDirectory, recorded: Container[int]) -> Iterator[str]:
     """Yield a problem if ``last``, ``best`` or one of their links points to an unexpected step.
 
-    ``recorded`` contains the steps with a line in the journal. ``last`` and ``best`` may not point to newer
-    checkpoints yet.
+    ``recorded`` contains the steps with a line in the journal. ``last`` and ``best`` may be older than a
+    checkpoint without a line.
     """
     if not chain.sound:
         return
@@ -229,7 +228,7 @@ def _pointers(chain: Chain, run: RunDirectory, recorded: Container[int]) -> Iter
         pointed, path = run.pointed(name), run.path / f"{name}.safetensors"
         may_be_none = not steps & there or begin not in recorded
         if pointed not in steps | later and not (pointed is None and may_be_none):
-            named = "does not name a step" if pointed is None else f"names step {pointed}"
+            named = "contains no step" if pointed is None else f"points to step {pointed}"
             yield f"{run.checkpoints / name}: {named}, but {expected}"
         if os.path.lexists(path):
             accepted = {*known, *later} & {*files}

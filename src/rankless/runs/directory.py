@@ -83,7 +83,7 @@ class RunDirectory:
         self.link(name)
 
     def link(self, name: str) -> None:
-        """Link ``NAME.safetensors`` to the weights to which ``last`` or ``best`` points."""
+        """Update the link ``NAME.safetensors`` of ``last`` or ``best``."""
         self.link_weights(f"{name}.safetensors", self.pointed(name))
 
     def link_weights(self, name: str, step: int | None) -> None:
@@ -117,7 +117,7 @@ class RunDirectory:
         except OSError as error:
             raise UserError(
                 f"{path} cannot be written ({error}); {remedy(error)} and continue from the newest "
-                f"checkpoint: {self.again}"
+                f"checkpoint with `{self.again}`"
             ) from error
 
 
@@ -187,7 +187,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: is not the state of a checkpoint ({error}); use another copy") from None
     if named and saved != int(named[1]):
-        raise UserError(f"{path}: is the state after step {saved}, not {int(named[1])}; use another copy")
+        raise UserError(f"{path}: is the state of step {saved}, not {int(named[1])}; use another copy")
     return state
 
 
@@ -230,7 +230,7 @@ def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
     """Return the weights file for a target on the command line.
 
     Averaged weights (EMA) are preferred. If a run's best checkpoint is missing, another one is used, and
-    ``warn`` is called with a sentence.
+    ``warn`` is called with a message.
 
     Args:
         target: a weights file, a run directory (for its best or, if there is none, its last checkpoint), a
@@ -242,13 +242,13 @@ def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
     if not target.exists():
         what = "no such file or directory"
         if target.is_symlink():
-            what = f"a link to {target.readlink()}, which does not exist"
+            what = f"is a link to {target.readlink()}, which does not exist"
         raise UserError(f"{target}: {what}; expected a run directory or a weights file{similar_run(target)}")
     if target.is_file() and target.name in ("best", "last") and target.parent.name == "checkpoints":
         run = RunDirectory(target.parent.parent)
         folder = _named(run, target.name)
         if folder is None:
-            raise UserError(f"{dangling(run, target.name)}; the run's checkpoints: {_names(run)}")
+            raise UserError(f"{dangling(run, target.name)}; available checkpoints: {_names(run)}")
         return _preferred(folder)
     if target.is_file():
         if _is_darknets(target):
@@ -260,7 +260,7 @@ def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
     if (folder := _of_run(run, warn)) is not None:
         return _preferred(folder)
     if run.journal.exists() or run.recipe.exists():
-        raise UserError(f"{target}: this run has saved no weights yet; continue it with: {run.again}")
+        raise UserError(f"{target}: the run has no saved weights yet; continue it with `{run.again}`")
     raise UserError(
         f"{target}: not a run directory (no recipe.yaml, no checkpoints); expected a run or a weights file"
     )
@@ -283,8 +283,8 @@ def _darknet(target: Path) -> str:
     network = f"--model {target.stem}" if known else f"--cfg {cfg}"
     more = f" --names {names}" if names.is_file() else ""
     return (
-        f"{target}: contains Darknet weights, which do not describe the network; import them first: "
-        f"rankless import {target} {network}{more} --out {target.stem}.safetensors"
+        f"{target}: contains Darknet weights, which must be imported first; run "
+        f"`rankless import {target} {network}{more} --out {target.stem}.safetensors`"
     )
 
 
@@ -301,7 +301,7 @@ def _of_run(run: RunDirectory, warn: Callable[[str], None]) -> Path | None:
     there = [folder for folder in map(run.step_directory, run.steps()) if holds_weights(folder)]
     if not there:
         if missed:
-            raise UserError(f"{'; '.join(missed)}; the run's checkpoints: {_names(run)}")
+            raise UserError(f"{'; '.join(missed)}; available checkpoints: {_names(run)}")
         return None
     if missed:
         warn(f"{'; '.join(missed)}; using the newest checkpoint ({there[-1].name}) instead")
@@ -348,11 +348,11 @@ def _preferred(folder: Path) -> Path:
         if path.name in (listed or {}) and not path.is_file():
             raise UserError(
                 f"{path}: is missing, but {checksums.NAME} lists it; use another checkpoint, or another copy "
-                "of this one"
+                "of the run"
             )
     if plain.name not in (listed or {}):
         raise UserError(
-            f"{folder / checksums.NAME}: is missing or damaged, so this checkpoint cannot be checked; use "
-            f"another checkpoint, or pass the file itself: {plain}"
+            f"{folder / checksums.NAME}: is missing or damaged, so the checkpoint cannot be checked; use "
+            f"another checkpoint, or the unchecked file {plain}"
         )
     return plain

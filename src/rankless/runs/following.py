@@ -17,7 +17,7 @@ from pathlib import Path
 POLL = 0.5
 """Seconds between two reads of the journal."""
 PATIENCE = 60.0
-"""Maximum seconds between the start of a run and the first line of its journal."""
+"""Maximum time in seconds between the start of a run and the first line of its journal."""
 SILENCE = 120.0
 """Seconds without a new line after which a run on another machine no longer counts as alive."""
 _RECIPE = 1 << 22  # maximum bytes; a recipe has a few thousand
@@ -60,7 +60,7 @@ def _head(path: Path) -> str:
 def is_held(lock: Path) -> bool:
     """Check whether a process on this machine has locked a file, without locking it.
 
-    A starting run would mistake a lock by this process for that of another run.
+    A lock taken by this process could make a starting run fail.
     """
     try:
         inode = str(lock.stat().st_ino)
@@ -80,7 +80,7 @@ def is_held(lock: Path) -> bool:
 
 
 def _has_open(process: str, lock: Path) -> bool:
-    """Check whether a process has the file open, because inode numbers may repeat across file systems."""
+    """Check whether a process has the file open. Files of two file systems can have the same inode number."""
     try:
         for descriptor in Path("/proc", process, "fd").iterdir():
             with contextlib.suppress(OSError):
@@ -113,7 +113,7 @@ def _began_on(run: Path) -> str | None:
 
 
 def may_begin(run: Path) -> bool:
-    """Check whether a run may soon create a journal in a folder that is empty or does not exist yet."""
+    """Check whether a starting run may still create its journal in this folder."""
     if run.is_dir():
         return (run / "recipe.yaml").exists() or is_held(run / ".lock") or not any(run.iterdir())
     return not run.exists() and (run.parent.is_dir() or run.parent == Path("runs"))

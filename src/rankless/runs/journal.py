@@ -116,7 +116,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
 
 
 def _kept(path: Path, step: int, *, unscored: bool) -> tuple[list[str], int, int]:
-    """Return the lines up to ``step``, the number of steps and evaluations, and that of damaged lines."""
+    """Return the lines up to ``step``, and the numbers of steps and evaluations and of damaged lines."""
     lines, damaged, numbers, last = list[str](), 0, 0, [0, 0]
     for text, entry in _lines(path):
         if entry is None:
@@ -216,7 +216,7 @@ def ending(path: Path) -> str | None:
             return f"it {'stopped on request' if kind == 'stop' else 'finished'} after step {entry.get('at')}"
         if kind in ("start", "resume") or "step" in entry or "evaluation" in entry:
             break
-    return "it ended without recording why: its launcher was killed, or the machine stopped"
+    return "it ended without recording a reason; its launcher was killed, or the machine stopped"
 
 
 def step_of(entry: dict[str, Any]) -> int:

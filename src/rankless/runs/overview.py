@@ -23,7 +23,7 @@ from rankless.runs.weights_digest import of_run
 _SECONDS = re.compile(rb'"seconds":([0-9.e+-]{1,30})')
 _DEPTH = 3
 STATES = {"end": "finished", "stop": "stopped", "error": "failed", "death": "died"}
-"""The state of a run by the last event that determines it."""
+"""The states of runs, by the last event that determines the state."""
 
 
 @dataclass(frozen=True)

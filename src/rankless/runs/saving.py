@@ -14,7 +14,7 @@ _NAME = ".saving"
 
 @contextmanager
 def saving(run: RunDirectory) -> Iterator[None]:
-    """Mark ``run`` as being saved by this process within the block.
+    """Mark ``run`` as being saved by this process inside a ``with`` block.
 
     Errors in writing the mark are ignored, because the save itself reports them.
     """

@@ -23,8 +23,8 @@ def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path
     path = weights_of(target, warn)
     if what := _EXPORTS.get(path.suffix.lower()):
         raise UserError(
-            f"{path}: is {what}, whose weights cannot be trained or compared; expected a run or a weights "
-            "file (.safetensors), such as the one it was exported from"
+            f"{path}: is {what}, which cannot be trained or compared; use the run or the weights file "
+            "(.safetensors) from which it was exported"
         )
     try:
         with opened(path) as file:
@@ -37,15 +37,15 @@ def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path
 
 
 def not_safetensors(path: Path, start: bytes) -> str:
-    """Return why a file that starts with these 9 bytes is not safetensors, or "" if it may be."""
+    """Return why a file with these first 9 bytes is not a safetensors file, or "" if it may be one."""
     if not start:
         return "it is empty"
     if start[8:9] == b"{":  # after the header's length, which may look like the start of a pickle
         return ""
     if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
         return (
-            "it looks like a pickle (.pt, .pth), which could run any code; convert it to safetensors: "
-            f"rankless import {shell_word(path)} --model NAME "
-            f"--out {shell_word(path.name.partition('.')[0])}.safetensors"
+            "it looks like a pickle (.pt, .pth), which could run any code; convert it with "
+            f"`rankless import {shell_word(path)} --model NAME "
+            f"--out {shell_word(path.name.partition('.')[0])}.safetensors`"
         )
     return "it does not start like a safetensors file; expected a run or a weights file"

@@ -50,7 +50,7 @@ def of_run(run: Path) -> str | None:
 def _of_file(file: IO[bytes]) -> str:
     length = int.from_bytes(file.read(8), "little")
     if length > _LONGEST:
-        raise ValueError("not the header of weights")
+        raise ValueError("the header is too long")
     header = json.loads(file.read(length))
     header.pop("__metadata__", None)
     sha = hashlib.sha256()
@@ -62,6 +62,6 @@ def _of_file(file: IO[bytes]) -> str:
         for at in range(start, end, _CHUNK):
             size = min(_CHUNK, end - at)
             if len(chunk := file.read(size)) != size:
-                raise ValueError("the file is cut short")
+                raise ValueError("the file is truncated")
             sha.update(chunk)
     return sha.hexdigest()

@@ -52,7 +52,7 @@ def resolve_recipe(recipe: Recipe) -> Recipe:
 
 
 def _resolved_data(data: Data) -> Data:
-    """Replace a data set's name with its folder, ``auto`` with a split, and a class file with the names."""
+    """Resolve a data set's name to its folder, ``auto`` to a split, and a class file to class names."""
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.class_choice import class_list
     from rankless.data.datasets.open_split import split_to_train_on
@@ -79,7 +79,7 @@ def data_digest(recipe: Recipe) -> str | None:
 
 
 def _read_data(recipe: Recipe) -> None:
-    """Read the annotations in this process, where progress is shown. The ranks then use the cache."""
+    """Read and cache the annotations before the ranks start, because only this process shows progress."""
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.open_split import of_another_task, open_annotations, without_boxes
 

@@ -17,11 +17,11 @@ from rankless.world.objects import SENDABLE, UnsendableError, check
 
 _METHODS = {
     "model": "model(self) returns a torch.nn.Module",
-    "training_data": "training_data(self) returns training data, with __len__ and item(index, epoch)",
-    "evaluation_data": "evaluation_data(self) returns evaluation data, with __len__ and item(index, epoch)",
-    "collate": "collate(self, items) makes a batch from a list of items",
+    "training_data": "training_data(self) returns data with __len__ and item(index, epoch)",
+    "evaluation_data": "evaluation_data(self) returns data with __len__ and item(index, epoch)",
+    "collate": "collate(self, items) returns a batch made from a list of items",
     "loss": "loss(self, model, batch) returns a rankless.LossSum",
-    "predict": "predict(self, model, batch) returns a list with a prediction for each image",
+    "predict": "predict(self, model, batch) returns a list with one prediction per image",
     "score": "score(self, predictions) returns a dict of scores",
 }
 
@@ -46,7 +46,7 @@ def check_attributes(task: Any) -> None:
         or not all(isinstance(n, str) for n in names)
     ):
         problems.append(
-            f"{_named(task)} has class_names {names!r}; expected a tuple of names, which may be empty"
+            f"{_named(task)} has class_names {names!r}; expected a tuple of names, or an empty tuple"
         )
     score = getattr(task, "score_name", None)
     if not isinstance(score, str):
@@ -63,7 +63,7 @@ def check_data(task: Any, method: str, data: Any) -> None:
     if missing:
         raise UserError(
             f"{method}() of {_named(task)} returned {type(data).__name__}, which lacks "
-            f"{' and '.join(missing)}; expected: {_METHODS[method]}"
+            f"{' and '.join(missing)}; expected {_result_of(method)}"
         )
     if len(data) < 1:
         raise UserError(f"{method}() of {_named(task)} has no images; expected at least one")
@@ -74,10 +74,10 @@ def check_order(task: Any, order: Any, images: int) -> None:
     fits = isinstance(order, np.ndarray) and order.shape == (images,) and order.dtype == np.int64
     if not fits or not np.array_equal(np.sort(order), np.arange(images)):
         is_array = isinstance(order, np.ndarray)
-        what = f"{order.dtype} of shape {order.shape}" if is_array else type(order).__name__
+        what = f"an array of {order.dtype} with shape {order.shape}" if is_array else type(order).__name__
         raise UserError(
-            f"evaluation_order() of the evaluation data of {_named(task)} returned {what}; expected "
-            f"None, or an int64 array that contains each number from 0 to {images - 1} once"
+            f"{_named(task)}: evaluation_order() of its evaluation data returned {what}; expected None, or "
+            f"an int64 array that contains each number from 0 to {images - 1} once"
         )
 
 
@@ -85,11 +85,11 @@ def check_model(task: Any, model: Any) -> None:
     """Check that the model is a module with trainable parameters."""
     if not isinstance(model, nn.Module):
         raise UserError(
-            f"model() of {_named(task)} returned {type(model).__name__}; expected: {_METHODS['model']}"
+            f"model() of {_named(task)} returned {type(model).__name__}; expected {_result_of('model')}"
         )
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(
-            f"model() of {_named(task)} returned a {type(model).__name__} without trainable parameters; "
+            f"model() of {_named(task)} returned {type(model).__name__} without trainable parameters; "
             "expected at least one parameter that requires a gradient"
         )
 
@@ -99,7 +99,7 @@ def check_batch(task: Any, batch: Any) -> None:
     if not callable(getattr(batch, "to", None)):
         raise UserError(
             f"collate() of {_named(task)} returned {type(batch).__name__}, which has no method to(device); "
-            "expected a tensor, or an object with that method"
+            "expected a tensor, or an object with this method"
         )
 
 
@@ -109,12 +109,12 @@ def check_loss(task: Any, loss: Any) -> None:
     if not isinstance(loss, LossSum):
         shown = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise UserError(
-            f"{who} returned {shown}; expected rankless.LossSum(sum, count): the loss summed over the "
-            "images of the batch, and the number to divide it by, such as the number of images"
+            f"{who} returned {shown}; expected rankless.LossSum(sum, count), where sum is the loss summed "
+            "over the batch, and count is the number to divide it by, such as the number of images"
         )
     problems = []
     if not _is_scalar(loss.sum):
-        problems.append(f"{who}: sum is {_shown(loss.sum)}; expected a scalar tensor, as from .sum()")
+        problems.append(f"{who}: sum is {_shown(loss.sum)}; expected a scalar tensor, such as losses.sum()")
     elif not loss.sum.requires_grad and torch.is_grad_enabled():
         problems.append(f"{who}: sum has no gradient; expected a tensor computed from the model's outputs")
     if not _is_scalar(loss.count):
@@ -123,7 +123,7 @@ def check_loss(task: Any, loss: Any) -> None:
             "such as torch.tensor(float(len(images)))"
         )
     if not isinstance(loss.parts, Mapping):
-        problems.append(f"{who}: parts is {_shown(loss.parts)}; expected a dict from names to scalar tensors")
+        problems.append(f"{who}: parts is {_shown(loss.parts)}; expected a dict of scalar tensors by name")
     else:
         problems += [
             f"{who}: parts['{name}'] is {_shown(part)}; expected a scalar tensor"
@@ -141,7 +141,7 @@ def check_predictions(task: Any, predictions: Any, images: int) -> None:
         found = counted(len(predictions), "prediction") if is_list else type(predictions).__name__
         raise UserError(
             f"predict() of {_named(task)} returned {found} for a batch of {counted(images, 'image')}; "
-            "expected a list with one prediction for each image"
+            "expected a list with one prediction per image"
         )
 
 
@@ -152,9 +152,7 @@ def check_sendable(task: Any, predictions: list[Any]) -> None:
     except UnsendableError as error:
         who, what = f"predict() of {_named(task)}", f"{error.description} (prediction{error.position})"
         if what.startswith("a tensor on "):
-            raise UserError(
-                f"{who} returned {what}; expected predictions on the CPU; move them with .cpu()"
-            ) from None
+            raise UserError(f"{who} returned {what}; move predictions to the CPU with .cpu()") from None
         raise UserError(
             f"{who} returned predictions that cannot be sent to another process: {what}; expected {SENDABLE}"
         ) from None
@@ -164,7 +162,7 @@ def check_scores(task: Any, scores: Any) -> Scores:
     """Check that scores are a JSON-ready dict with the score that selects the best weights."""
     who, name = f"score() of {_named(task)}", task.score_name
     if not isinstance(scores, dict):
-        raise UserError(f"{who} returned {type(scores).__name__}; expected a dict from names to numbers")
+        raise UserError(f"{who} returned {type(scores).__name__}; expected a dict of numbers by name")
     if name not in scores:
         raise UserError(
             f"{who} returned {', '.join(map(str, scores)) or 'an empty dict'}, but score_name is '{name}'; "
@@ -178,11 +176,15 @@ def check_scores(task: Any, scores: Any) -> Scores:
         json.dumps(scores)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"{who} returned a value that JSON cannot represent ({error}); expected plain Python numbers; "
-            "convert tensors and NumPy values with float()"
+            f"{who} returned a value that JSON cannot represent ({error}); convert tensors and NumPy "
+            "values with float()"
         ) from None
     checked: Scores = finite(scores)
     return checked
+
+
+def _result_of(method: str) -> str:
+    return _METHODS[method].partition(" returns ")[2]
 
 
 def _is_scalar(value: Any) -> bool:

@@ -164,6 +164,6 @@ class Classify:
 
 @lru_cache(maxsize=8)
 def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
-    """Return one number per channel, (C, 1, 1), cached on the device, because a transfer stalls the host."""
+    """Return one number per channel, (C, 1, 1), on the device. It is cached, because a transfer is slow."""
     with torch.inference_mode(False):
         return torch.tensor(numbers, dtype=torch.float32, device=device).view(-1, 1, 1)

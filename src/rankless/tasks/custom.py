@@ -61,16 +61,16 @@ def open_custom(recipe: Recipe) -> Task:
 
 
 def refuse_unasked(task: str, source: Path) -> None:
-    """Raise an error if only a weights file, not the user, asks to run the code of a custom task."""
+    """Raise an error if a custom task is named only by a weights file, because its code would be run."""
     if task not in BUILT_IN:
         raise UserError(
-            f"{source}: its recipe names the task '{printable(task)}', whose code would be run; if you trust "
-            f"it, add --task {shlex.quote(printable(task))} (in Python: task=…)"
+            f"{source}: the recipe names the custom task '{printable(task)}'; if you trust its code, add "
+            f"--task {shlex.quote(printable(task))} (in Python, task=…)"
         )
 
 
 def absolute(task: str) -> str:
-    """Make the file's path in the name of a task absolute, so that it is valid in any working directory."""
+    """Make the path in a task's name absolute, so that it is valid in any working directory."""
     origin, _, name = task.rpartition(":")
     return f"{Path(origin).resolve()}:{name}" if _is_file(origin) else task
 
@@ -89,15 +89,15 @@ def name_of(task: type | str, kind: str = "task") -> str:
         )
     if "." in task.__qualname__:
         raise UserError(
-            f"{kind} is {task.__qualname__}, which is defined in a function or class, where the ranks' "
-            "processes cannot import it; define it at the top level of a module"
+            f"{kind} is {task.__qualname__}, which is defined in a function or class, so the ranks "
+            "cannot import it; define it at the top level of a module"
         )
     module = sys.modules.get(task.__module__)
     file = getattr(module, "__file__", None)
     if file is None or not Path(file).is_file():
         raise UserError(
-            f"{kind} is {task.__qualname__} of '{task.__module__}', which is not a file, so the ranks' "
-            f"processes cannot import it; put the class into a module, such as my_{kind}.py"
+            f"{kind} is {task.__qualname__} in '{task.__module__}', which is not a file, so the ranks cannot "
+            f"import it; move the class to a file, such as my_{kind}.py"
         )
     spec = getattr(module, "__spec__", None)
     if task.__module__ != "__main__":
@@ -110,7 +110,7 @@ def refuse_while_opening() -> None:
     """Raise an error if training is started while a task is being imported."""
     if _opening:
         raise UserError(
-            "importing the task started training, but every rank imports that file; put the call to "
+            "importing the task started training, but every rank imports its file; put the call to "
             'rankless.train under `if __name__ == "__main__":`'
         )
 
@@ -130,7 +130,7 @@ def load_class(task: str, kind: str) -> Any:
         module = _imported(_PREFIX + os.fsencode(path).hex(), path.parent, task, str(path))
     else:
         raise UserError(
-            f"{task}: no such file {path}; expected the file that defines the class, as in my_task.py:MyTask"
+            f"{task}: no such file {path}; expected the file of the class, such as my_task.py:MyTask"
         )
     made = getattr(module, name, None)
     if made is None:

@@ -82,7 +82,7 @@ class Detect:
         return collate(items)
 
     def loss(self, model: nn.Module, batch: DetectionBatch) -> LossSum:
-        """Compute the loss of one micro-batch as a sum and a count, which the detector defines."""
+        """Compute the detector's loss for one micro-batch."""
         detector = cast(Detector, model)
         return detector.loss(detector(batch.network_input), batch)
 
@@ -90,8 +90,8 @@ class Detect:
     def predict(self, model: nn.Module, batch: DetectionBatch) -> list[Detections]:
         """Detect objects in each image of the batch. Boxes are in pixels of the source images.
 
-        By default, a box may have several classes, as is usual on COCO, and NMS is applied per class. Boxes
-        with equal scores keep the order of the model's outputs. With ``evaluate.tta``, a single NMS covers
+        By default, a box may have several classes, and NMS is applied per class. Boxes with equal scores
+        keep the order of the model's outputs. With ``evaluate.tta``, a single NMS covers
         the boxes of all transforms.
         """
         detector, images = cast(Detector, model), batch.network_input
@@ -236,8 +236,8 @@ def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
     if spread and len(StepSizes(size, spread, 1, 0).choices()) == 1:
         height, width = size
         yield (
-            f"data.multi_scale is {spread:g}, but around {height} × {width} pixels there is no other size in "
-            f"multiples of 32 within a factor of {1 + spread:g}; increase data.multi_scale, or remove it"
+            f"data.multi_scale is {spread:g}, but no other size in multiples of 32 is within a factor of "
+            f"{1 + spread:g} of {height} × {width} pixels; increase data.multi_scale, or remove it"
         )
     if recipe.evaluate.rectangular and recipe.data.fit == "stretch":
         yield _NO_MARGIN
@@ -248,13 +248,13 @@ def _anchors_that_descend(model: model_kinds.ModelKeys) -> Iterator[str]:
     if not isinstance(anchors, str) and anchors and math.prod(anchors[0]) > math.prod(anchors[-1]):
         ascending = ", ".join(f"[{width:g}, {height:g}]" for width, height in sorted(anchors, key=math.prod))
         yield (
-            "model.anchors are in descending order, so the finest head learns the largest boxes; expected "
-            f"the smallest pair first: model.anchors='[{ascending}]'"
+            "model.anchors are in descending order, so the finest head would learn the largest boxes; "
+            f"expected the smallest pair first: model.anchors='[{ascending}]'"
         )
 
 
 def resolve_detection(recipe: Recipe) -> Recipe:
-    """Replace a cfg file's path with the file's text, and ``kmeans`` anchors with the fitted ones."""
+    """Replace a cfg file's path with the file's text, and ``kmeans`` anchors with fitted ones."""
     model = cast(model_kinds.AnyModel, zoo.spec(recipe.model, recipe.loss).self_contained())
     if isinstance(model, model_kinds.YoloModel) and model.anchors == "kmeans":
         task = Detect(replace(recipe, model=model))

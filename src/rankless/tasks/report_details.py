@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # this imports torchvision, which detectors do not need
     from rankless.data.datasets.classification import ClassificationExamples
 
 EXAMPLES = 6
-"""Maximum number of the best images, and of the worst images, to store."""
+"""Maximum number of best images, and of worst images, to store."""
 _SIDE = 384  # pixels of the longer side of a stored image
 _QUALITY = 80
 _MOST_BOXES = 100  # boxes per stored image
@@ -64,7 +64,7 @@ def as_truth(truth: GroundTruth) -> Truth:
 def _by_image(
     matches: Matches, images: int, threshold: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return each image's F1, errors and correct detections at the threshold, each of shape (images,).
+    """Return the F1, the number of errors and the number of hits of every image at the threshold.
 
     The F1 of an image without boxes is NaN.
     """

@@ -50,7 +50,7 @@ def apply_transform(images: Tensor, transform: Transform, placing: Placing = USU
 
 
 def restore_boxes(boxes: Tensor, transform: Transform, size: Sequence[int]) -> Tensor:
-    """Convert xyxy boxes (..., 4) from a transformed input to the original one of ``size``, (H, W)."""
+    """Convert xyxy boxes (..., 4) from a transformed input to the original input of ``size``, (H, W)."""
     if transform.scale != 1:
         rows, columns = _smaller(size, transform)
         factors = boxes.new_tensor([size[1] / columns, size[0] / rows])

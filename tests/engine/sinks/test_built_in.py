@@ -250,7 +250,7 @@ def test_a_missing_library_is_one_sentence(name: str) -> None:
         sink_class(name)
     (problem,) = error.value.problems
     assert problem.startswith(f"--sink {name}: needs {name}")
-    assert problem.endswith(f"install it with: pip install 'rankless[{name}]'")
+    assert problem.endswith(f"run `pip install 'rankless[{name}]'`")
 
 
 def test_a_full_disk_drops_the_sink_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
