@@ -72,7 +72,7 @@ def test_get_prints_where_the_file_is_and_what_to_do_next(cached, tmp_path, caps
         assert capsys.readouterr().out.startswith(f"{copy} (70 bytes)\n")
     copy.write_text("the user's")
     said = problem(capsys, "weights", "get", "yolov3-tiny", "--to", str(copy.parent))
-    assert f"{copy}: " in said and "; give another --to, or --force" in said
+    assert f"{copy}: " in said and "; use another --to, or add --force" in said
     assert copy.read_text() == "the user's"
 
 

@@ -245,7 +245,7 @@ def test_results_replace_results_and_nothing_else(target):
     with pytest.raises(UserError) as refused:
         run(target, image(target.with_name("b.png")), force=False)
     assert refused.value.problems == (
-        f"--out {out}: contains results of an earlier call; expected a new or empty folder; give another "
+        f"--out {out}: contains earlier results; expected a new or empty folder; use another "
         "folder, omit --out to use a numbered folder, or add --force to replace earlier results",
     )
     assert {path: path.read_bytes() for path in out.iterdir()} == before

@@ -21,7 +21,7 @@ def numbered_folder(wanted: Path, option: str) -> Path:
             path = wanted.with_name(f"{wanted.name}-{number}")
         except OSError as error:
             raise UserError(
-                f"{path}: cannot be created ({error}); use another directory with {option}"
+                f"{path}: cannot be created ({error}); choose another directory with {option}"
             ) from error
         else:
             return path

@@ -33,7 +33,7 @@ Handler = Callable[[Any], Any]
 """A function that validates values with pydantic."""
 
 NameCheck = Callable[[str, str], str | None]
-"""A function that takes a task and a model's name, and returns the problem as a sentence, or None."""
+"""A function that checks a task and a model's name, and returns the problem as a sentence, or None."""
 
 _NAME = ("model", "name")
 
@@ -82,7 +82,7 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
         raise UserError(f"{source.of(())}: {not_a_section(recipe, (), given)}")
     flat = flattened(given)
     if len(flat) > MOST_KEYS:  # each unknown key is compared with all known ones
-        known = f"expected at most the {len(leaves(recipe))} known ones; remove the others"
+        known = f"expected at most the {len(leaves(recipe))} known keys; remove the others"
         raise UserError(f"{source.of(())}: this recipe has more than {MOST_KEYS:,} keys; {known}")
     flat = with_network(flat)
     tree = nested(flat)
@@ -194,6 +194,6 @@ def _without_effect(
                 actual = flat.get(other, known[other].default)
                 if actual not in only.values:
                     needed = " or ".join(map(repr, only.values))
-                    text = f"'{'.'.join(path)}' is {shown(value)}, but '{only.key}' is {shown(actual)}"
-                    advice = f"it has an effect only with {needed}; remove '{'.'.join(path)}'"
-                    yield path, f"{text}: {advice}"
+                    dotted = ".".join(path)
+                    text = f"'{dotted}' is {shown(value)}, but '{only.key}' is {shown(actual)}"
+                    yield path, f"{text}; '{dotted}' has an effect only with {needed}; remove it"

@@ -33,7 +33,7 @@ def unknown_key(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
         return f"key '{dotted}': no such key{_instead_of(recipe, path)}"
     if path in leaves(recipe) and path[0] not in KINDS:
         other = leaves(recipe)[path].task
-        return f"key '{dotted}': it has an effect only with task '{other}', but task is '{kinds.task}'"
+        return f"key '{dotted}': it has an effect only with task '{other}', but the task is '{kinds.task}'"
     having = [
         tag
         for tag, one in KINDS[path[0]].items()
@@ -128,7 +128,7 @@ def _instead_of(recipe: type, path: KeyPath) -> str:
     if dotted in names:
         *outer, last = dotted.split(".")
         return (
-            f": dots are for the command line; in a file write '{last}:' indented under '{'.'.join(outer)}:'"
+            f": dots are for the command line; in a file, write '{last}:' indented under '{'.'.join(outer)}:'"
         )
     # Only the last part is compared, because all keys of a section share the section's name.
     beside = [other[-1] for other in every if other[:-1] == path[:-1]]

@@ -110,7 +110,7 @@ def died(what: str, code: int, log: IO[bytes], instead: str = "") -> UserError:
     lines = log.read().decode(errors="replace").strip().splitlines()
     end = f"; {instead}" if instead else ""
     return UserError(
-        f"{what} could not be measured: the process ended with code {code} "
+        f"{what} could not be measured: the process exited with code {code} "
         f"({lines[-1] if lines else 'no output'}){end}"
     )
 

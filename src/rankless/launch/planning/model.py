@@ -25,7 +25,7 @@ from rankless.world.tree import owned_nodes
 MOST = 4096
 """Number of devices in the last row of a plan."""
 OVERHEAD = 2e-6
-"""Seconds to send a message of any size; NCCL's cost model uses 1 to 2 µs (NCCL_NET_OVERHEAD)."""
+"""Time in seconds to send a message of any size; NCCL's cost model uses 1 to 2 µs (NCCL_NET_OVERHEAD)."""
 SIGMA = 0.1
 """Standard deviation of the logarithm of the ranks' computing times."""
 

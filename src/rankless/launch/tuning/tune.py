@@ -28,7 +28,7 @@ from rankless.runs.scoring import LOWER_IS_BETTER
 from rankless.tasks.best import best_score
 
 LOG = "output.log"
-"""Name of the file in a run's ``logs`` directory with the output of the run."""
+"""Name of the file with a run's output in its ``logs`` directory."""
 _SHARED = ".output"
 
 
