@@ -205,7 +205,7 @@ def _fill(offer: Offer, path: Path, file: IO[bytes], tag: Path) -> None:
 
 
 class _OtherFileError(Exception):
-    """Raised if the server offers a file other than the expected one."""
+    """Raised when the server sends the wrong file."""
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

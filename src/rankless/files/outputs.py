@@ -1,4 +1,4 @@
-"""Output files of a command, which overwrites only its own earlier outputs unless forced.
+"""Output files of commands. A command overwrites only its own earlier outputs unless forced.
 
 ``.rankless-outputs`` lists the outputs in a folder, each with its command, name, size and digest. The same
 command may replace a file on the list that has not changed since. Everything else belongs to the user:
@@ -34,7 +34,7 @@ SHEETS = (".html", ".png", ".jpg", ".jpeg")
 
 
 class Outputs:
-    """The output files of a command, which are all checked before the first one is written.
+    """The output files of a command, all checked before the first one is written.
 
     Args:
         files: all output files, folder by folder.
@@ -198,7 +198,7 @@ def drawing(out: Path, verb: str, endings: Sequence[str] = CHARTS, *, force: boo
 
 
 def refuse_filled(folder: Path) -> None:
-    """Raise a UserError unless ``folder`` is new or empty, so that results of two calls are never mixed."""
+    """Raise a UserError unless ``folder`` is new or empty, to keep the results of commands apart."""
     try:
         is_empty = not any(folder.iterdir())
     except FileNotFoundError:
@@ -294,7 +294,7 @@ class OutputList:
         self._is_ready = True
 
     def add(self, verb: str, name: str, file: _File) -> None:
-        """Add an output before it is renamed to its final name."""
+        """Add an output to the list, before its file gets its final name."""
         key = verb, name
         if key in self.known:
             if file in self.known[key]:

@@ -19,7 +19,7 @@ _ELSEWHERE = ("203.0.113.1", "2001:db8::1")  # documentation addresses, which no
 
 
 def interfaces() -> dict[str, list[str]]:
-    """Return the addresses of each active interface, IPv4 before IPv6, or an empty dict if unknown."""
+    """Return the addresses of each active interface, IPv4 first, or an empty dict if they are unknown."""
     if sys.platform != "linux":
         return {}
     found: dict[str, list[str]] = {}
@@ -58,7 +58,7 @@ def address_towards(address: str) -> str | None:
 
 
 def public_address() -> str | None:
-    """Return this machine's address on the default route, else its only address, else None."""
+    """Return this machine's address on the default route, or its only address, or None."""
     for elsewhere in _ELSEWHERE:
         own = address_towards(elsewhere)
         if own and not is_loopback(own):

@@ -158,5 +158,5 @@ VALUES: Mapping[tuple[str, str], str] = {
 
 
 def answer(meant: str) -> str:
-    """Return a hint from an entry of :data:`ELSEWHERE`."""
+    """Convert a value of :data:`ELSEWHERE` to a hint."""
     return meant if meant.startswith("not needed") else f"use {meant}"

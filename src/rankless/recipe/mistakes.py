@@ -1,4 +1,4 @@
-"""Messages about wrong keys and values, which suggest valid keys, similar names and expected values."""
+"""Messages about wrong keys and values, with suggestions of valid ones."""
 
 from __future__ import annotations
 

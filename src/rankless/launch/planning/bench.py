@@ -58,7 +58,7 @@ class _Processes(ExitStack):
 
 
 class Ranks(_Processes):
-    """The processes in which Rankless trains.
+    """Processes that train a recipe with Rankless and measure its speed.
 
     Attributes:
         seconds: durations of the steps on rank 0, one list per turn.
@@ -382,7 +382,7 @@ def steady(recipe: Recipe) -> Recipe:
 
 
 def _threads(recipe: Recipe, ranks: int) -> int:
-    """Return the number of CPU threads for the plain loop; on a CPU, as many as all ranks have together."""
+    # On a CPU, the plain loop gets as many threads as all ranks together.
     return recipe.threads if compute_device().type == "cuda" else min(ranks * recipe.threads, usable_cores())
 
 

@@ -64,7 +64,7 @@ class MeasurementProcess:
         return self._process.pid
 
     def ask(self, value: Any) -> None:
-        """Send a request, which may be any JSON value."""
+        """Send a request (any JSON value)."""
         if self._process.stdin is not None:
             try:
                 self._process.stdin.write(line(value))

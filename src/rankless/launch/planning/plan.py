@@ -105,7 +105,7 @@ class Plan:
 
 
 def plan(recipe: Recipe, options: PlanOptions, say: Callable[[str], None]) -> Plan:
-    """Predict the speed on more devices, and measure the inputs that the options do not give."""
+    """Predict the speed on more devices, after measuring the inputs that the options do not set."""
     recipe, _ = checked(recipe, None, [])
     recipe = with_precision(resolve_recipe(recipe))
     refuse_idle("--check has {}", options.check, recipe)

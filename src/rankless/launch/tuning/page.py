@@ -1,4 +1,4 @@
-"""The report of a search, a self-contained ``report.html`` in its folder."""
+"""The report of a search: a self-contained ``report.html`` in its folder."""
 
 from __future__ import annotations
 
