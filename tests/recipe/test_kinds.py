@@ -94,10 +94,13 @@ def test_a_chosen_loss_has_its_keys():
     ("overrides", "problem"),
     [
         (["loss.class_weights=balanced"],
-         "key 'loss.class_weights': only cross-entropy and focal have it; this model's loss is yolov4"),
+         "key 'loss.class_weights': only the losses cross-entropy and focal have it; this model's loss is "
+         "yolov4"),
         (["model.name=resnet18", "loss.gamma=1"],
-         "key 'loss.gamma': only yolov3, yolov4, cfg and focal have it; this model's loss is cross-entropy"),
-        (["loss.assign=simota"], "key 'loss.assign': only anchor-free has it; this model's loss is yolov4"),
+         "key 'loss.gamma': only the losses yolov3, yolov4, cfg and focal have it; this model's loss is "
+         "cross-entropy"),
+        (["loss.assign=simota"],
+         "key 'loss.assign': only the loss anchor-free has it; this model's loss is yolov4"),
         (["model.dfl=16"],
          "key 'model.dfl': only an anchor-free model has it; 'yolov4-tiny' is a YOLO model"),
         (["model.name=yolov4-anchor-free", "model.anchors=kmeans"],
@@ -160,7 +163,7 @@ def test_all_at_once_with_their_lines(tmp_path):
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (lambda: Recipe(loss=Loss(class_weights="balanced")), "only cross-entropy and focal have it"),
+        (lambda: Recipe(loss=Loss(class_weights="balanced")), "only the losses cross-entropy and focal"),
         (lambda: Recipe(model=Model(name="resnet18"), loss=loss_kinds.Yolov4Loss()), "'loss.name' is"),
         (lambda: Model(name="resnet18", anchors="kmeans"), "anchors"),
         (lambda: Recipe(task="classify", data=Data(augment=Augment(mosaic=1.0)), evaluate=Evaluate(iou=0.5)),

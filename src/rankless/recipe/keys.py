@@ -35,7 +35,7 @@ SHORTHANDS: Mapping[KeyPath, str] = {
     ("model", "involution"): "kernel",
     ("model", "densenet", "separable"): "dilation",
 }
-"""Maps each section that may be given as a single value to the key that the value sets."""
+"""For each section that may be given as a single value, the key that the value sets."""
 
 
 class Kinds(NamedTuple):

@@ -40,7 +40,9 @@ def unknown_key(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
         if path[1] in one.__pydantic_fields__ and tag not in ("custom", "auto")  # type: ignore[union-attr]
     ]
     if path[0] == "loss":
-        who = f"only {_listed(having, 'and')} {'has' if len(having) == 1 else 'have'} it"
+        who = f"only the loss {having[0]} has it"
+        if len(having) > 1:
+            who = f"only the losses {_listed(having, 'and')} have it"
         return f"key '{dotted}': {who}; this model's loss is {kinds.loss}"
     who = f"only {_listed([MODELS[tag].label for tag in having], 'or')} has it"
     return f"key '{dotted}': {who}; '{model}' is {MODELS[kinds.model].label}"

@@ -134,8 +134,8 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
         too_large = [one for one in tried if not one.too_small]
         if not too_large:
             raise UserError(
-                f"batch norm sees one value per channel even with {counted(tried[-1].micro, 'image')}, so it "
-                "has no variance; use a larger model.image_size or batch.images, or batch_norm=frozen"
+                f"batch norm sees one value per channel even with {counted(tried[-1].micro, 'image')}, too "
+                "few for a variance; use a larger model.image_size or batch.images, or batch_norm=frozen"
             )
         share = "a device's share" if is_sync else "a micro-batch"
         raise UserError(
