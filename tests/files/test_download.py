@@ -162,7 +162,7 @@ def test_a_refusal_is_final_and_a_busy_server_is_asked_again(server: type[Server
     server.statuses.append(404)
     message = failing(OFFER, tmp_path)
     assert "the server responded with 404" in message and len(server.asked) == 1
-    where = f"get the file elsewhere and save it as {tmp_path / 'net.weights'}"
+    where = f"download the file elsewhere and save it as {tmp_path / 'net.weights'}"
     assert f"with the SHA-256 {SHA}; {where}" in message
     server.statuses += [503, 429]
     assert obtain(OFFER, tmp_path)[1] == SHA

@@ -163,7 +163,7 @@ def test_what_is_no_regular_file_is_never_replaced(tmp_path, force):
     (tmp_path / "loop").symlink_to("loop")
     for name, says in {
         "pipe": "pipe: is not a regular file; use another --out",
-        "folder": "folder: is a folder; expected the name of a file; give",
+        "folder": "folder: is a folder; expected the name of a file; use",
         "file/a": "cannot be written: .*file is a file",
         "loop/a": "cannot be written: Too many levels of symbolic links",
         "n" * 256: "File name too long",
