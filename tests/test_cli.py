@@ -197,7 +197,7 @@ MISTAKES = [
     ("import x.pt --out o y.pt", "'y.pt': expected key=value"),
     ("recipes digts", "no shipped recipe 'digts'"),
     ("train digits precision=O2", "bf16 and fp16 compute in half precision (Apex's O1)"),
-    ("train digits precision=bf16-pure", "--pure times O3, as a baseline of speed"),
+    ("train digits precision=bf16-pure", "--pure measures the speed of O3"),
     ("verify --version=0.5", "--version takes no value; see: rankless verify --help"),
     ("data show --help=-1 -1", "--help takes no value; see: rankless data show --help"),
     ("recipes digits more", "'more': unexpected argument; see: rankless recipes --help"),

@@ -235,7 +235,7 @@ def test_results_replace_results_and_nothing_else(target):
     source, out = image(target.with_name("a.png")), target.with_name("out")
     out.mkdir()
     (out / "predictions.json").write_text("mine")
-    with pytest.raises(UserError, match=r"predictions.json: already exists, and rankless predict did not"):
+    with pytest.raises(UserError, match="json: already exists and was not written by rankless predict"):
         run(target, source, force=False)
     assert [path.name for path in out.iterdir()] == ["predictions.json"]
     assert (out / "predictions.json").read_text() == "mine"
