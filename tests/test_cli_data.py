@@ -377,7 +377,7 @@ def test_no_file_of_another_split_is_replaced(cells, capsys, verb, root):
 def test_only_its_own_sheet_is_replaced(cells, capsys, verb):
     Path("own.png").write_text("precious")
     assert cli.main(["data", verb, cells, "--out", "own.png"]) == 2
-    assert f"own.png: already exists, and rankless data {verb} did not" in capsys.readouterr().err
+    assert f"own.png: already exists and was not written by rankless data {verb}" in capsys.readouterr().err
     assert Path("own.png").read_text() == "precious"
     assert run(capsys, verb, cells, "--out", "own.png", "--force").endswith("own.png (replaced)\n")
     assert run(capsys, verb, cells, "--out", "own.png").endswith("own.png (replaced)\n")

@@ -67,7 +67,7 @@ def test_new_replaces_nothing_and_reports_other_mistakes_too(flowers, capsys):
     ):
         (line,) = problems(capsys, "new", "flowers", "--out", name)
         assert line.startswith(f"error: {name}: {reason}")
-        assert "give another --out" in line
+        assert "use another --out" in line
     assert Path("flowers.yaml").read_text() == "mine"
     assert not Path("nowhere").exists()
     there, data, weights = problems(

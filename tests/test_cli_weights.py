@@ -72,7 +72,7 @@ def test_get_prints_where_the_file_is_and_what_to_do_next(cached, tmp_path, caps
         assert capsys.readouterr().out.startswith(f"{copy} (70 bytes)\n")
     copy.write_text("the user's")
     said = problem(capsys, "weights", "get", "yolov3-tiny", "--to", str(copy.parent))
-    assert f"{copy}: " in said and "; give another --to, or --force" in said
+    assert f"{copy}: " in said and "; use another --to, or add --force" in said
     assert copy.read_text() == "the user's"
 
 
@@ -82,7 +82,7 @@ def test_get_says_what_is_missing(cached, capsys, monkeypatch):
     cached.unlink()
     said = problem(capsys, "weights", "get", "yolov3-tiny", "--offline")
     assert "HF_HUB_OFFLINE forbids it; expected yolov3-tiny.weights of 70 bytes with the SHA-256 " in said
-    assert said.endswith(f"get the file elsewhere and save it as {cached}\n")
+    assert said.endswith(f"download the file elsewhere and save it as {cached}\n")
     assert "expected hf://OWNER/NAME" in problem(capsys, "weights", "get", "hf://a")
     assert "expected a .safetensors file" in problem(capsys, "weights", "get", "hf://a/b/c.bin")
     assert "set HF_HUB_OFFLINE=1 on the hosts" in problem(

@@ -211,7 +211,7 @@ def test_mistakes_and_files_of_others(planted, tmp_path, capsys):
     mine = tmp_path / "mine.html"
     mine.write_text("mine")
     for words, said in (
-        (["--out", str(mine)], "already exists, and rankless errors did not write it"),
+        (["--out", str(mine)], "already exists and was not written by rankless errors"),
         (["--out", "x.txt"], "--out x.txt: expected a name that ends in one of .html, .png, .jpg, .jpeg"),
         (["--count", "0"], "--count is '0': expected a whole number of at least 1"),
         (["--confidence", "7"], "--confidence is '7': expected a number from 0 to 1"),

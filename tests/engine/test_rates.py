@@ -166,9 +166,9 @@ def test_without_cycles_the_momentum_is_the_recipes() -> None:
     ("written", "problem"),
     [
         (["power=2"], "'schedule.power' is 2, but 'schedule.name' is 'cosine'"),
-        (["decay=0.5"], "it has an effect only with 'exponential'"),
+        (["decay=0.5"], "'schedule.decay' has an effect only with 'exponential'"),
         (["rise=20%"], "'schedule.rise' is '20%', but 'schedule.name' is 'cosine'"),
-        (["cycle_momentum=false"], "it has an effect only with 'one-cycle'"),
+        (["cycle_momentum=false"], "has an effect only with 'one-cycle'"),
         (["name=one-cycle", "warmup=500"], "'schedule.warmup' is 500, but 'schedule.name' is 'one-cycle'"),
     ],
 )

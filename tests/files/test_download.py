@@ -102,7 +102,7 @@ def test_a_later_process_continues_but_not_with_other_content(
 ) -> None:
     server.careless = careless
     server.breaks, server.ranges = 100_000, False
-    assert "was lost after 100,000 of 1,024,000 bytes, in 5 attempts" in failing(UNCONFIRMED, tmp_path)
+    assert "was lost after 100,000 of 1,024,000 bytes (5 attempts)" in failing(UNCONFIRMED, tmp_path)
     server.breaks, server.ranges = 0, True
     server.asked.clear()
     obtain(UNCONFIRMED, tmp_path)
@@ -143,7 +143,7 @@ def test_a_length_that_is_not_the_published_one_is_refused(
     server.claims = str(claims)
     message = failing(UNCONFIRMED, tmp_path)
     assert f"the server sent a file of {claims:,} bytes; the download was discarded" in message
-    assert "expected net.weights of 1,024,000 bytes, whose checksum is not published" in message
+    assert "expected net.weights of 1,024,000 bytes (no published checksum)" in message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -161,8 +161,8 @@ def test_a_web_page_is_called_one(server: type[Server], tmp_path: Path) -> None:
 def test_a_refusal_is_final_and_a_busy_server_is_asked_again(server: type[Server], tmp_path: Path) -> None:
     server.statuses.append(404)
     message = failing(OFFER, tmp_path)
-    assert "the server answers 404" in message and len(server.asked) == 1
-    where = f"get the file elsewhere and save it as {tmp_path / 'net.weights'}"
+    assert "the server responded with 404" in message and len(server.asked) == 1
+    where = f"download the file elsewhere and save it as {tmp_path / 'net.weights'}"
     assert f"with the SHA-256 {SHA}; {where}" in message
     server.statuses += [503, 429]
     assert obtain(OFFER, tmp_path)[1] == SHA
@@ -208,8 +208,8 @@ def test_an_unconfirmed_file_is_checked_and_its_checksum_printed(
     assert "different file (net.weights.part: not a weights file)" in failing(UNCONFIRMED, tmp_path, check)
     assert list(tmp_path.iterdir()) == []
     obtain(UNCONFIRMED, tmp_path)
-    assert f"net.weights: its checksum is not published; its SHA-256 is {SHA}" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"it is a different file \(net.weights: not a w.*; remove it"):
+    assert f"net.weights: no checksum is published; the SHA-256 is {SHA}" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"its content is wrong \(net.weights: not a w.*; remove it"):
         obtain(UNCONFIRMED, tmp_path, check)  # as if it had been put there by hand
 
 
@@ -298,7 +298,7 @@ def test_a_full_disk_keeps_what_has_arrived(server: type[Server], tmp_path: Path
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    assert "(File too large), and the part already downloaded is kept; make room, and try" in message
+    assert "(File too large); the part downloaded so far is kept; make room, and try" in message
     assert (tmp_path / "net.weights.part").stat().st_size == 300_000
     assert obtain(OFFER, tmp_path)[1] == SHA
     assert server.asked == ["", "bytes=300000-"]

@@ -97,12 +97,12 @@ def test_what_the_same_command_wrote_is_replaced(tmp_path):
 
 def test_anything_else_stays_unless_it_is_forced(tmp_path):
     (tmp_path / "theirs").write_text("precious")
-    says = "already exists, and rankless predict did not write it, or it has changed since; .* --force"
+    says = "already exists and was not written by rankless predict, or has changed since; .* --force"
     refused(tmp_path, lambda: write(tmp_path, {"theirs": "ours", "new": "ours"}), says=says)
     write(tmp_path, {"theirs": "ours"}, force=True)
     assert (tmp_path / "theirs").read_text() == "ours"
     write(tmp_path, {"theirs": "ours by now"})
-    for verb, says in (("data show", "data show did not write it"), (None, "already exists; .* --force")):
+    for verb, says in (("data show", "by rankless data show"), (None, "already exists; .* --force")):
         refused(tmp_path, lambda verb=verb: write(tmp_path, {"theirs": "x"}, verb), says=says)
 
 
@@ -124,7 +124,7 @@ def test_all_that_stays_is_listed_at_once(tmp_path):
     faults = refused(tmp_path, lambda: write(tmp_path, files), says="00: already exists")
     listed = [f"{number:02}: already exists" in problem for number, problem in enumerate(faults)]
     assert listed == [True] * 20 + [False]
-    assert faults[-1].startswith("… and 5 more; nothing was changed; give another --out, or --force")
+    assert faults[-1].startswith("… and 5 more; nothing was changed; use another --out, or add --force")
 
 
 def test_a_link_is_never_written_through(tmp_path):
@@ -162,10 +162,10 @@ def test_what_is_no_regular_file_is_never_replaced(tmp_path, force):
     (tmp_path / "file").write_text("precious")
     (tmp_path / "loop").symlink_to("loop")
     for name, says in {
-        "pipe": "pipe: is not a regular file; give another --out",
-        "folder": "folder: is a folder; expected the name of a file; give",
-        "file/a": "it cannot be written: .*file is a file",
-        "loop/a": "it cannot be written: Too many levels of symbolic links",
+        "pipe": "pipe: is not a regular file; use another --out",
+        "folder": "folder: is a folder; expected the name of a file; use",
+        "file/a": "cannot be written: .*file is a file",
+        "loop/a": "cannot be written: Too many levels of symbolic links",
         "n" * 256: "File name too long",
         "nul\0": "embedded null",
         "nul\0/a": "embedded null",
@@ -184,7 +184,7 @@ def test_a_place_that_cannot_be_written_to_is_a_sentence(tmp_path):
         write(Path("/proc/none"), {"a": "x"})
     files = [tmp_path / "file" / "a", tmp_path / "file" / "b"]
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file: cannot be the output folder: .*file is a file"):
+    with pytest.raises(UserError, match=r"file: cannot be used as the output folder: .*file is a file"):
         Outputs(files, verb="predict", force=True)
 
 
@@ -199,7 +199,7 @@ def test_an_input_is_never_an_output(tmp_path, link):
         target = out if link else tmp_path / "." / "read"
         Outputs([target, tmp_path / "new"], verb="predict", force=True).refuse_inputs(["gone", read])
 
-    assert "--force" not in refused(tmp_path, force, says="is an input of this command; give another")[-1]
+    assert "--force" not in refused(tmp_path, force, says="is an input of this command; use another")[-1]
     Outputs([tmp_path / "new"], verb="predict").refuse_inputs([read])
 
 
@@ -283,7 +283,7 @@ def test_a_list_of_somebody_elses_stays(tmp_path, kind):
         place.symlink_to("notes")
     else:
         os.mkfifo(place)
-    refused(tmp_path, lambda: write(tmp_path, {"a": "x"}, force=True), says="not a list written by rankless")
+    refused(tmp_path, lambda: write(tmp_path, {"a": "x"}, force=True), says="was not written by rankless")
 
 
 def test_a_backup_by_hard_links_is_not_appended_to(tmp_path):

@@ -41,7 +41,7 @@ def test_names_that_no_file_can_have(tmp_path: Path):
 def test_the_limit_is_named(tmp_path: Path):
     file = tmp_path / "file"
     file.write_bytes(b"x" * 101)
-    assert refused(file) == "it has 101 bytes, more than the 100 that it may have"
+    assert refused(file) == "it has 101 bytes, more than the allowed 100"
     file.write_bytes(b"x" * 100)
     assert reading.read_bytes(file, 100) == b"x" * 100
     # A size that nobody wrote: nothing is read before it is refused.
@@ -52,7 +52,7 @@ def test_the_limit_is_named(tmp_path: Path):
 
 def test_files_whose_size_nobody_knows():
     assert reading.read_bytes("/proc/self/status", 100_000).startswith(b"Name:")
-    assert "more than the 100 that it may have" in refused("/proc/self/status")
+    assert "more than the allowed 100" in refused("/proc/self/status")
 
 
 def test_text_is_read_as_python_reads_it(tmp_path: Path):

@@ -78,7 +78,7 @@ def test_nothing_that_is_there_is_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in ("out", "out/mine", "lost", "loop", "pipe"):
         with (
-            pytest.raises(UserError, match=r"--out .*(already exists|cannot be a new folder)"),
+            pytest.raises(UserError, match=r"--out .*(already exists|cannot be used as a new folder)"),
             new_folder(tmp_path / name),
         ):
             pass
@@ -91,7 +91,7 @@ def test_what_came_meanwhile_stays(tmp_path, there):
     out = tmp_path / "out"
     if there:
         out.mkdir()
-    with pytest.raises(UserError, match=r"it cannot be written: .*not empty"), new_folder(out) as made:
+    with pytest.raises(UserError, match=r"cannot be written: .*not empty"), new_folder(out) as made:
         (made / "ours").write_text("")
         out.mkdir(exist_ok=True)
         (out / "theirs").write_text("precious")

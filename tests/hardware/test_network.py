@@ -77,7 +77,9 @@ def test_a_socket_listens_at_one_address_alone() -> None:
         assert address == "127.0.0.1"
         with socket.create_connection((address, port), timeout=5):
             pass
-        with pytest.raises(UserError, match=rf"127.0.0.1:{port}: another program listens there.*MASTER_PORT"):
+        with pytest.raises(
+            UserError, match=rf"127.0.0.1:{port}: another program uses this port.*MASTER_PORT"
+        ):
             network.listening_at("127.0.0.1", port)
 
 

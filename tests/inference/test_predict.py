@@ -149,7 +149,7 @@ def test_a_source_in_the_output_folder_is_refused(target):
 def test_an_output_folder_that_cannot_be_made_is_named(target):
     link = target.with_name("link")
     link.symlink_to("nowhere")
-    broken = f"cannot be the output folder ({link} is a broken link to nowhere); use another folder"
+    broken = f"cannot be used as the output folder: {link} is a broken link to nowhere; use another folder"
     proc = "cannot be created (No such file or directory); use another folder"
     for out, problem in ((link, broken), (link / "below", broken), (Path("/proc/no"), proc)):
         with pytest.raises(UserError) as caught:
@@ -177,7 +177,7 @@ def test_what_cannot_work_is_reported(target, tmp_path):
         with pytest.raises(UserError, match=f"device '{device}' .*; expected cpu, cuda") as caught:
             page.predict(target, [str(source)], out=tmp_path / "out", device=device)
         assert len(str(caught.value)) < 300
-    with pytest.raises(UserError, match=r"a\.png: cannot be the output folder"):
+    with pytest.raises(UserError, match=r"a\.png: cannot be used as the output folder"):
         page.predict(target, [str(source)], out=source, device="cpu")
     with pytest.raises(UserError, match="no such file"):
         page.predict(tmp_path / "none", [str(source)], out=tmp_path / "out", device="cpu")
@@ -235,7 +235,7 @@ def test_results_replace_results_and_nothing_else(target):
     source, out = image(target.with_name("a.png")), target.with_name("out")
     out.mkdir()
     (out / "predictions.json").write_text("mine")
-    with pytest.raises(UserError, match=r"predictions.json: already exists, and rankless predict did not"):
+    with pytest.raises(UserError, match="json: already exists and was not written by rankless predict"):
         run(target, source, force=False)
     assert [path.name for path in out.iterdir()] == ["predictions.json"]
     assert (out / "predictions.json").read_text() == "mine"
@@ -245,7 +245,7 @@ def test_results_replace_results_and_nothing_else(target):
     with pytest.raises(UserError) as refused:
         run(target, image(target.with_name("b.png")), force=False)
     assert refused.value.problems == (
-        f"--out {out}: contains results of an earlier call; expected a new or empty folder; give another "
+        f"--out {out}: contains earlier results; expected a new or empty folder; use another "
         "folder, omit --out to use a numbered folder, or add --force to replace earlier results",
     )
     assert {path: path.read_bytes() for path in out.iterdir()} == before

@@ -67,7 +67,7 @@ def test_an_error_brings_the_old_set_back(tmp_path: Path, monkeypatch: pytest.Mo
         replace(source, target, **named)
 
     monkeypatch.setattr(os, "replace", failing)
-    with pytest.raises(UserError, match=r"net\.weights: it cannot be written: Input/output error"):
+    with pytest.raises(UserError, match=r"net\.weights: cannot be written: Input/output error"):
         export(path, format="darknet", out=tmp_path / "net", force=True)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
@@ -79,7 +79,7 @@ def test_nothing_is_overwritten_and_errors_are_sentences(tmp_path, capsys, monke
     assert main(["export", str(path), "--format", "pth"]) == 0
     (file,) = capsys.readouterr().out.split()
     assert main(["export", str(path), "--format", "pth"]) == 2
-    said = f"error: {file}: already exists; give another --out, or --force to replace existing files\n"
+    said = f"error: {file}: already exists; use another --out, or add --force to replace existing files\n"
     assert capsys.readouterr().err == said
     out = str(tmp_path / "net")
     assert main(["export", str(path), "--format", "darknet", "--out", out]) == 0

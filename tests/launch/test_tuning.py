@@ -153,9 +153,9 @@ def test_the_usual_space_holds_the_recipe_and_is_valid(small_recipe: str) -> Non
 @pytest.mark.parametrize(
     ("search", "said"),
     [
-        ("optim.lr", "--search has 'optim.lr': expected a range or choices, such as optim.lr=0.001..0.1"),
-        ("optim.lr=1..0.1", "--search has 'optim.lr=1..0.1'"),
-        ("optim.lr=0..nan", "--search has 'optim.lr=0..nan'"),
+        ("optim.lr", "--search is 'optim.lr': expected a range or choices, such as optim.lr=0.001..0.1"),
+        ("optim.lr=1..0.1", "--search is 'optim.lr=1..0.1'"),
+        ("optim.lr=0..nan", "--search is 'optim.lr=0..nan'"),
         ("optim.lr=-1..1", "--search: "),
         ("optim.speed=1..2", "--search: "),
         ("data.augment=none|loud", "--search: "),

@@ -94,10 +94,13 @@ def test_a_chosen_loss_has_its_keys():
     ("overrides", "problem"),
     [
         (["loss.class_weights=balanced"],
-         "key 'loss.class_weights': only cross-entropy and focal have it; this model's loss is yolov4"),
+         "key 'loss.class_weights': only the losses cross-entropy and focal have it; this model's loss is "
+         "yolov4"),
         (["model.name=resnet18", "loss.gamma=1"],
-         "key 'loss.gamma': only yolov3, yolov4, cfg and focal have it; this model's loss is cross-entropy"),
-        (["loss.assign=simota"], "key 'loss.assign': only anchor-free has it; this model's loss is yolov4"),
+         "key 'loss.gamma': only the losses yolov3, yolov4, cfg and focal have it; this model's loss is "
+         "cross-entropy"),
+        (["loss.assign=simota"],
+         "key 'loss.assign': only the loss anchor-free has it; this model's loss is yolov4"),
         (["model.dfl=16"],
          "key 'model.dfl': only an anchor-free model has it; 'yolov4-tiny' is a YOLO model"),
         (["model.name=yolov4-anchor-free", "model.anchors=kmeans"],
@@ -116,15 +119,15 @@ def test_a_chosen_loss_has_its_keys():
         (["model.name=resnet18", "loss.name=focul"],
          "'loss.name' is 'focul': expected one of auto, cross-entropy, focal for the model 'resnet18'; "
          "did you mean 'focal'?"),
-        (["loss.gamma=1"], "'loss.gamma' is 1, but 'loss.objectness_loss' is 'auto': it has an effect only "
-         "with 'focal' or 'quality-focal'; remove 'loss.gamma'"),
+        (["loss.gamma=1"], "'loss.gamma' is 1, but 'loss.objectness_loss' is 'auto'; 'loss.gamma' has an "
+         "effect only with 'focal' or 'quality-focal'; remove it"),
         (["model.name=yolov4-anchor-free", "loss.dfl=1"],
          "'loss.dfl' is 1.0, but model.dfl is 0, so the distances have no distributions; remove loss.dfl, "
          "or set model.dfl to a number of bins such as 16"),
         (["task=classify", "model.name=resnet18", "data.fit=stretch"],
-         "key 'data.fit': it has an effect only with task 'detect', but task is 'classify'"),
+         "key 'data.fit': it has an effect only with task 'detect', but the task is 'classify'"),
         (["data.augment.policy=randaugment"],
-         "key 'data.augment.policy': it has an effect only with task 'classify', but task is 'detect'"),
+         "key 'data.augment.policy': it has an effect only with task 'classify', but the task is 'detect'"),
         (["task=classify", "model.name=resnet18", "evaluate.tta=full"],
          "'evaluate.tta' is 'full', which needs inputs of several sizes, but many classifiers accept only "
          "one; expected 'none' or 'flip'"),
@@ -160,11 +163,11 @@ def test_all_at_once_with_their_lines(tmp_path):
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (lambda: Recipe(loss=Loss(class_weights="balanced")), "only cross-entropy and focal have it"),
+        (lambda: Recipe(loss=Loss(class_weights="balanced")), "only the losses cross-entropy and focal"),
         (lambda: Recipe(model=Model(name="resnet18"), loss=loss_kinds.Yolov4Loss()), "'loss.name' is"),
         (lambda: Model(name="resnet18", anchors="kmeans"), "anchors"),
         (lambda: Recipe(task="classify", data=Data(augment=Augment(mosaic=1.0)), evaluate=Evaluate(iou=0.5)),
-         "key 'data.augment.mosaic': it has an effect only with task 'detect', but task is 'classify'\n"
+         "key 'data.augment.mosaic': it has an effect only with task 'detect', but the task is 'classify'\n"
          "Recipe: key 'evaluate.iou'"),
         (lambda: Recipe(data=Data(augment=Augment(erase=0.5))), "only with task 'classify'"),
     ],

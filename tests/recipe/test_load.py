@@ -74,20 +74,20 @@ def test_every_key_has_its_line():
 @pytest.mark.parametrize(
     ("text", "problems"),
     [
-        ("a: 1\nb: 2\na: 3", ["f:3: key 'a' is given twice (first in line 1): keep one"]),
+        ("a: 1\nb: 2\na: 3", ["f:3: key 'a' is given twice (first on line 1): keep only one"]),
         ("a:\n  b: 1\n  b: 1\nc: !!set {x}", ["f:3: key 'a.b' is given twice", "f:4: the tag '!!set'"]),
         ("a: !!python/object/apply:os.system [true]", ["f:1: the tag"]),
         ("a: !!int x", ["f:1: 'x' cannot be read as !!int"]),
         ("a: !mine 3", ["f:1: the tag '!mine' is not allowed"]),
-        ("a: &x [*x]", ["f:1: an anchor may not contain itself"]),
-        ("a: 1\n\tb: 2", ["f:2: column 1: this is not YAML"]),
-        ("a: b: c", ["f:1: column 5: this is not YAML: mapping values are not allowed here"]),
-        ("a: [1", ["f:1: column 6: this is not YAML"]),
-        ("a: 1\n---\nb: 2", ["f:2: column 1: this is not YAML: expected a single document"]),
+        ("a: &x [*x]", ["f:1: an anchor cannot contain itself"]),
+        ("a: 1\n\tb: 2", ["f:2: column 1: invalid YAML"]),
+        ("a: b: c", ["f:1: column 5: invalid YAML: mapping values are not allowed here"]),
+        ("a: [1", ["f:1: column 6: invalid YAML"]),
+        ("a: 1\n---\nb: 2", ["f:2: column 1: invalid YAML: expected a single document"]),
         ("? [a]\n: 1", ["f:1: a key must be a single word or number"]),
-        ("a: \x07", ["f: this is not YAML: character 4"]),
+        ("a: \x07", ["f: invalid YAML: character 4"]),
         ("[" * 999, ["f: nested too deeply"]),
-        ("a: *b", ["f:1: column 4: this is not YAML: found undefined alias"]),
+        ("a: *b", ["f:1: column 4: invalid YAML: found undefined alias"]),
     ],
 )
 def test_errors_of_yaml(text, problems):
@@ -118,7 +118,7 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
         ("milestone: [3]", "key 'milestone': no such key; did you mean 'schedule.milestones'?"),
         ("batch: {qqqq: 1}", "key 'batch.qqqq': no such key; expected one of images, micro"),
         ("optim.lr: 1", "key 'optim.lr': no such key: dots are for the command line; "
-         "in a file write 'lr:' indented under 'optim:'"),
+         "in a file, write 'lr:' indented under 'optim:'"),
         ("batch: {micro: eight}", "'batch.micro' is 'eight': expected a whole number of at least 1"),
         ("batch: {micro: '8'}", "'batch.micro' is '8': expected a whole number of at least 1; "
          "write 8 without quotes"),
@@ -162,16 +162,17 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
          "8, or a pair of whole numbers of at least 8"),
         ("model: {anchors: [[1, 2], [3]]}", "'model.anchors' is [[…], […]]: expected one of default, kmeans, "
          "or a list of pairs of numbers above 0"),
-        ("checkpoint: {every: 10 minutes}", "'checkpoint.every' is '10 minutes': expected minutes as in "
-         "'10 min', or a whole number of at least 1, or a duration as in '5 epochs' or '80%'"),
+        ("checkpoint: {every: 10 minutes}", "'checkpoint.every' is '10 minutes': expected a number of "
+         "minutes such as '10 min', or a whole number of at least 1, or a duration such as '5 epochs' or "
+         "'80%'"),
         ("evaluate: {every: 5 epoch(s)}", "'evaluate.every' is '5 epoch(s)': expected a whole number of at "
-         "least 0, or a duration as in '5 epochs' or '80%'"),
-        ("schedule: {milestones: [2, 1]}", "'schedule.milestones' is [2, 1]: expected increasing durations, "
-         "each above the one before"),
+         "least 0, or a duration such as '5 epochs' or '80%'"),
+        ("schedule: {milestones: [2, 1]}", "'schedule.milestones' is [2, 1]: expected durations in "
+         "increasing order"),
         ("batch: {images: 20}", "'batch.micro' is 8, which does not divide batch.images (20); "
-         "nearest that do: 5 and 10"),
+         "the nearest divisors are 5 and 10"),
         ("optim: {nesterov: true, momentum: 0}", "'optim.nesterov' is true, which needs momentum, but "
-         "optim.momentum is 0; give a momentum such as 0.9, or use optim.nesterov=false"),
+         "optim.momentum is 0; set a momentum such as 0.9, or use optim.nesterov=false"),
     ],
 )  # fmt: skip
 def test_an_error_names_key_value_and_what_to_do(tmp_path, text, problem):
@@ -219,7 +220,7 @@ model: {image_size: 5}
 epochs: 4
 """
     found = problems_of(tmp_path, text, "epochs=0", "optm.lr=3", "seed", "seed=1", "data.val=@")
-    assert [problem.split(" is ")[0] for problem in found] == [
+    assert [re.split(" is | YAML", problem)[0] for problem in found] == [
         "r.yaml:2: 'batch.micro'",
         "r.yaml:3: 'schedule.gamma'",
         "r.yaml:3: 'schedule.warmup'",
@@ -230,7 +231,7 @@ epochs: 4
         "command line: 'epochs'",
         "command line: key 'optm.lr': no such key; did you mean 'optim.lr'?",
         "command line: 'seed': expected key=value, as in optim.lr=0.02",
-        "command line: 'data.val=@': this",
+        "command line: 'data.val=@': invalid",
     ]
 
 
@@ -289,7 +290,7 @@ def test_a_source_that_is_not_there(tmp_path, monkeypatch):
     Path("latin.yaml").write_bytes(b"seed: 1 # \xe9")
     none = "no such file, folder or shipped recipe; expected .*digits"
     for name, message in {
-        "digit": rf"'digit': {none}.*did you mean 'digits'\? the name",
+        "digit": rf"'digit': {none}.*did you mean 'digits'\? for a model, use",
         "nime.yaml": rf"'nime.yaml': {none}.*did you mean 'mine.yaml'\?$",
         "a/b": f"'a/b': {none}",
         ".": "this is a folder",
@@ -299,7 +300,7 @@ def test_a_source_that_is_not_there(tmp_path, monkeypatch):
             load(Path(name) if name == "." else name)
     for name in ("yolov8n", "yolo11m", "yolov5s.yaml", "YOLOX_tiny"):
         with pytest.raises(
-            UserError, match=r"the most similar models are .*: rankless train (\S+) data.root="
+            UserError, match=r"the most similar ones are .*: rankless train (\S+) data.root="
         ) as error:
             load(name, check_name=problem)
         assert "model.name=" not in str(error.value)
@@ -307,13 +308,13 @@ def test_a_source_that_is_not_there(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"rankless train resnet18 data\.root="):
         load("yolov8n-cls", check_name=problem)
     for name in ("yolov4-csp", "resnet34"):  # a model, with the keys under which it is accepted
-        with pytest.raises(UserError, match="the model of this name is given as ") as error:
+        with pytest.raises(UserError, match="for the model of this name, use ") as error:
             load(name, check_name=problem)
-        keys = str(error.value).partition(" is given as ")[2].split()
+        keys = str(error.value).partition(" this name, use ")[2].split()
         assert default(keys, check_name=problem).model.name == name
     with pytest.raises(UserError) as error:
         load("nonsense", check_name=problem)
-    assert "given as" not in str(error.value)
+    assert "this name" not in str(error.value)
     with pytest.raises(UserError, match=r"no shipped recipe 'yolov5'.*did you mean 'yolov4'\?$"):
         shipped_text("yolov5")
 
@@ -474,7 +475,7 @@ def test_whatever_is_read_gives_a_recipe_or_a_sentence(tmp_path_factory, text):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("{", "w: this is not JSON"),
+        ("{", "w: invalid JSON"),
         ("[]", "w: this recipe is []"),
         ('{"optim": {"lrr": 1}}', "w: key 'optim.lrr': no such key; did you mean 'optim.lr'"),
         ('{"batch": {"micro": 7}}', "w: 'batch.micro' is 7, which does not divide"),

@@ -21,7 +21,7 @@ from pathlib import Path
 from rankless.files.writing import has_name
 
 UNUSED = 30 * 24 * 3600
-"""Number of seconds without use after which the next write removes content."""
+"""Number of seconds after which the next write removes unused content."""
 
 
 def cache_folder() -> Path:
@@ -47,7 +47,7 @@ def make_private(folder: Path) -> None:
     """Create a private folder; raise a PermissionError if it exists and is not private."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if not is_private(folder):
-        raise PermissionError(errno.EPERM, f"{folder} belongs to another user or is open to others")
+        raise PermissionError(errno.EPERM, f"{folder} belongs to another user or is accessible to others")
 
 
 def is_private(folder: Path) -> bool:

@@ -30,16 +30,16 @@ from rankless.files.writing import has_name, token, write_atomically
 from rankless.printing import ProgressBar, say
 
 MIRROR = "RANKLESS_WEIGHTS_MIRROR"
-"""The environment variable with the address of a folder that mirrors the publishers' files."""
+"""Environment variable with the address of a mirror of the published files."""
 _TRIES = 5  # consecutive attempts that receive no bytes
 _PAUSE = 0.2  # seconds before the second attempt, doubled for each further one
 _TIMEOUT = 30.0  # seconds without receiving a byte
 _CHUNK = 1 << 18  # bytes
 _LASTING = {301, 302, 303, 307, 308, 400, 401, 403, 404, 405, 410, 451, 501}
-"""HTTP status codes that a retry would not change."""
+"""HTTP status codes after which a request is not retried."""
 _NETWORK = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError)
 _BROKEN = (*_NETWORK, ValueError)  # ValueError: an unreadable address or length
-"""Connection errors; any other ``OSError`` comes from the disk."""
+"""Connection errors. Any other ``OSError`` is an error of the disk."""
 _LONGEST_TAG = 500  # characters
 
 
@@ -72,7 +72,7 @@ class Offer:
         length = f" of {self.length:,} bytes" if self.length else ""
         length = length or (f" of about {self.about / 1e6:,.1f} MB" if self.about else "")
         if not self.digest:
-            return f"{self.name}{length}, whose checksum is not published"
+            return f"{self.name}{length} (no published checksum)"
         return f"{self.name}{length} with the {self.checksum} {self.digest}{'…' * self.is_short}"
 
     @property
@@ -110,7 +110,7 @@ def obtain(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda 
                     _download(offer, path, part, file, check)
         except OSError as error:
             raise UserError(
-                f"{path}: cannot be written ({error.strerror or error}), and the part already downloaded is "
+                f"{path}: cannot be written ({error.strerror or error}); the part downloaded so far is "
                 f"kept; {remedy(error)}, and try again"
             ) from error
     if path.stat().st_size != (offer.length or path.stat().st_size):
@@ -122,7 +122,7 @@ def obtain(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda 
             if not offer.digest:
                 check(path)
         except UserError as error:
-            found = f"it is a different file ({error})"
+            found = f"its content is wrong ({error})"
         else:
             return path, checksums.of_file(path)
     raise UserError(f"{path}: {found}; expected {offer.described()}; remove it and download it again")
@@ -182,7 +182,7 @@ def _download(offer: Offer, path: Path, part: Path, file: IO[bytes], check: Call
     part.replace(path)
     tag.unlink(missing_ok=True)
     if not offer.digest:
-        say(f"{path.name}: its checksum is not published; its SHA-256 is {checksums.of_file(path)}")
+        say(f"{path.name}: no checksum is published; the SHA-256 is {checksums.of_file(path)}")
 
 
 def _fill(offer: Offer, path: Path, file: IO[bytes], tag: Path) -> None:
@@ -194,18 +194,18 @@ def _fill(offer: Offer, path: Path, file: IO[bytes], tag: Path) -> None:
             return _receive(offer, address, file, tag)
         except urllib.error.HTTPError as error:
             error.close()
-            reason = f"the server answers {error.code} {error.reason}"
+            reason = f"the server responded with {error.code} {error.reason}"
             if error.code in _LASTING:
                 raise _failed(offer, path, reason) from error
         except _BROKEN as error:
             reason = str(getattr(error, "reason", "") or error or type(error).__name__)
         left = left - 1 if file.seek(0, os.SEEK_END) <= before else _TRIES
         time.sleep(_PAUSE * 2 ** (_TRIES - left))
-    raise _failed(offer, path, f"{reason}, in {_TRIES} attempts")
+    raise _failed(offer, path, f"{reason} ({_TRIES} attempts)")
 
 
 class _OtherFileError(Exception):
-    """Raised if the server offers a file other than the expected one."""
+    """Raised when the server sends the wrong file."""
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -216,7 +216,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         allowed = ("https",) if req.full_url.startswith("https:") else ("https", "http")
         if urllib.parse.urlsplit(newurl).scheme not in allowed:
-            reason = f"with a redirect to {newurl}; expected https"
+            reason = f"(a redirect to {newurl}; expected https)"
             raise urllib.error.HTTPError(req.full_url, code, reason, headers, fp)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -242,7 +242,7 @@ def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
         begins = response.headers.get("Content-Range", "").startswith(f"bytes {at}-")
         if response.status == 206 and not (begins and _tag(response) == known):
             file.truncate(0)
-            raise ConnectionError("the server sent a different range, or a range of different content")
+            raise ConnectionError("the server sent the wrong range, or the content has changed")
         if response.status != 206:
             at = 0
             file.truncate(0)
@@ -297,5 +297,5 @@ def _other_digest(offer: Offer, path: Path) -> str:
 def _failed(offer: Offer, path: Path, reason: str) -> UserError:
     return UserError(
         f"{offer.address}: cannot be downloaded: {printable(reason, 300)}; expected {offer.described()}; "
-        f"get the file elsewhere and save it as {path}"
+        f"download the file elsewhere and save it as {path}"
     )

@@ -19,7 +19,7 @@ from rankless.files import checksums, reading
 
 PREFIX = "hf://"
 OFFLINE = "HF_HUB_OFFLINE"
-"""The environment variable that forbids downloads by huggingface_hub and by Rankless."""
+"""Environment variable that disables downloads by huggingface_hub and by Rankless."""
 _ADDRESS = re.compile(r"([\w.-]+/[\w.-]+)(?:@([^@/]+))?(?:/([^@]+))?")
 _WEIGHTS = "model.safetensors"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -145,8 +145,7 @@ def _missing(address: HubAddress, what: str, error: Exception | None = None) -> 
     reason = f" ({printable(' '.join(str(error).split()), 200)})" if error else ""
     offline = f"; --offline or {OFFLINE} forbids downloads" if is_offline() else ""
     return UserError(
-        f"{address}: {what}{reason}{offline}; expected a file of that repository; fetch it on a machine with "
-        f"a network: hf download {address.repository} {address.file}".rstrip()
+        f"{address}: {what}{reason}{offline}; expected a file of that repository; on a machine with network "
+        f"access, fill the cache (HF_HOME) with: hf download {address.repository} {address.file}".rstrip()
         + (f" --revision {address.revision}" if address.revision else "")
-        + "; HF_HOME sets the location of the cache"
     )

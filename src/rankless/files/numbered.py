@@ -11,7 +11,7 @@ from rankless.errors import UserError
 
 
 def numbered_folder(wanted: Path, option: str) -> Path:
-    """Create and return ``wanted``, or ``wanted-2``, ``-3`` … if it exists."""
+    """Create and return the first of ``wanted``, ``wanted-2``, ``wanted-3`` … that does not exist."""
     number, path = 1, wanted
     while True:
         try:
@@ -21,7 +21,7 @@ def numbered_folder(wanted: Path, option: str) -> Path:
             path = wanted.with_name(f"{wanted.name}-{number}")
         except OSError as error:
             raise UserError(
-                f"{path}: cannot be created ({error}); use another directory with {option}"
+                f"{path}: cannot be created ({error}); choose another directory with {option}"
             ) from error
         else:
             return path

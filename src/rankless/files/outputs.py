@@ -1,4 +1,4 @@
-"""Output files of a command, which overwrites only its own earlier outputs unless forced.
+"""Output files of commands. A command overwrites only its own earlier outputs unless forced.
 
 ``.rankless-outputs`` lists the outputs in a folder, each with its command, name, size and digest. The same
 command may replace a file on the list that has not changed since. Everything else belongs to the user:
@@ -28,13 +28,13 @@ _DIGESTS = 2  # per file, because a process may be killed between listing a new 
 _File = tuple[int, str]  # size and digest
 
 FIRST = 20
-"""The number of existing files that a message lists."""
+"""Maximum number of existing files that a message lists."""
 CHARTS = (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf")
 SHEETS = (".html", ".png", ".jpg", ".jpeg")
 
 
 class Outputs:
-    """The output files of a command, which are all checked before the first one is written.
+    """The output files of a command, all checked before the first one is written.
 
     Args:
         files: all output files, folder by folder.
@@ -63,13 +63,15 @@ class Outputs:
                 continue
             if reason := unusable(folder):
                 where = (
-                    f"{folder}: cannot be the output folder" if others else f"{first}: it cannot be written"
+                    f"{folder}: cannot be used as the output folder"
+                    if others
+                    else f"{first}: cannot be written"
                 )
                 never.append(f"{where}: {reason}")
                 continue
             self._lists[folder] = OutputList(folder)
             if self._verb and not self._lists[folder].is_ours:
-                never.append(f"{folder / LIST}: is not a list written by rankless; move it elsewhere")
+                never.append(f"{folder / LIST}: was not written by rankless; move it elsewhere")
         for file in files if not never else ():
             try:
                 self._before[file] = there = os.lstat(file)
@@ -77,7 +79,7 @@ class Outputs:
                 self._before[file] = None
                 continue
             except (OSError, ValueError) as error:
-                never.append(f"{file}: it cannot be written: {_reason(error)}")
+                never.append(f"{file}: cannot be written: {_reason(error)}")
                 continue
             if reason := self._refusal(file, there):
                 self.forced.append(file)
@@ -85,7 +87,7 @@ class Outputs:
                 (stay if is_replaceable else never).append(f"{file}: {reason}")
         if never or (stay and not self._force):
             raise UserError(
-                self._message([*never, *stay], "--force to replace existing files" if stay else "")
+                self._message([*never, *stay], "add --force to replace existing files" if stay else "")
             )
 
     def _refusal(self, file: Path, there: os.stat_result) -> str:
@@ -100,7 +102,7 @@ class Outputs:
             return "already exists"
         if self._lists[file.parent].has(self._verb, file):
             return ""
-        return f"already exists, and rankless {self._verb} did not write it, or it has changed since"
+        return f"already exists and was not written by rankless {self._verb}, or has changed since"
 
     @property
     def replaced(self) -> list[Path]:
@@ -137,7 +139,7 @@ class Outputs:
         except FileExistsError:
             raise self._changed(file) from None
         except OSError as error:
-            raise UserError(f"{file}: it cannot be written: {_reason(error)}") from error
+            raise UserError(f"{file}: cannot be written: {_reason(error)}") from error
 
     def keep(self, files: Iterable[Path]) -> None:
         """Treat files from an earlier, interrupted call of the command as if this call had written them."""
@@ -180,14 +182,14 @@ class Outputs:
 
     def _message(self, problems: Sequence[str], force: str) -> list[str]:
         more = f"… and {len(problems) - FIRST:,} more; " if len(problems) > FIRST else ""
-        remedy = f"give another {self._option}" + (f", or {force}" if force else "")
+        remedy = f"use another {self._option}" + (f", or {force}" if force else "")
         if len(problems) == 1:
             return [f"{problems[0]}; {remedy}"]
         return [*problems[:FIRST], f"{more}nothing was changed; {remedy}"]
 
     def _changed(self, file: Path) -> UserError:
         return UserError(
-            f"{file}: was created or changed while this command ran, so it was not replaced; give "
+            f"{file}: was created or changed while this command ran, so it was not replaced; use "
             f"another {self._option}"
         )
 
@@ -200,16 +202,16 @@ def drawing(out: Path, verb: str, endings: Sequence[str] = CHARTS, *, force: boo
 
 
 def refuse_filled(folder: Path) -> None:
-    """Raise a UserError unless ``folder`` is new or empty, so that results of two calls are never mixed."""
+    """Raise a UserError unless ``folder`` is new or empty, to keep the results of commands apart."""
     try:
         is_empty = not any(folder.iterdir())
     except FileNotFoundError:
         return
     if not is_empty:
-        what = "results of an earlier call" if (folder / LIST).exists() else "other files"
+        what = "earlier results" if (folder / LIST).exists() else "other files"
         raise UserError(
-            f"--out {folder}: contains {what}; expected a new or empty folder; give another folder, omit "
-            f"--out to use a numbered folder, or add --force to replace earlier results"
+            f"--out {folder}: contains {what}; expected a new or empty folder; use another folder, omit "
+            "--out to use a numbered folder, or add --force to replace earlier results"
         )
 
 
@@ -227,7 +229,7 @@ def unusable(folder: Path) -> str:
             return _reason(error)
     if not stat.S_ISDIR(there.st_mode):
         return f"{folder} is a file"
-    return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written to"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} is not writable"
 
 
 def _unchanged(file: Path, before: os.stat_result) -> bool:
@@ -296,7 +298,7 @@ class OutputList:
         self._is_ready = True
 
     def add(self, verb: str, name: str, file: _File) -> None:
-        """Add an output before it is renamed to its final name."""
+        """Add an output to the list, before its file gets its final name."""
         key = verb, name
         if key in self.known:
             if file in self.known[key]:

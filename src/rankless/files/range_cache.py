@@ -33,7 +33,7 @@ def limit() -> int:
         return _USUAL
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if not found or found[2].upper() not in _UNITS:
-        raise UserError(f"{VARIABLE} is '{text}': expected a size such as 200GB, or 0 for no cache")
+        raise UserError(f"{VARIABLE} is '{text}': expected a size such as 200GB, or 0 to disable the cache")
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 

@@ -37,7 +37,7 @@ def opened(path: str | os.PathLike[str], most: int | None = None) -> io.FileIO:
     """
     name = os.fspath(path)
     if "\0" in name:
-        raise OSError(errno.EINVAL, "its name contains a NUL character, which file names cannot have", name)
+        raise OSError(errno.EINVAL, "its name contains a NUL character, which is not allowed", name)
     try:
         file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
@@ -52,7 +52,7 @@ def opened(path: str | os.PathLike[str], most: int | None = None) -> io.FileIO:
         if kind != stat.S_IFREG:
             raise _irregular(kind, name)
         if most is not None and state.st_size > most:
-            raise _too_large(state.st_size, most, "it may have", name)
+            raise _too_large(state.st_size, f"the allowed {most:,}", name)
         return io.FileIO(file, "rb")
     except BaseException:
         os.close(file)
@@ -69,8 +69,8 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
             size = len(content)
             if size <= limit:
                 return content
-    allowed = "it may have" if most is not None else "fit into memory"
-    raise _too_large(size, limit, allowed, os.fspath(path))
+    most_text = f"the allowed {limit:,}" if most is not None else f"the {limit:,} bytes of free memory"
+    raise _too_large(size, most_text, os.fspath(path))
 
 
 def read_text(
@@ -122,10 +122,10 @@ def _read_up_to(file: io.FileIO, limit: int) -> bytes:
     return bytes(content)
 
 
-def _too_large(size: int, limit: int, allowed: str, name: str) -> OSError:
-    return OSError(errno.EFBIG, f"it has {size:,} bytes, more than the {limit:,} that {allowed}", name)
+def _too_large(size: int, most: str, name: str) -> OSError:
+    return OSError(errno.EFBIG, f"it has {size:,} bytes, more than {most}", name)
 
 
 def _irregular(kind: int, name: str) -> OSError:
-    what = _KINDS.get(kind, "no file")
-    return OSError(errno.EINVAL, f"it is {what}; expected a regular file; copy its content to one", name)
+    what = _KINDS.get(kind, "a special file")
+    return OSError(errno.EINVAL, f"it is {what}; expected a regular file; copy its content to a file", name)

@@ -27,7 +27,7 @@ TRIES = 5
 _PAUSE = 0.2  # seconds after the first attempt; doubled after every further one
 _TIMEOUT = 60.0  # seconds for a connection, and for the next bytes of a response
 _LASTING = {400, 405, 410, 416, 501}
-"""HTTP status codes that a retry would not change."""
+"""HTTP status codes after which a request is not retried."""
 _BLOCK = 4 << 20  # bytes
 _BLOCKS = 3  # number of blocks kept in memory
 Value = TypeVar("Value")
@@ -105,7 +105,7 @@ def content_of(file: Location, most: int) -> bytes:
         return reading.read_bytes(file, most)
     remote = RemoteFile(str(file))
     if remote.size > most:
-        raise OSError(errno.EFBIG, f"it has {remote.size:,} bytes, more than the {most:,} it may have")
+        raise OSError(errno.EFBIG, f"it has {remote.size:,} bytes, more than the allowed {most:,}")
     return remote.range(remote.size, 0)
 
 
@@ -128,8 +128,8 @@ def refuse_secrets(url: str) -> None:
     if parts.password or parts.username:
         host = parts.hostname or ""
         raise UserError(
-            f"data.root: the address at {host} contains a user name or password, which every run would "
-            "record; remove it, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for S3"
+            f"data.root: the address at {host} contains a user name or password, which would be "
+            "recorded in every run; remove it, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for S3"
         )
     if parts.query or parts.fragment:
         raise UserError(

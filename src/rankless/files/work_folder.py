@@ -49,8 +49,8 @@ def new_folder(out: Path) -> Iterator[Path]:
             advice = remedy(error)
             free = _free(target) if advice == "make room" else ""
             message = (
-                f"--out {out}: it cannot be written: {reason}{free}; "
-                f"nothing was written; {advice}, or give another folder"
+                f"--out {out}: cannot be written: {reason}{free}; "
+                f"nothing was written; {advice}, or use another folder"
             )
         raise UserError(message) from error
 
@@ -62,11 +62,11 @@ def refuse_existing(out: Path) -> None:
             _sweep(out, out.name)
             if not out.is_dir() or any(out.iterdir()):
                 raise UserError(
-                    f"--out {out}: already exists, and existing files are not replaced; give a new folder"
+                    f"--out {out}: already exists, and existing files are not replaced; use a new folder"
                 )
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise UserError(f"--out {out}: cannot be a new folder: {reason}") from error
+        raise UserError(f"--out {out}: cannot be used as a new folder: {reason}") from error
 
 
 @contextmanager

@@ -103,11 +103,10 @@ def not_yaml(error: Exception, name: str, *, lines: bool = True) -> UserError:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}: column {mark.column + 1}" if lines and mark else name
         what = ", ".join(part for part in (error.context, error.problem) if part)
-        return UserError(f"{where}: this is not YAML: {what}{_advice(what)}")
+        return UserError(f"{where}: invalid YAML: {what}{_advice(what)}")
     if isinstance(error, yaml.reader.ReaderError):
         return UserError(
-            f"{name}: this is not YAML: character {error.position + 1} ({error.character:#x}) is not allowed "
-            "in YAML"
+            f"{name}: invalid YAML: character {error.position + 1} ({error.character:#x}) is not allowed"
         )
     return UserError(
         f"{name}: nested too deeply" if isinstance(error, RecursionError) else f"{name}: {error}"
@@ -132,7 +131,7 @@ class _Reading:
 
     def value(self, node: yaml.Node, path: Path) -> Any:
         if id(node) in self._open:
-            self._report(node, "an anchor may not contain itself")
+            self._report(node, "an anchor cannot contain itself")
             return _UNREADABLE
         if id(node) in self._made:
             return self._made[id(node)]
@@ -165,8 +164,8 @@ class _Reading:
             name, line = key_node.value, key_node.start_mark.line + 1
             here = (*path, name)
             if name in first:
-                before = f" (first in line {first[name]})" if self.with_lines else ""
-                self._report(key_node, f"key '{'.'.join(here)}' is given twice{before}: keep one")
+                before = f" (first on line {first[name]})" if self.with_lines else ""
+                self._report(key_node, f"key '{'.'.join(here)}' is given twice{before}: keep only one")
                 continue
             first[name] = line
             self.lines[here] = line

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class SoundConvolutions(TorchFunctionMode):
-    """A context manager that makes this thread run a convolution in float32 if oneDNN would be wrong.
+    """A context manager that makes this thread run convolutions in float32 if oneDNN is wrong.
 
     Results and gradients are rounded to the dtype that they would have otherwise.
     """
@@ -66,8 +66,7 @@ def _transposed_unsoundly(
 
 
 def _last(sides: int | str | tuple[int, ...]) -> int:
-    """Return the value for the width, or 0 for padding given by name, which requires a stride of 1."""
-    if isinstance(sides, str):
+    if isinstance(sides, str):  # padding given by name, which requires a stride of 1
         return 0
     return int(sides) if isinstance(sides, int) else int(sides[-1])
 

@@ -112,7 +112,7 @@ def fix(cpu_isa: str) -> None:
         return
     refuse_unable(cpu_isa)
     if late := [name for name in ("torch", "numpy") if name in sys.modules]:
-        raise RuntimeError(f"{' and '.join(late)} was imported before the instruction set was fixed")
+        raise RuntimeError(f"cannot limit the instruction set after importing {' and '.join(late)}")
     os.environ.pop("NPY_ENABLE_CPU_FEATURES", None)  # NumPy accepts only one of the two
     os.environ.update(variables(cpu_isa))
 

@@ -19,7 +19,7 @@ _ELSEWHERE = ("203.0.113.1", "2001:db8::1")  # documentation addresses, which no
 
 
 def interfaces() -> dict[str, list[str]]:
-    """Return the addresses of each active interface, IPv4 before IPv6, or an empty dict if unknown."""
+    """Return the addresses of each active interface, IPv4 first, or an empty dict if they are unknown."""
     if sys.platform != "linux":
         return {}
     found: dict[str, list[str]] = {}
@@ -58,7 +58,7 @@ def address_towards(address: str) -> str | None:
 
 
 def public_address() -> str | None:
-    """Return this machine's address on the default route, else its only address, else None."""
+    """Return this machine's address on the default route, or its only address, or None."""
     for elsewhere in _ELSEWHERE:
         own = address_towards(elsewhere)
         if own and not is_loopback(own):
@@ -85,8 +85,8 @@ def own_address(host: str) -> str:
             return own
         known_to_others = listed(own_addresses()) or "none (no network)"
         raise UserError(
-            f"{host}: resolves to {', '.join(found)} on its own machine, which no other machine can reach; "
-            f"expected one of {known_to_others}; set MASTER_ADDR to the address that other machines can reach"
+            f"{host}: resolves to {', '.join(found)} on its own machine, but other machines cannot reach "
+            f"it; expected one of {known_to_others}; set MASTER_ADDR to an address that they can reach"
         )
     what = f"resolves to {', '.join(found)}, which is not an address of" if found else "cannot be resolved on"
     raise UserError(
@@ -149,11 +149,11 @@ def listening_at(address: str, port: int) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise UserError(
-                f"{address}:{port}: another program listens there, so the ranks cannot meet; stop it if it "
-                "is left over from an earlier run, or set MASTER_PORT to another port"
+                f"{address}:{port}: another program uses this port; stop it if it is left over from an "
+                "earlier run, or set MASTER_PORT to another port"
             ) from error
         raise UserError(
-            f"{address}:{port}: the ranks cannot meet there ({error}); set MASTER_ADDR to another address"
+            f"{address}:{port}: rank 0 cannot listen there ({error}); set MASTER_ADDR to another address"
         ) from error
     return listener
 

@@ -53,7 +53,7 @@ def autocast(precision: str, device: torch.device) -> Iterator[None]:
 
 
 def replaced_kernels(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context manager that replaces kernels with wrong or CPU-dependent results."""
+    """Return a context manager that replaces kernels whose results are wrong or depend on the CPU."""
     if device.type != "cpu":
         return nullcontext()
     if torch.is_autocast_enabled("cpu"):

@@ -33,7 +33,7 @@ Handler = Callable[[Any], Any]
 """A function that validates values with pydantic."""
 
 NameCheck = Callable[[str, str], str | None]
-"""A function that takes a task and a model's name, and returns the problem as a sentence, or None."""
+"""A function that checks a task and a model's name, and returns the problem as a sentence, or None."""
 
 _NAME = ("model", "name")
 
@@ -82,7 +82,7 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
         raise UserError(f"{source.of(())}: {not_a_section(recipe, (), given)}")
     flat = flattened(given)
     if len(flat) > MOST_KEYS:  # each unknown key is compared with all known ones
-        known = f"expected at most the {len(leaves(recipe))} known ones; remove the others"
+        known = f"expected at most the {len(leaves(recipe))} known keys; remove the others"
         raise UserError(f"{source.of(())}: this recipe has more than {MOST_KEYS:,} keys; {known}")
     flat = with_network(flat)
     tree = nested(flat)
@@ -166,7 +166,7 @@ def _wrong_loss(tree: Mapping[str, Any]) -> dict[KeyPath, str]:
 
 
 def _wrong_values(recipe: type, flat: Flat, kinds: Kinds) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the path of each key whose value has the wrong type or is out of range, and a message."""
+    """Yield the path of each value of a wrong type or out of range, with a message."""
     known = leaves(recipe, kinds._replace(task=""))
     for path, value in flat.items():
         try:
@@ -182,7 +182,7 @@ def _wrong_values(recipe: type, flat: Flat, kinds: Kinds) -> Iterator[tuple[KeyP
 def _without_effect(
     recipe: type, flat: Flat, kinds: Kinds, bad: Mapping[KeyPath, str]
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the path of each given key that has no effect because of other keys, and a message."""
+    """Yield the path of each given key that other keys make ineffective, with a message."""
     known = leaves(recipe, kinds._replace(task=""))
     for path, value in flat.items():
         for only in known[path].conditions if path in known else ():
@@ -194,6 +194,6 @@ def _without_effect(
                 actual = flat.get(other, known[other].default)
                 if actual not in only.values:
                     needed = " or ".join(map(repr, only.values))
-                    text = f"'{'.'.join(path)}' is {shown(value)}, but '{only.key}' is {shown(actual)}"
-                    advice = f"it has an effect only with {needed}; remove '{'.'.join(path)}'"
-                    yield path, f"{text}: {advice}"
+                    dotted = ".".join(path)
+                    text = f"'{dotted}' is {shown(value)}, but '{only.key}' is {shown(actual)}"
+                    yield path, f"{text}; '{dotted}' has an effect only with {needed}; remove it"

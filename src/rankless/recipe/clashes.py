@@ -33,9 +33,8 @@ def _of_model(recipe: Recipe) -> Iterator[tuple[str, ...]]:
         side = size if isinstance(size, int) else 416
         first = [round(fraction * side, 1) for fraction in anchors[0]]
         yield (
-            f"'model.anchors' has a side of {least:g} pixels; expected sides of at least 1 pixel of the "
-            f"input; fractions of the image are multiplied by its size: at {side} pixels the first pair "
-            f"is {first}",
+            f"'model.anchors' has a side of {least:g} pixels; expected at least 1; multiply fractions of the "
+            f"image by the input's size: at {side} pixels, the first pair is {first}",
             "model.anchors",
         )
     if getattr(model, "config", "") and model.name.startswith("hf/") and model.name != "hf/config":
@@ -88,13 +87,15 @@ def _of_training(recipe: Recipe) -> Iterator[tuple[str, ...]]:
         above = min((d for d in divisors if d > batch.micro), default=None)
         yield (
             f"'batch.micro' is {batch.micro}, which does not divide batch.images ({batch.images}); "
-            f"nearest that do: {below}{f' and {above}' if above else ''}",
+            f"the nearest divisors are {below} and {above}"
+            if above
+            else f"the nearest divisor is {below}",
             "batch.micro",
             "batch.images",
         )
     if recipe.optim.nesterov and recipe.optim.name == "sgd" and recipe.optim.momentum == 0:
         yield (
-            "'optim.nesterov' is true, which needs momentum, but optim.momentum is 0; give a momentum "
+            "'optim.nesterov' is true, which needs momentum, but optim.momentum is 0; set a momentum "
             "such as 0.9, or use optim.nesterov=false",
             "optim.nesterov",
             "optim.momentum",
@@ -108,9 +109,9 @@ def _of_training(recipe: Recipe) -> Iterator[tuple[str, ...]]:
         )
     wrong = {}
     if recipe.batch_norm == "sync":
-        wrong["batch_norm"] = "'sync', with which no micro-batch can be computed alone"
+        wrong["batch_norm"] = "'sync' (micro-batches cannot be computed separately)"
     if recipe.reduce == "fast":
-        wrong["reduce"] = "'fast', with which a kernel may give different bits the second time"
+        wrong["reduce"] = "'fast' (a repeated computation can give other bits)"
     if check.recompute and wrong:
         found = " and ".join(f"{key} is {why}" for key, why in wrong.items())
         yield (

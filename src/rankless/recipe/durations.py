@@ -32,7 +32,7 @@ class RunLength:
         return math.ceil(self.exact(duration))
 
     def ends(self, step: int, every: int | str) -> bool:
-        """Check whether a period of length ``every`` ends at ``step`` (from 1); a length of 0 never ends."""
+        """Check whether a period of length ``every`` ends at ``step`` (from 1); False if ``every`` is 0."""
         period = self.exact(every)
         return bool(period) and step // period > (step - 1) // period
 

@@ -45,7 +45,7 @@ _BY_WORDS: Mapping[str, str] = {
     "loss_scale": "not needed: fp16 scales the loss automatically, and bf16 needs no scaling",
     "lrf": "schedule.final",
     "max_epochs": "epochs",
-    "nc num_classes": "not needed: the classes are those of the data, or those of data.classes",
+    "nc num_classes": "not needed: the classes come from the data or from data.classes",
     "names": "data.classes",
     "num_workers": "workers",
     "opt_level": "precision; O0 is fp32, O1 is fp16 or bf16",
@@ -71,7 +71,7 @@ SECTIONS: Mapping[str, str] = {
     "optim": "name",
     "schedule": "name",
 }
-"""Maps each section to the key that a plain value in its place sets, as in ``batch=8``."""
+"""Maps each section to the key that users mean by a plain value, as in ``batch=8``."""
 
 _FILES: Mapping[str, str] = {
     ".cfg": "model.cfg",
@@ -133,16 +133,16 @@ def other_yolo(name: str) -> str:
     if not match:
         return ""
     if match["kind"] and match["kind"][1:].lower() == "cls":
-        return "that family is not available; for a classifier: rankless train resnet18 data.root=FOLDER"
+        return "Rankless does not have this model; for a classifier: rankless train resnet18 data.root=FOLDER"
     recipe = "yolov4" if match["size"].lower() in tuple("mlxbce") else "yolov4-tiny"
     return (
-        "that family is not available; the most similar models are yolov4-tiny (6 million parameters) and "
+        "Rankless does not have this model; the most similar ones are yolov4-tiny (6 million parameters) and "
         f"yolov4 (64 million), which read the same data.yaml: rankless train {recipe} data.root=data.yaml"
     )
 
 
 _WHOLE = "weights and optimizer stay in float32; bf16 and fp16 compute in half precision (Apex's O1)"
-_PURE = f"{_WHOLE}; rankless benchmark RECIPE --pure times O3, as a baseline of speed"
+_PURE = f"{_WHOLE}; rankless benchmark RECIPE --pure measures the speed of O3"
 _PURE_WORDS = ("O3", "bf16-pure", "fp16-pure", "pure-bf16", "pure-fp16")
 _SYNC_WORDS = ("SyncBatchNorm", "SyncBN", "sync_bn", "syncbn")
 
@@ -158,5 +158,5 @@ VALUES: Mapping[tuple[str, str], str] = {
 
 
 def answer(meant: str) -> str:
-    """Return a hint from an entry of :data:`ELSEWHERE`."""
+    """Convert a value of :data:`ELSEWHERE` to a hint."""
     return meant if meant.startswith("not needed") else f"use {meant}"

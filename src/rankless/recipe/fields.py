@@ -60,7 +60,7 @@ CLASSIFY_ONLY = Only("task", ("classify",))
 TRAINING = Reads()
 SCORING = Reads(BUILT_IN_TASKS)
 PREDICTING = Reads(BUILT_IN_TASKS, BUILT_IN_TASKS)
-FREE = "free to change when a run is resumed: it does not affect numbers that were computed before"
+FREE = "can be changed when a run is resumed, because it does not affect earlier results"
 
 # --- types --------------------------------------------------------------------------------------------------
 
@@ -139,14 +139,14 @@ def _text(pattern: str, about: str) -> Any:
 
 
 _ABOVE_0 = r"(0{0,9}[1-9][0-9]{0,8}(\.[0-9]{1,9})?|0{1,9}\.[0-9]{0,8}[1-9][0-9]{0,8})"
-_DESCRIBED = "a duration as in '5 epochs' or '80%'"
+_DESCRIBED = "a duration such as '5 epochs' or '80%'"
 _IN_UNITS = Annotated[
     str, _text(rf"^({_ABOVE_0} ?(epochs?|%)|0{{0,9}}[1-9][0-9]{{0,8}} ?steps?)$", _DESCRIBED)
 ]
 _IN_UNITS_OR_0 = Annotated[str, _text(rf"^({_ABOVE_0} ?(epochs?|%)|[0-9]{{1,9}} ?steps?)$", _DESCRIBED)]
 Minutes = Annotated[
     str,
-    _text(r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*) ?min$", "minutes as in '10 min'"),
+    _text(r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*) ?min$", "a number of minutes such as '10 min'"),
 ]
 # A bare number means steps; it is recorded with the unit, because older recipes recorded bare epochs.
 _RECORDED = PlainSerializer(
@@ -163,7 +163,7 @@ def _rising(milestones: tuple[int | str, ...]) -> tuple[int | str, ...]:
     for earlier, later in itertools.pairwise(milestones):
         units = {re.sub("[0-9. ]|s$", "", str(one)) for one in (earlier, later)}
         if len(units) == 1 and not _ONE_STEP.exact(earlier) < _ONE_STEP.exact(later):
-            raise PydanticCustomError("expected", "expected increasing durations, each above the one before")
+            raise PydanticCustomError("expected", "expected durations in increasing order")
     return milestones
 
 

@@ -35,7 +35,7 @@ SHORTHANDS: Mapping[KeyPath, str] = {
     ("model", "involution"): "kernel",
     ("model", "densenet", "separable"): "dilation",
 }
-"""Maps each section that may be given as a single value to the key that the value sets."""
+"""For each section that may be given as a single value, the key that the value sets."""
 
 
 class Kinds(NamedTuple):
@@ -49,8 +49,8 @@ class Kinds(NamedTuple):
     def of(cls, recipe: Any) -> Kinds:
         """Return the kinds of a recipe (an instance or a mapping).
 
-        A misspelled task counts as the one with a similar name, and a loss that the model does not support
-        as the model's published one.
+        A misspelled task counts as the task with a similar name. A loss that the model does not support
+        counts as the model's published one.
         """
         model, loss = get(recipe, "model", {}), loss_kind(get(recipe, "loss", {}))
         known = losses_of(model)

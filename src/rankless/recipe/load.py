@@ -32,7 +32,7 @@ from rankless.recipe.recorded import upgrade, with_network
 from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
 
 COMMAND_LINE = "command line"
-"""The name of the location of values given on the command line."""
+"""Name that messages give to the location of command-line values."""
 
 _RECIPE = TypeAdapter(Recipe)
 _NAME, _CFG, _LOSS_NAME = ("model", "name"), ("model", "cfg"), ("loss", "name")
@@ -59,7 +59,7 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
     if key := key_of_file(str(source), ""):
         line = line_of_file(str(source), dict(one.partition("=")[::2] for one in several(overrides)))
         raise UserError(
-            f"{source}: expected a recipe as the first argument; give it as {key}={source}; {line}"
+            f"{source}: expected a recipe as the first argument; pass it as {key}={source}; {line}"
         )
     is_shipped = isinstance(source, str) and source in shipped()
     text, name = _text(source, check_name)
@@ -126,7 +126,7 @@ def from_json(text: str, name: str = "recipe in JSON") -> Recipe:
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{name}: this is not JSON: {error}") from None
+        raise UserError(f"{name}: invalid JSON: {error}") from None
     return _RECIPE.validate_python(nested(upgrade(flattened(tree))), context=Source(name))
 
 
@@ -219,8 +219,8 @@ def _named_twice(flat: Flat, source: Source) -> Iterator[tuple[Location, str]]:
         return
     is_written = where.line < math.inf and other.name != COMMAND_LINE
     if where.name == COMMAND_LINE or (is_written and name != ModelKeys.name):
-        text = f"'model.name' is {shown(name)}, but 'model.cfg' describes the network instead"
-        yield where, f"{text}; remove one of them (model.cfg='' removes that of a file)"
+        text = f"'model.name' is {shown(name)}, but 'model.cfg' also defines the network"
+        yield where, f"{text}; remove one of them (model.cfg='' removes a cfg in the file)"
 
 
 def _overridden(overrides: Overrides) -> tuple[Flat, dict[KeyPath, Location], list[tuple[Location, str]]]:
@@ -289,8 +289,8 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
             )
         else:
             expected = (
-                f"a recipe; if it contains data, add data.root={shell_word(name)} to a recipe, or write one "
-                f"for it: rankless new {shell_word(name)}"
+                f"a recipe; if it contains data, add data.root={shell_word(name)} to a recipe, or create a "
+                f"recipe for it: rankless new {shell_word(name)}"
             )
         raise UserError(f"{name}: this is a folder; expected {expected}") from None
     except UnicodeDecodeError as error:
@@ -309,12 +309,15 @@ def _instead_of(name: str, check_name: NameCheck | None) -> str:
         return f"; {other}"
     near = nearest(name, shipped())
     if check_name is None:
-        return f"{near or ';'} the name of a model is given as model.name=NAME"
+        return f"{near or ';'} for a model, use model.name=NAME"
     task = next((task for task in BUILT_IN_TASKS if check_name(task, name) is None), "")
     if not task:
-        return near or "; see: rankless recipes, and for model.name: rankless models"
+        return (
+            near
+            or "; run `rankless recipes` for the recipes, or `rankless models` for the values of model.name"
+        )
     keys = f"{f'task={task} ' if task != Recipe.task else ''}model.name={name}"
-    return f"{near or ';'} the model of this name is given as {keys}"
+    return f"{near or ';'} for the model of this name, use {keys}"
 
 
 def _tree(recipe: Recipe) -> dict[str, Any]:

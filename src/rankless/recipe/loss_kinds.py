@@ -23,7 +23,7 @@ from rankless.recipe.fields import (
 )
 
 BoxSimilarity = Literal["iou", "giou", "diou", "ciou", "eiou", "siou"]
-"""Name of a similarity of boxes in :mod:`rankless.geometry.boxes`; the box loss is 1 minus the similarity."""
+"""Name of a box similarity in :mod:`rankless.geometry.boxes`; the box loss is 1 minus the similarity."""
 
 
 _FOCAL = Only("loss.objectness_loss", ("focal", "quality-focal"))
@@ -55,7 +55,7 @@ class _YoloLoss(LossKeys):
     """Exponent of the focal losses."""
     alpha: Annotated[Literal["none"] | Fraction, _FOCAL] = "none"
     """Weight of positives in the focal losses; the weight of negatives is 1 - alpha. With ``none``, both
-    weigh the same."""
+    have the same weight."""
     ignore: Literal["auto"] | Fraction = "auto"
     """Predictions with a higher IoU than this with any ground-truth box do not count as negatives."""
     smoothing: Literal["auto"] | ProperFraction = "auto"
@@ -100,7 +100,7 @@ class AnchorFreeLoss(LossKeys):
     assign: Literal["simota", "task-aligned"] = "task-aligned"
     """How points are assigned to ground-truth boxes."""
     box_loss: BoxSimilarity = "giou"
-    """Box loss, which is one minus this similarity."""
+    """Similarity of boxes; the box loss is one minus the similarity."""
     box: NotNegative = 2.5
     """Weight of the box loss."""
     classes: NotNegative = 1.0
@@ -108,7 +108,7 @@ class AnchorFreeLoss(LossKeys):
     dfl: NotNegative = 0.5
     """Weight of the distribution focal loss."""
     smoothing: ProperFraction = 0.0
-    """Label smoothing ε of the classes of positives: quality · (y (1 - ε) + ε / 2)."""
+    """Label smoothing ε for positives: the target is quality · (y (1 - ε) + ε / 2)."""
 
 
 @dataclass(frozen=True, config=config)
@@ -123,7 +123,7 @@ class _ClassifierLoss(LossKeys):
     """Keys that all classification losses have."""
 
     smoothing: ProperFraction = 0.0
-    """Label smoothing ε: y (1 - ε) + ε / C (Szegedy et al., 2016)."""
+    """Label smoothing ε: the target is y (1 - ε) + ε / C (Szegedy et al., 2016)."""
     class_weights: Literal["none", "balanced"] | ClassWeights = "none"
     """Weight of each class, or ``balanced``: inversely proportional to its number of training images."""
 

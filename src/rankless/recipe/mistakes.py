@@ -1,4 +1,4 @@
-"""Messages about wrong keys and values, which suggest valid keys, similar names and expected values."""
+"""Messages about wrong keys and values, with suggestions of valid ones."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ def unknown_key(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
         return f"key '{dotted}': no such key{_instead_of(recipe, path)}"
     if path in leaves(recipe) and path[0] not in KINDS:
         other = leaves(recipe)[path].task
-        return f"key '{dotted}': it has an effect only with task '{other}', but task is '{kinds.task}'"
+        return f"key '{dotted}': it has an effect only with task '{other}', but the task is '{kinds.task}'"
     having = [
         tag
         for tag, one in KINDS[path[0]].items()
         if path[1] in one.__pydantic_fields__ and tag not in ("custom", "auto")  # type: ignore[union-attr]
     ]
     if path[0] == "loss":
-        who = f"only {_listed(having, 'and')} {'has' if len(having) == 1 else 'have'} it"
+        who = f"only the loss {having[0]} has it"
+        if len(having) > 1:
+            who = f"only the losses {_listed(having, 'and')} have it"
         return f"key '{dotted}': {who}; this model's loss is {kinds.loss}"
     who = f"only {_listed([MODELS[tag].label for tag in having], 'or')} has it"
     return f"key '{dotted}': {who}; '{model}' is {MODELS[kinds.model].label}"
@@ -128,7 +130,7 @@ def _instead_of(recipe: type, path: KeyPath) -> str:
     if dotted in names:
         *outer, last = dotted.split(".")
         return (
-            f": dots are for the command line; in a file write '{last}:' indented under '{'.'.join(outer)}:'"
+            f": dots are for the command line; in a file, write '{last}:' indented under '{'.'.join(outer)}:'"
         )
     # Only the last part is compared, because all keys of a section share the section's name.
     beside = [other[-1] for other in every if other[:-1] == path[:-1]]
@@ -147,7 +149,7 @@ def _listed(words: list[str], joint: str) -> str:
 
 
 def _flat_pairs(value: Any) -> str:
-    """Return anchors that are grouped by head, [[[w, h], …], …], as one flat list, or ""."""
+    """Return anchors that are grouped by head as the text of a flat list, or "" for other values."""
     try:
         pairs = [(float(width), float(height)) for head in value for width, height in head]
     except (TypeError, ValueError):

@@ -37,7 +37,7 @@ from rankless.recipe.fields import (
 from rankless.recipe.loss_kinds import LOSSES, AutoLoss, LossKeys
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Mean and standard deviation of ImageNet's training images per channel (red, green, blue) in 0..1."""
+"""Mean and standard deviation of ImageNet's training images, from 0 to 1, for red, green and blue."""
 
 
 @dataclass(frozen=True, config=config)
@@ -49,7 +49,7 @@ class ModelKeys:
     losses: ClassVar[tuple[str, ...]] = ("cross-entropy", "focal")
 
     name: Name = "yolov4-tiny"
-    """A name that ``rankless models`` lists, or ``timm/NAME``."""
+    """Name of a model that ``rankless models`` lists, or ``timm/NAME``."""
     image_size: Annotated[Literal["auto"] | Side | Size, PREDICTING] = "auto"
     """Size of the network's input in pixels: one side, or [height, width]; multiples of 32 for a detector;
     ``auto`` is the size the model was published with."""
@@ -98,7 +98,7 @@ class YoloModel(_ConvolutionalDetector):
     losses: ClassVar[tuple[str, ...]] = ("yolov4", "yolov3")
 
     cfg: Text = ""
-    """A Darknet cfg file, or its text, which describes the network instead of ``name``."""
+    """A Darknet cfg file, or its text. It defines the network instead of ``name``."""
     anchors: Literal["default", "kmeans"] | Anchors = "default"
     """``default`` (published), ``kmeans`` (from the training boxes), or [[width, height], …] in pixels of the
     input, smallest first."""
@@ -143,8 +143,8 @@ class TransformersModel(ModelKeys):
     config: Text = ""
     """For the name ``hf/config``: the ``config.json`` of a transformers detector, its folder or its text."""
     normalize: Literal["auto", "none", "imagenet"] = "auto"
-    """Normalization of the input: ``none`` (values from 0 to 1), or ``imagenet``, by ImageNet's mean and
-    standard deviation; ``auto`` is the published one."""
+    """Normalization of the input: ``none`` keeps values from 0 to 1, ``imagenet`` uses ImageNet's mean and
+    standard deviation, and ``auto`` is the published one."""
 
 
 @dataclass(frozen=True, config=config)

@@ -17,7 +17,7 @@ from rankless.runs.directory import weights_of
 
 _LONGEST_HEADER = 100 * MIB  # the limit of safetensors
 _OWN = ("pretrained", "freeze", "checkpointing")
-"""Keys of ``model`` that describe how it is trained, and are not adopted from pretrained weights."""
+"""Keys of ``model`` that affect only the training and are not taken from pretrained weights."""
 _SEEN = (("data", "fit"), ("data", "resample"), ("data", "pad"))
 """Keys that determine how images are placed on the network's input."""
 

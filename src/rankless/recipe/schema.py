@@ -126,7 +126,7 @@ class Augment:
     duration such as ``10 epochs`` or ``10%`` (of the run)."""
     partners: Annotated[Literal["data", "batch"], DETECT_ONLY] = "data"
     """Where mosaic, mixup and copy-paste get other images: from all ``data``, or from the same
-    micro-``batch``, which decodes each image only once (detection)."""
+    micro-``batch``, so that each image is decoded only once (detection)."""
     copy_paste: Annotated[Fraction, DETECT_ONLY] = 0.0
     """Probability that objects from another image are pasted into this one (detection)."""
     crop: Annotated[Float, Field(gt=0, le=1), Reads(("classify",), ("classify",))] = 1.0
@@ -139,7 +139,7 @@ class Augment:
     jpeg: Fraction = 0.0
     """Probability of strong JPEG compression."""
     policy: Annotated[Literal["none", "randaugment", "trivialaugment"], CLASSIFY_ONLY] = "none"
-    """Policy of random operations (classification)."""
+    """Augmentation policy (classification)."""
     erase: Annotated[Fraction, CLASSIFY_ONLY] = 0.0
     """Probability that a rectangle is erased (classification)."""
     mixup: NotNegative = 0.0
@@ -178,7 +178,7 @@ class Data:
     """``digits`` (built in), a folder, a file such as a ``data.yaml``, ``torchvision/NAME``, or the address
     of tar shards, ``https://…`` or ``s3://…``."""
     folder: Name = "data"
-    """Folder with the files of ``torchvision/NAME``, which torchvision calls ``root``."""
+    """Folder with the files of ``torchvision/NAME`` (``root`` in torchvision)."""
     format: Format = "auto"
     """Format of the data; ``auto`` detects it."""
     train: Name = "train"
@@ -256,7 +256,8 @@ class Evaluate:
     confidence: Annotated[Fraction, DETECT_ONLY] = 0.001
     """Detections with a lower score are discarded."""
     nms: Annotated[Literal["iou", "diou"], DETECT_ONLY, PREDICTING] = "iou"
-    """Overlap measure of NMS: ``iou``, or ``diou``, Darknet's ``greedynms``: IoU minus (d²/c²) ** 0.6."""
+    """Overlap measure of NMS: ``iou``, or ``diou``, which is the IoU minus (d²/c²) ** 0.6, as in Darknet's
+    ``greedynms``."""
     iou: Annotated[Fraction, DETECT_ONLY, PREDICTING] = 0.6
     """NMS removes a detection if its overlap with a better one of the same class is higher than this."""
     class_agnostic: Annotated[Bool, DETECT_ONLY, PREDICTING] = False
@@ -266,7 +267,7 @@ class Evaluate:
     detections: Annotated[Int, Field(ge=1, le=100_000), DETECT_ONLY, PREDICTING] = 100
     """Maximum number of detections per image."""
     rectangular: Annotated[Bool, DETECT_ONLY] = False
-    """Batch images of similar aspect ratio together, and make the input no larger than they need."""
+    """Batch images of similar aspect ratio together, and reduce the input to the size that they need."""
     tta: Annotated[Literal["none", "flip", "full"], PREDICTING] = "none"
     """Test-time augmentation: ``flip`` also predicts on the mirrored image; ``full`` predicts on both in
     three sizes."""
@@ -296,8 +297,8 @@ class Check:
 
     recompute: Annotated[CountOrZero, FREE] = 0
     """Number of steps between checks. In a check, each rank recomputes a micro-batch of another rank (a
-    single rank, one of its own), and loss and gradients are compared bit for bit. 0 disables the checks. They
-    do not change results."""
+    single rank recomputes one of its own), and loss and gradients are compared bit for bit. 0 disables the
+    checks. They do not change results."""
     exclude: Annotated[Bool, FREE] = False
     """If an error can be traced to a device, continue from the latest checkpoint without this device;
     otherwise, the run fails if the error repeats."""
@@ -346,8 +347,8 @@ class Schedule:
     ``constant``."""
     warmup: Annotated[Literal["auto"] | Duration, _WITH_WARMUP] = "5%"
     """How long the learning rate rises from 0: steps, or a duration such as ``5 epochs`` or ``5%`` (of the
-    run). ``auto`` is ``5%``, with at most n / 40 of ``optim.lr`` in step n, which lowers the peak of short
-    runs and does not change runs of 800 or more steps. Not for ``one-cycle``."""
+    run). ``auto`` is ``5%``, but limits step n to n / 40 of ``optim.lr``, which lowers the peak of runs
+    with fewer than 800 steps. Not for ``one-cycle``."""
     warmup_power: Annotated[Positive, _WITH_WARMUP] = 1.0
     """Exponent of the warm-up, ``((step + 1) / warmup) ** warmup_power``; Darknet uses 4."""
     length: Annotated[Literal["run"] | Period, _schedule("cosine", "poly")] = "run"

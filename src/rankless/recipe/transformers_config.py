@@ -136,7 +136,7 @@ def class_names(folder: Path, where: str) -> tuple[str, ...]:
     names = tuple(by_number.get(str(label), "") for label in range(len(by_number)))
     if not names or not all(names):
         raise UserError(
-            f"{where}: {folder / CONFIG}: id2label has no name for each of the numbers 0, 1, 2 …; expected "
+            f"{where}: {folder / CONFIG}: id2label does not name each of the classes 0, 1, 2 …; expected "
             '{"0": "cat", "1": "dog", …}'
         )
     return names
@@ -167,7 +167,7 @@ def _preprocessing(folder: Path, where: str) -> tuple[list[Any], str, str]:
     if normalized and (said.get("image_mean", mean), said.get("image_std", std)) != (mean, std):
         problems.append(
             f"normalizes by image_mean {said.get('image_mean')} and image_std {said.get('image_std')}; "
-            f"expected ImageNet's, {mean} and {std}, or do_normalize false"
+            f"expected those of ImageNet ({mean} and {std}), or do_normalize false"
         )
     scale = said.get("rescale_factor", 1 / 255)
     is_number = isinstance(scale, int | float)
@@ -181,7 +181,7 @@ def _preprocessing(folder: Path, where: str) -> tuple[list[Any], str, str]:
     if isinstance(size, dict) and "shortest_edge" in size:
         sides = (size["shortest_edge"],) * 2
     if not all(isinstance(side, int) and side > 0 and side % 32 == 0 for side in sides):
-        problems.append(f"size is {json.dumps(size)}; expected sides in multiples of 32")
+        problems.append(f"size is {json.dumps(size)}; expected sides that are multiples of 32")
     if problems:
         raise UserError([f"{where}: {path}: {problem}" for problem in problems])
     fit = "letterbox" if isinstance(size, dict) and "shortest_edge" in size else "stretch"

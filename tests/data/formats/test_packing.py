@@ -175,7 +175,7 @@ def test_a_disk_without_room(tmp_path, four, monkeypatch):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # half a module's bytecode would stay
     try:
-        with pytest.raises(UserError, match=r"out: it cannot be written: File too large .*make room"):
+        with pytest.raises(UserError, match=r"out: cannot be written: File too large .*make room"):
             pack({"train": boxed(four, [])}, tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

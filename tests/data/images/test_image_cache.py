@@ -266,7 +266,9 @@ def test_a_cache_in_memory_that_others_can_enter_is_not_used(known: Annotations,
     home.chmod(0o777)
     images, (note,) = open_images(known, SHOWN, "ram")
     assert isinstance(images, FileImages)
-    assert re.search(rf"not cached in memory .*: {home} belongs to another user or is open to others", note)
+    assert re.search(
+        rf"not cached in memory .*: {home} belongs to another user or is accessible to others", note
+    )
 
 
 @pytest.mark.processes

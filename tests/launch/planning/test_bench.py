@@ -37,7 +37,7 @@ def test_advice_follows_what_was_measured() -> None:
     busy = Shares(0.4, 0.2, 0.2, 0.2)
     found = advice(busy, micro=0.8, bf16=1.5)
     assert list(found) == ["workers", "batch.micro", "precision", "--devices", "batch.images"]
-    assert "try workers=1 (1 of 2 cores are left" in found["workers"]
+    assert "try workers=1 (1 of 2 cores are free)" in found["workers"]
     assert "4 images at a time are 1.25 times as fast as 2: try batch.micro=4" in found["batch.micro"]
     assert "1.50 times as fast in bf16 as in fp32: try precision=bf16" in found["precision"]
 

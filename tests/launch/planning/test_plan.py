@@ -23,9 +23,9 @@ SMALL = (
 @pytest.mark.parametrize(
     ("words", "problems"),
     [
-        (["--bandwidth", "25"], ["--bandwidth has '25': expected a bandwidth above 0 with its unit"]),
-        (["--latency", "0us"], ["--latency has '0us': expected a time above 0"]),
-        (["--devices", "8x0", "--step-ms", "no"], ["--devices has '8x0'", "--step-ms has 'no'"]),
+        (["--bandwidth", "25"], ["--bandwidth is '25': expected a bandwidth above 0 with a unit"]),
+        (["--latency", "0us"], ["--latency is '0us': expected a time above 0"]),
+        (["--devices", "8x0", "--step-ms", "no"], ["--devices is '8x0'", "--step-ms is 'no'"]),
         (["--check", "1,two"], ["--check is '1,two': expected whole numbers of at least 1, as in 1,2,4"]),
         (["--check", "1", "--step-ms", "5"], ["--check trains on this machine, but --step-ms"]),
         (["--force"], ["--force: has no effect without --out"]),

@@ -48,7 +48,7 @@ def test_devices_are_machines_times_devices(text, value):
 )
 def test_what_is_none_is_named_with_an_example(read, option, texts):
     for text in texts:
-        with pytest.raises(UserError, match=rf"^{option} has '{text}': expected .*as in ") as caught:
+        with pytest.raises(UserError, match=rf"^{option} is '{text}': expected .*as in ") as caught:
             read(text)
         assert len(caught.value.problems) == 1
 

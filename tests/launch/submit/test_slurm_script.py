@@ -60,7 +60,7 @@ def test_placeholders_and_folders_are_refused(tmp_path, monkeypatch, capsys):
     assert all(words in line for words, line in zip(expected, said, strict=True)), said
     (tmp_path / "mine").mkdir()
     assert cli.main(["submit", "slurm", "mine", "--dry-run"]) == 2
-    assert "if it contains data, add data.root=mine to a recipe, or write one" in capsys.readouterr().err
+    assert "if it contains data, add data.root=mine to a recipe, or create" in capsys.readouterr().err
 
 
 @given(st.lists(words, min_size=1, max_size=4), words, words)

@@ -30,7 +30,7 @@ from rankless.runs.directory import RunDirectory
 from rankless.tasks import resolve_recipe
 
 Mode = tuple[int, str]
-"""A mode of the plain loop, given by the number of images at a time and the precision."""
+"""A mode of the plain loop: the number of images at a time, and the precision."""
 _MOST = 200  # steps per turn
 _USABLE = 0.9  # fraction of the free memory; other programs need some, too
 
@@ -58,7 +58,7 @@ class _Processes(ExitStack):
 
 
 class Ranks(_Processes):
-    """The processes in which Rankless trains.
+    """Processes that train a recipe with Rankless and measure its speed.
 
     Attributes:
         seconds: durations of the steps on rank 0, one list per turn.
@@ -187,13 +187,13 @@ _ROUNDS = 5
 _ENDLESS = 1_000_000  # epochs, and steps
 _RATE = 1e-9  # learning rate that prevents divergence
 _DISTURBED = 1.3
-"""Ratio of the best to the median speed above which other work must have disturbed the measurement."""
+"""Ratio of best to median speed above which a measurement counts as disturbed by other work."""
 
 
 _WAITING, _NETWORK, _OTHER = 0.05, 0.15, 0.15
-"""Smallest fractions of a step's time that lead to advice."""
+"""Minimum fractions of a step's time for which advice is given."""
 _WORTH = 1.05
-"""Smallest speedup that leads to advice."""
+"""Minimum speedup for which advice is given."""
 _BUILT_IN = "digits"
 
 
@@ -236,7 +236,7 @@ class Bench:
         if shares.other >= _OTHER:
             text = (
                 f"{shares.other:.0%} of a step is spent on the optimizer and other work that is done once "
-                "per step: a larger batch needs fewer steps, which changes the weights"
+                "per step: a larger batch needs fewer steps but changes the weights"
             )
             found.append(("batch.images", text))
         return found
@@ -290,11 +290,12 @@ def _images(found: Bench) -> Iterator[tuple[str, str]]:
         return
     idle = found.cores - found.devices * found.recipe.threads
     more = max(found.workers + 1, 2 * found.workers)
-    cores = f"{idle} of {found.cores} cores are" if idle > 0 else "no core is"
+    cores = f"{idle} of {found.cores} cores are free" if idle > 0 else "no core is free"
     yield (
         "workers",
-        f"{share:.0%} of a step is spent waiting for images, with {found.workers} loader processes per "
-        f"device; try workers={more} ({cores} left for loaders)",
+        f"{share:.0%} of a step is spent waiting for images, with "
+        f"{counted(found.workers, 'loader process', 'loader processes')} per device; try workers={more} "
+        f"({cores})",
     )
     if data.cache == "none" and data.root != _BUILT_IN:
         yield "data.cache", "with ram or disk, every image is decoded only once; the weights stay the same"
@@ -314,7 +315,7 @@ def _micro(found: Bench) -> Iterator[tuple[str, str]]:
     sees = (
         ""
         if found.recipe.batch_norm != "micro"
-        else "; batch norm then sees more images at a time, which changes the weights"
+        else "; batch norm then sees more images at a time, so the weights change"
     )
     yield (
         "batch.micro",
@@ -382,7 +383,7 @@ def steady(recipe: Recipe) -> Recipe:
 
 
 def _threads(recipe: Recipe, ranks: int) -> int:
-    """Return the number of CPU threads for the plain loop; on a CPU, as many as all ranks have together."""
+    # On a CPU, the plain loop gets as many threads as all ranks together.
     return recipe.threads if compute_device().type == "cuda" else min(ranks * recipe.threads, usable_cores())
 
 
@@ -429,11 +430,11 @@ def _summary(recipe: Recipe, ranks: int, ours: Ranks, bare: Bare, modes: Sequenc
             "other work on this machine disturbed the measurement; compare the best steps, or measure again"
         )
     if compute_device().type == "cuda" and ranks > 1:
-        notes.append(f"the plain loop uses one GPU: perfect scaling is {ranks} times its speed")
+        notes.append(f"the plain loop uses one GPU: perfect scaling would be {ranks} times its speed")
     if modes[-1][1].startswith(PURE):
         notes.append(
-            f"{modes[-1][1]} (Apex's O3) only shows the speed: with weights and optimizer state in half "
-            "precision, small updates are rounded away; recipes do not support it"
+            f"{modes[-1][1]} (Apex's O3) is only a reference for speed: recipes do not support it, because "
+            "weights in half precision lose small updates to rounding"
         )
     return Bench(
         recipe,

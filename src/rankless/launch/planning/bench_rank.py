@@ -1,7 +1,8 @@
-"""A rank of the training run that ``rankless benchmark`` measures: ``… .bench_rank RUN MEETING``.
+"""A rank of the training run that ``rankless benchmark`` measures.
 
-The process runs :func:`rankless.engine.loop.train` and pauses after every turn. It reads the resolved recipe
-(JSON) and then the number of steps of each turn, and answers with the durations of these steps.
+Its arguments are the run directory and the file through which the ranks connect. The process runs
+:func:`rankless.engine.loop.train` and pauses after every turn. It reads the resolved recipe (JSON) and then
+the number of steps of each turn, and sends back the durations of these steps.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Timing(Sink):
 class Turns:
     """An observer that measures every step and pauses the training between turns.
 
-    ``question`` returns the number of steps in the next turn. ``answer`` gets the measurements of each step:
-    its duration (``seconds``), the time spent waiting for images (``waited``) and for other ranks
+    ``question`` returns the number of steps in the next turn. ``answer`` receives the measurements of each
+    step: its duration (``seconds``), the time spent waiting for images (``waited``) and for other ranks
     (``network``), and the time from the first image to the summed gradients (``accumulated``), which includes
     both waits.
     """

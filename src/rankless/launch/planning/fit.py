@@ -91,7 +91,7 @@ class Fitted:
         best = max((one for one in self.tried if one.speed), key=lambda one: one.speed or 0.0)
         if self.is_sync:
             yield (
-                f"the largest share of a step that fits: {counted(largest.micro, 'image')}; "
+                f"the largest share that fits on a device: {counted(largest.micro, 'image')}; "
                 f"batch.images={batch.images} needs {counted(self.needed, 'device')}"
             )
             yield from self._more_room()
@@ -102,7 +102,7 @@ class Fitted:
         if self.sees and largest.micro != batch.micro:
             yield (
                 f"batch norm then sees {counted(largest.micro, 'image')} at a time instead of {batch.micro}, "
-                "which changes the weights (batch.images and the learning rate stay the same)"
+                "so the weights change (batch.images and the learning rate stay the same)"
             )
         if batch.images // largest.micro == self.devices and largest.micro != batch.images:
             yield f"with a larger size, a step would have too few micro-batches for {self.devices} devices"
@@ -134,10 +134,10 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
         too_large = [one for one in tried if not one.too_small]
         if not too_large:
             raise UserError(
-                f"batch norm sees one value per channel even with {counted(tried[-1].micro, 'image')}, so it "
-                "has no variance; use a larger model.image_size or batch.images, or batch_norm: frozen"
+                f"batch norm sees one value per channel even with {counted(tried[-1].micro, 'image')}, too "
+                "few for a variance; use a larger model.image_size or batch.images, or batch_norm=frozen"
             )
-        share = "a share of a step" if is_sync else "a micro-batch"
+        share = "a device's share" if is_sync else "a micro-batch"
         raise UserError(
             f"{share} of {counted(too_large[0].micro, 'image')} does not fit into the memory of this "
             f"device ({_gib(free)} free): {too_large[0].problem}; use a smaller model or smaller images"
@@ -147,7 +147,9 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
 
 def _sizes(images: int, ranks: int) -> list[int]:
     if ranks > images:
-        raise UserError(f"--devices is {ranks}, but batch.images is {images}; use at most {images} devices")
+        raise UserError(
+            f"--devices is {ranks}, but batch.images is {images}; use at most {counted(images, 'device')}"
+        )
     return [size for size in range(1, images // ranks + 1) if images % size == 0]
 
 
@@ -185,12 +187,13 @@ class _Search:
         if self.on_cpu and expected > self.free:
             self.tried[micro] = Tried(micro, problem=f"not tried: would need about {_gib(expected)}")
         else:
-            self.say(f"training with {'images held' if self.is_sync else 'batch.micro'}={micro} …")
+            what = f"{counted(micro, 'image')} at a time" if self.is_sync else f"batch.micro={micro}"
+            self.say(f"training with {what} …")
             self.tried[micro] = self._try(micro)
         return not self.tried[micro].problem or self.tried[micro].too_small
 
     def _expected(self, micro: int) -> int:
-        """Extrapolate the bytes that a size needs from the two largest sizes that fit; 0 if unknown."""
+        """Extrapolate the bytes that a size needs from the two largest sizes that fit, or return 0."""
         known = sorted((one.micro, one.memory) for one in self.tried.values() if one.memory)
         if len(known) < 2:
             return 0

@@ -64,7 +64,7 @@ class MeasurementProcess:
         return self._process.pid
 
     def ask(self, value: Any) -> None:
-        """Send a request, which may be any JSON value."""
+        """Send a request (any JSON value)."""
         if self._process.stdin is not None:
             try:
                 self._process.stdin.write(line(value))
@@ -110,7 +110,7 @@ def died(what: str, code: int, log: IO[bytes], instead: str = "") -> UserError:
     lines = log.read().decode(errors="replace").strip().splitlines()
     end = f"; {instead}" if instead else ""
     return UserError(
-        f"{what} could not be measured: the process ended with code {code} "
+        f"{what} could not be measured: the process exited with code {code} "
         f"({lines[-1] if lines else 'no output'}){end}"
     )
 

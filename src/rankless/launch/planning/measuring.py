@@ -31,7 +31,7 @@ from rankless.world.reduce import BUCKET_MIB
 _ROUNDS, _SECONDS = 2, 2.0  # alternations of one process and several, and seconds for each
 _LEAST = 3  # steps
 _LIMIT = 120.0  # seconds for two processes to exchange a few hundred megabytes
-_INSTEAD = "give --step-ms, --bandwidth and --latency instead"
+_INSTEAD = "use --step-ms, --bandwidth and --latency instead"
 
 
 class StepProcess(MeasurementProcess):
@@ -126,7 +126,7 @@ def contended(alone: Workload, together: Workload) -> float:
 
 
 Exchanged = Mapping[str, Mapping[str, float]]
-"""Seconds of an exchange by transport (``sockets`` or ``memory``) and by size in bytes (as text)."""
+"""Duration of an exchange in seconds, by transport (``sockets``, ``memory``) and size in bytes (as text)."""
 
 
 def loopback() -> Exchanged:
@@ -144,7 +144,7 @@ def loopback() -> Exchanged:
         except subprocess.TimeoutExpired:
             raise UserError(
                 "the network between two processes of this machine could not be measured "
-                f"within {_LIMIT:.0f} s; give --bandwidth and --latency instead"
+                f"within {_LIMIT:.0f} s; use --bandwidth and --latency instead"
             ) from None
         finally:
             for process in ranks:

@@ -25,7 +25,7 @@ from rankless.world.tree import owned_nodes
 MOST = 4096
 """Number of devices in the last row of a plan."""
 OVERHEAD = 2e-6
-"""Seconds to send a message of any size; NCCL's cost model uses 1 to 2 µs (NCCL_NET_OVERHEAD)."""
+"""Time in seconds to send a message of any size; NCCL's cost model uses 1 to 2 µs (NCCL_NET_OVERHEAD)."""
 SIGMA = 0.1
 """Standard deviation of the logarithm of the ranks' computing times."""
 
@@ -111,7 +111,7 @@ class Machine:
         return 1.0 + (self.contention - 1.0) * (busy - 1) / max(self.slots - 1, 1)
 
     def sharing(self, busy: int) -> float:
-        """Return the factor by which ``busy`` devices slow down the link by sharing the cores."""
+        """Return the factor by which the link slows down while ``busy`` devices share the cores."""
         return 1.0 if self.slots is None else max(busy / self.slots, 1.0)
 
 
@@ -141,7 +141,7 @@ def layout(world: int, devices: int, micro_batches: int) -> Layout:
 
 
 def all_to_all(layout: Layout, link: Link, size: int) -> float:
-    """Return the time in seconds until every rank has its shard of all node sums of ``size`` bytes each."""
+    """Return the time in seconds that an all-to-all exchange of node sums of ``size`` bytes each takes."""
     if layout.world == 1:
         return 0.0
     shard = size / layout.world / link.bandwidth  # seconds on the wire
@@ -161,7 +161,7 @@ def gather(layout: Layout, link: Link, size: int) -> float:
 
 
 def adding(layout: Layout, add: float, size: int) -> float:
-    """Return a rank's time in seconds to add up its shard of all node sums; ``add`` is its time per byte."""
+    """Return the time in seconds that a rank takes to add its shards, at ``add`` seconds per byte."""
     return (layout.nodes - 1) * size / layout.world * add if layout.world > 1 else 0.0
 
 
@@ -193,8 +193,8 @@ def memory_exposed(layout: Layout, link: Link, size: int) -> float:
 
     A rank copies the other ranks' shards of its sums, adds up its own shard of all sums, and copies the total
     (:mod:`rankless.world.shared_memory`). The cores that compute also do this work, so it does not
-    overlap with the backward pass. Only the signals do (an all-to-all and a gather of one byte per rank),
-    except those of the last bucket.
+    overlap with the backward pass. Only the signals (an all-to-all and a gather of one byte per rank)
+    overlap, except those of the last bucket.
     """
     sent = layout.most * (layout.world - 1) / layout.world
     added = (layout.nodes - 1) / layout.world

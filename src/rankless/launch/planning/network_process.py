@@ -1,7 +1,7 @@
-"""One of two processes that measure the exchange between them: ``… .network_process MEETING``.
+"""One of two processes that measure the exchange between them.
 
-Rank 0 prints the durations of the fixed tree's exchange in seconds as JSON, by transport (sockets or shared
-memory) and by size in bytes.
+The argument is the file through which the processes connect. Rank 0 prints the durations of the fixed
+tree's exchange in seconds as JSON, by transport (sockets or shared memory) and by size in bytes.
 """
 
 from __future__ import annotations

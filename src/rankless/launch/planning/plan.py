@@ -34,13 +34,13 @@ def advice(devices: int, micro_batches: int, micro: int) -> Iterator[str]:
         yield (
             "up to about 8,000 images, a learning rate proportional to the batch size, after a warm-up of a "
             "few epochs, preserved the accuracy of ResNet-50 on ImageNet (Goyal et al. 2017); detectors have "
-            "been trained in this way with 256 images (Peng et al. 2018)"
+            "been trained in this way with batches of 256 images (Peng et al. 2018)"
         )
     elif needed <= 32768:
         yield (
             "beyond about 8,000 images, a learning rate proportional to the batch size lost accuracy (Goyal "
             "et al. 2017); layer-wise rates reach about 32,000: LARS for ResNet-50 (You et al. 2017) and "
-            "LAMB for BERT (You et al. 2020), neither of which Rankless has"
+            "LAMB for BERT (You et al. 2020); Rankless supports neither"
         )
     else:
         yield (
@@ -48,7 +48,7 @@ def advice(devices: int, micro_batches: int, micro: int) -> Iterator[str]:
             "smaller batch.micro or fewer devices"
         )
     yield (
-        "a batch larger than the task's gradient noise scale saves hardly any steps; this critical batch is "
+        "a batch larger than the task's gradient noise scale saves hardly any steps; this critical size is "
         "larger for harder tasks and grows during training (McCandlish et al. 2018)"
     )
 
@@ -105,7 +105,7 @@ class Plan:
 
 
 def plan(recipe: Recipe, options: PlanOptions, say: Callable[[str], None]) -> Plan:
-    """Predict the speed on more devices, and measure the inputs that the options do not give."""
+    """Predict the speed on more devices, after measuring the inputs that the options do not set."""
     recipe, _ = checked(recipe, None, [])
     recipe = with_precision(resolve_recipe(recipe))
     refuse_idle("--check has {}", options.check, recipe)
@@ -127,8 +127,8 @@ def plan(recipe: Recipe, options: PlanOptions, say: Callable[[str], None]) -> Pl
             work, machine = steps.given(options.step), Machine(each)
             exchanges = [loopback()] if options.bandwidth is None else []
             assumptions = [
-                f"one device takes {shown_time(options.step)} for a step of the recipe (given), of which a "
-                "third is for forward passes; loading was not measured"
+                f"one device takes {shown_time(options.step)} for a step of the recipe (given), a third "
+                "of it for forward passes; loading was not measured"
             ]
     link, about = _link(options, exchanges, work.add, in_parts=on_cpu and options.step is None)
     found = row(work, machine, link, machines * each)
@@ -158,7 +158,7 @@ def _measure(
 ) -> list[Exchanged]:
     """Alternate between the measurements, so that other work on the machine affects all of them equally."""
     exchanges = []
-    alone = "one process" if busy == 1 else f"one process, and of {busy} at the same time"
+    alone = "one process" if busy == 1 else f"one process and of {busy} at the same time"
     for _ in range(_ROUNDS if seconds else 1):
         say(f"measuring steps of {alone} …")
         steps.measure(busy)
@@ -179,14 +179,15 @@ def _measured_assumptions(work: Workload, machine: Machine) -> Iterator[str]:
     )
     if machine.slots is None:
         return
-    several = f", each taking {machine.contention:.2f} times as long as one alone (measured)"
+    slower = f" (each {machine.contention:.2f} times as slow as alone, measured)"
     yield (
-        f"every machine is like this one: {counted(machine.slots, 'process', 'processes')} compute at the "
-        f"same time{several if machine.contention > 1 else ''}; more processes share the cores evenly"
+        "every machine is assumed to be like this one: up to "
+        f"{counted(machine.slots, 'process', 'processes')} compute at the same time"
+        f"{slower if machine.contention > 1 else ''}; more processes share the cores evenly"
     )
     if machine.inside is not None and machine.inside.copy:
         yield (
-            "the processes of one machine exchange data in its memory, which copies "
+            "the processes of a machine exchange data through its memory at "
             f"{shown_bandwidth(1 / machine.inside.copy)} (measured between two processes)"
         )
 
@@ -198,10 +199,10 @@ def _link(
         latency = LATENCY if options.latency is None else options.latency
         link = Link(options.bandwidth, latency, in_parts=in_parts)
         about = "given" if options.latency is not None else "bandwidth given, latency assumed"
-        order = "in parts over gloo" if in_parts else "bucket after bucket over NCCL"
+        order = "in parts, over gloo" if in_parts else "bucket by bucket, over NCCL"
         return link, (
             f"network: {shown_bandwidth(link.bandwidth)} for each machine and for each device, "
-            f"{shown_time(link.latency)} latency ({about}); transfers overlap with computing, {order}"
+            f"{shown_time(link.latency)} latency ({about}); transfers overlap with computing ({order})"
         )
     link = replace(fitted(exchanges, add), copy=0.0)
     if options.latency is not None:
@@ -209,7 +210,7 @@ def _link(
     return link, (
         f"network: {shown_bandwidth(link.bandwidth)}, {shown_time(link.latency)} latency, measured between "
         "two processes of this machine over gloo and the loopback interface, where the cores move the bytes "
-        "and nothing overlaps; for other machines, give --bandwidth and --latency"
+        "and nothing overlaps; for other machines, use --bandwidth and --latency"
     )
 
 
@@ -237,7 +238,7 @@ def lines(plan: Plan) -> Iterator[str]:
         f"{shown_time(found.network)} network; {found.images_per_second:,.1f} images/s"
     )
     if any(each.batch > plan.work.micro_batches * plan.work.micro for each in plan.rows):
-        yield "* a larger global batch than the recipe's, which has too few micro-batches"
+        yield "* with a larger global batch, because the recipe's has too few micro-batches"
     for sentence in (*plan.assumptions, *_model_notes(plan), *plan.advice):
         yield f"- {sentence}"
 
@@ -255,11 +256,11 @@ def _line(one: Row, plan: Plan) -> str:
 
 def _model_notes(plan: Plan) -> Iterator[str]:
     yield (
-        "network: the part of a step spent waiting for the fixed tree's exchange; ring: a step with a ring "
-        "all-reduce in its place; p: loader processes needed to deliver that many images"
+        "network: the part of a step spent waiting for the fixed tree's exchange; ring: the time of a step "
+        "with a ring all-reduce instead of the tree; p: the number of loader processes needed for this speed"
     )
     if plan.asked.devices > 1:
         yield (
-            f"if the computing times of devices vary by {SIGMA:.0%}, all wait for the slowest of "
-            f"{plan.asked.devices:,}, and a step takes {shown_time(plan.asked.uneven)}"
+            f"if the computing times of devices vary by {SIGMA:.0%}, all {plan.asked.devices:,} "
+            f"wait for the slowest one, and a step takes {shown_time(plan.asked.uneven)}"
         )

@@ -37,28 +37,28 @@ def devices(text: str) -> tuple[int, int]:
     machines, each = (int(number or 1) for number in found.groups()) if found else (0, 0)
     if not 1 <= machines * each <= MOST_DEVICES:
         raise UserError(
-            f"--devices has '{text}': expected MACHINESxDEVICES, as in 8x4, or the devices of one machine, "
-            f"at least 1 and at most {MOST_DEVICES:,} in all"
+            f"--devices is '{text}': expected MACHINESxDEVICES, as in 8x4, or a number of devices of one "
+            f"machine, from 1 to {MOST_DEVICES:,} in total"
         )
     return machines, each
 
 
 def bandwidth(text: str) -> float:
-    """Parse ``25GB/s`` or ``100Gbit/s`` as bytes per second."""
+    """Convert a bandwidth such as ``25GB/s`` or ``100Gbit/s`` to bytes per second."""
     return _quantity(
-        "--bandwidth", text, _RATES, "a bandwidth above 0 with its unit, as in 25GB/s or 100Gbit/s"
+        "--bandwidth", text, _RATES, "a bandwidth above 0 with a unit, as in 25GB/s or 100Gbit/s"
     )
 
 
 def latency(text: str) -> float:
-    """Parse a time such as ``20us`` as seconds."""
-    return _quantity("--latency", text, _TIMES, "a time above 0 with its unit, as in 20us or 0.5ms")
+    """Convert a time such as ``20us`` to seconds."""
+    return _quantity("--latency", text, _TIMES, "a time above 0 with a unit, as in 20us or 0.5ms")
 
 
 def milliseconds(text: str) -> float:
-    """Parse milliseconds such as ``210`` or ``210ms`` as seconds."""
+    """Convert milliseconds such as ``210`` or ``210ms`` to seconds."""
     scales = {"": 1e-3, "ms": 1e-3}
-    return _quantity("--step-ms", text, scales, "milliseconds above 0, as in 210")
+    return _quantity("--step-ms", text, scales, "a number of milliseconds above 0, as in 210")
 
 
 def _quantity(option: str, text: str, scales: dict[str, float], expected: str) -> float:
@@ -66,7 +66,7 @@ def _quantity(option: str, text: str, scales: dict[str, float], expected: str) -
     scale = scales.get(found[2]) if found else None
     value = float(found[1]) * scale if found and scale else 0.0
     if not value > 0 or math.isinf(value):
-        raise UserError(f"{option} has '{text}': expected {expected}")
+        raise UserError(f"{option} is '{text}': expected {expected}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""The report of a search, a self-contained ``report.html`` in its folder."""
+"""The report of a search: a self-contained ``report.html`` in its folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def render(record: Record) -> str:
 def _summary(record: Record) -> str:
     name, best = record.search.score_name, record.ranked()[:1]
     goal = "lowest" if record.search.lower_is_better else "highest"
-    sentence = f"A search for the {goal} {text(name)} of {text(record.search.name)}"
+    sentence = f"Search for the {goal} {text(name)} of {text(record.search.name)}"
     failed = sum(one.state == FAILED for one in record.trials)
     tiles = [
         *(tile(f"best {name}, trial {one.number}", _score(record, one), "main") for one in best),

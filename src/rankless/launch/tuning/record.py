@@ -132,5 +132,5 @@ def opened(folder: Path) -> Record:
             f"--out {folder}: contains no search (no {_FILE}); use the folder of a search, or omit --resume"
         ) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); start another search") from None
+        raise UserError(f"{path}: cannot be read ({error}); start a new search") from None
     return Record(folder, content.search, content.trials)

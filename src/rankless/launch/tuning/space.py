@@ -45,7 +45,7 @@ def parsed(texts: Iterable[str]) -> dict[str, Range]:
     found = {text: _range(text) for text in texts}
     if problems := [text for text, one in found.items() if one is None]:
         raise UserError(
-            f"--search has '{text}': expected a range or choices, such as optim.lr=0.001..0.1 or "
+            f"--search is '{text}': expected a range or choices, such as optim.lr=0.001..0.1 or "
             "'data.augment=none|light|heavy'"
             for text in problems
         )

@@ -28,7 +28,7 @@ from rankless.runs.scoring import LOWER_IS_BETTER
 from rankless.tasks.best import best_score
 
 LOG = "output.log"
-"""Name of the file in a run's ``logs`` directory with the output of the run."""
+"""Name of the file with a run's output in its ``logs`` directory."""
 _SHARED = ".output"
 
 
@@ -188,8 +188,9 @@ def run_trials(
 ) -> int:
     """Train until the search has ``trials`` trials, including earlier ones, and return the exit code.
 
-    The exit code is 0, or that of a run stopped by a signal. ``devices`` is as for :func:`rankless.train`.
-    ``train`` is called instead of that function, with a recipe, a run directory and whether to resume.
+    The exit code is 0, or that of a run stopped by a signal. ``devices`` has the same meaning as in
+    :func:`rankless.train`. ``train`` is called instead of that function, with a recipe, a run directory and
+    whether to resume.
     """
     recipe = load.from_json(record.search.recipe)
     run_it = train or (lambda one, run, resume: local.train(one, run, devices=devices, resume=resume))
