@@ -200,7 +200,7 @@ def test_the_readme_says_at_once_that_no_gpu_was_measured():
     ("name", "row"),
     [
         ("make_recipe_table", "`data.augment.translate`"),
-        ("make_findings_table", "| outside | boxes lie outside"),
+        ("make_findings_table", "| outside | boxes are outside"),
         ("make_commands_page", "### rankless data split"),
         ("make_recipe_schema", '"densenet-bc-190-40"'),
     ],

@@ -145,9 +145,18 @@ def flagged(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("to", "announced"),
     [
-        ("yolo", ["marked difficult", "marked a crowd", "areas of", "edge: rounded"]),
-        ("lines", ["marked difficult", "marked a crowd", "areas of", "to fit"]),
-        ("voc", ["written as difficult", "areas of", "edge: rounded", "order of the classes", "to fit"]),
+        ("yolo", ["marked difficult", "marked a crowd", "area of the box is used", "edge: rounded"]),
+        ("lines", ["marked difficult", "marked a crowd", "area of the box is used", "to fit"]),
+        (
+            "voc",
+            [
+                "written as difficult",
+                "area of the box is used",
+                "edge: rounded",
+                "order of the classes",
+                "to fit",
+            ],
+        ),
         ("csv", ["to fit"]),
         ("coco", []),
     ],

@@ -17,7 +17,7 @@ from rankless.data.formats import packing
 from rankless.data.formats.registry import WRITABLE, write
 from rankless.data.formats.writing import ImageFiles, fit_names
 from rankless.data.index.annotations import Annotations, with_boxes
-from rankless.errors import UserError, counted, one_of
+from rankless.errors import UserError, counted, listed, one_of
 from rankless.files.work_folder import new_folder, refuse_existing
 from rankless.printing import ProgressBar
 
@@ -155,7 +155,7 @@ def compare(
         unseen = sorted(set(old.class_names) - set(new.class_names))
         used = {old.class_names[label] for label in np.unique(old.labels).tolist()}
         if missing := [each for each in unseen if each in used]:
-            differences.append(f"{name}: the classes {', '.join(missing[:FIRST])} are missing")
+            differences.append(f"{name}: missing classes: {listed(missing)}")
         differences += _image_differences(
             name, old, new, [paths.get((id(whole), index)) for index in range(len(old))]
         )
@@ -186,7 +186,7 @@ def _image_differences(name: str, old: Annotations, new: Annotations, files: lis
             if count <= FIRST:
                 differences.append(f"{name}: {old.path(index)}: {difference}")
     if count > FIRST:
-        differences.append(f"{name}: … and {count - FIRST:,} more that differ")
+        differences.append(f"{name}: … and {counted(count - FIRST, 'more image')}")
     return differences
 
 

@@ -439,7 +439,7 @@ def _normalized(
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return normalized centers and sizes, (N, 4), and a mask, (N,), of the boxes without rounding errors.
 
-    For a box at the left or top edge, the center is exactly half of the size, which restores 0 exactly.
+    For a box at the left or top edge, the center is exactly half of the size, so reading restores 0 exactly.
     """
     sides = np.array([width, height], np.float64)
     low, high = boxes[:, :2], boxes[:, 2:]

@@ -98,7 +98,7 @@ def _raise_unless_absent(folder: str, error: OSError) -> None:
 
 
 class FolderNames:
-    """The names in a folder, which need not exist.
+    """The names of the files in a folder. The folder need not exist.
 
     ``endings`` are the lowercase extensions of the files to list. Default: all names, including folders.
     """
@@ -210,7 +210,7 @@ class ImageSearch:
 
 @dataclass
 class ListedImages:
-    """The base class of readers for an annotation file that lists images."""
+    """The base class for readers of annotation files that list images."""
 
     file: Path
     search: ImageSearch
@@ -253,7 +253,7 @@ class ListedImages:
         if not self.made.paths:
             looked = ", ".join(self.search.bases[:4])
             what = (
-                f"none of the listed images was found, such as '{printable(self.missing)}'; looked in "
+                f"none of the listed images, such as '{printable(self.missing)}', was found; looked in "
                 f"{looked}"
             )
             raise UserError(f"{self.file}: {what if self.missing else nothing}")

@@ -173,7 +173,7 @@ def list_kind(file: Path) -> str:
 
 
 def _lone(files: Mapping[str, Path]) -> str:
-    """Return the name of the only list, which will be divided, or "" if its name implies a split."""
+    """Return the name of the list to divide, or "" if there are several or its name implies a split."""
     (name, *more) = files or [""]
     return name if name != "train" and not more and is_for_training(name) else ""
 

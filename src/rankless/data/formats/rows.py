@@ -1,7 +1,7 @@
 """Read tables of images, in which each row is an image with its objects or its class.
 
-A row has a ``label`` or ``objects``, which are a dict of lists or a list of dicts with ``bbox`` (x, y, width,
-height) and ``category``. The images are separate files or are stored in the table.
+A row has a ``label`` or ``objects``. Objects are a dict of lists or a list of dicts, with ``bbox`` (x, y,
+width, height) and ``category``. The images are separate files or are stored in the table.
 """
 
 from __future__ import annotations

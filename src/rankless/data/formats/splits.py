@@ -104,7 +104,7 @@ def chosen(root: Path, wanted: str, existing: Collection[str], expected: str) ->
     if len(existing) == 1 and wanted in ("train", root.stem) and root.is_file():
         return next(iter(existing))
     if not existing:
-        raise UserError(f"{root}: no split found; expected {expected}; add it, or give another data.root")
+        raise UserError(f"{root}: no split found; expected {expected}; add it, or use another data.root")
     listed = ", ".join(f"'{printable(name)}'" for name in usual_order(existing))
     raise UserError(
         f"{root}: no split '{wanted}'; expected {'one of ' * (len(existing) > 1)}{listed}; choose an "

@@ -4,9 +4,9 @@
 2012 Development Kit"), so the box ``(1, 1, width, height)`` covers the whole image. In continuous
 coordinates, where pixel 1 extends from 0 to 1, a box is ``xyxy = (xmin - 1, ymin - 1, xmax, ymax)``.
 
-Supported layouts are a folder with ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``, as in VOC2012;
-several such folders, one per year, with or without ``VOCdevkit``; both of these without lists of images; and
-annotations next to the images, in one folder or in one folder per split.
+A data set is a folder with ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``, as in VOC2012, or several
+such folders, one per year, with or without ``VOCdevkit``. The lists in ``ImageSets/Main`` may be missing.
+Annotations may also be next to the images, in one folder or in one folder per split.
 """
 
 from __future__ import annotations
@@ -248,8 +248,8 @@ def read(root: Path, split: str) -> Raw:
     files = find_split(root, split)
     if not any(annotation for _, annotation in files.items):
         raise UserError(
-            f"{root}: none of the {len(files.items)} images of the split '{split}' has an annotation, such "
-            f"as {files.items[0][0]}; add XML files to 'Annotations', or choose another split"
+            f"{root}: none of the {len(files.items)} images of the split '{split}', such as "
+            f"{files.items[0][0]}, has an annotation; add XML files to 'Annotations', or choose another split"
         )
     raw = scan(read_annotations, files.items, "images")
     if files.others:
