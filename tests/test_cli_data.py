@@ -105,7 +105,7 @@ MISTAKES = [
     ("convert cells --to coc --out new", "--to is 'coc': expected one of web"),
     ("convert cells --to yollo --out new", "; did you mean 'yolo'?"),
     ("convert cells --to coco --out cells", "--out cells: already exists"),
-    ("convert pets --to voc --out new", "no boxes, which this format cannot store"),
+    ("convert pets --to voc --out new", "this format requires boxes, but"),
     ("convert cells --to coco --out cells/a/b", "is inside the data set cells"),
     ("split cells", "--out"),
     ("split cells --out new --val 2", "--val is '2': expected a number from 0 to 1"),

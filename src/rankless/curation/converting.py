@@ -117,13 +117,12 @@ def convert(
 def _refuse_unsuitable(to: str, data: DataSet) -> None:
     if data.has_boxes and to == "image-folder":
         raise UserError(
-            f"--to image-folder: {data.root} has boxes, which class folders cannot store; choose another "
-            "format"
+            f"--to image-folder: class folders cannot store the boxes of {data.root}; choose another format"
         )
     if not data.has_boxes and to not in _CLASSES:
         raise UserError(
-            f"--to {to}: {data.root} has one class per image and no boxes, which this format cannot store; "
-            f"expected {one_of(_CLASSES)}"
+            f"--to {to}: this format requires boxes, but {data.root} has one class per image; expected "
+            f"{one_of(_CLASSES)}"
         )
 
 

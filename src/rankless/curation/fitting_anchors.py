@@ -21,7 +21,7 @@ Anchors = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Fit:
-    """Anchors, (width, height) in pixels, sorted by area, and the mean IoU of boxes with their best anchor."""
+    """Anchors, (width, height) in pixels, sorted by area, and the mean IoU of boxes and best anchors."""
 
     anchors: Anchors
     average_iou: float

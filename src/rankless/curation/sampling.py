@@ -70,7 +70,7 @@ def select(
 ) -> Selection:
     """Sample random images of a split. The default is the first split.
 
-    With ``class_name``, only images with an object of this class are sampled. ``augmented`` returns the recipe
+    With ``class_name``, only images with an object of this class are sampled. ``augmented`` returns a recipe
     for a task. If it is given, images are augmented as in the first epoch of training with this recipe.
     """
     format = known_format(format)

@@ -224,8 +224,8 @@ def _from_folders(
         names, file = numbered_names(
             [root, root / "labels"],
             class_names,
-            f"{root}: no class names found; expected a 'classes.txt' (one name per line, starting with class "
-            "0), a '*.names' file or a 'data.yaml' with 'names'",
+            f"{root}: no class names found; add a 'classes.txt' (one name per line, starting with class 0), "
+            "a '*.names' file or a 'data.yaml' with 'names'",
         )
         result = Split(class_names=names, depends=[os.fspath(file)] if file else [])
     if splits[name] in (root, root / "images"):

@@ -26,7 +26,7 @@ from rankless.files import reading
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
 _UPLOADED = re.compile(r"^[0-9a-f]{8}(-|__)")
-NAMES_PATTERNS = ("classes.txt", "*_classes.txt", "*.names")
+_PATTERNS = ("classes.txt", "*_classes.txt", "*.names")
 
 
 @dataclass
@@ -231,7 +231,7 @@ class ListedImages:
         return path
 
     def image(self, path: str, stated: tuple[int, int] = (0, 0)) -> int:
-        """Return the index of the image at ``path``, which is added if it is new."""
+        """Return the index of the image at ``path``; add the image if it is new."""
         if path not in self.numbers:
             self.numbers[path] = self.made.add_image(path, str(self.file), stated)
         return self.numbers[path]
@@ -270,7 +270,7 @@ def names_files(folders: Iterable[Path]) -> list[Path]:
     If several files in a folder match the same pattern and have different contents, all of them are returned.
     """
     folders = [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
-    for name, folder in itertools.product(NAMES_PATTERNS, folders):
+    for name, folder in itertools.product(_PATTERNS, folders):
         files = [file for file in sorted(folder.glob(name)) if file.is_file()]
         if len(files) > 1:
             files = list({read_names(file): file for file in reversed(files)}.values())[::-1]
@@ -304,7 +304,7 @@ def numbered_names(
         return tuple(given), None
     file = names_file(folders)
     if file is None:
-        raise UserError(f"{missing}; or set data.classes (`rankless data`: --classes)")
+        raise UserError(f"{missing}, or set data.classes (`rankless data`: --classes)")
     return read_names(file), file
 
 
