@@ -112,7 +112,7 @@ MISTAKES = [
     ("split cells --out new --val 20%", "--val is '20%': expected a number from 0 to 1"),
     ("split cells --out new --group [", "--group is '['"),
     ("split cells --out pets", "--out pets: already exists"),
-    ("split cells --out new --group images", "are in one group, 'images'"),
+    ("split cells --out new --group images", "into one group, 'images'"),
     ("split cells --out cells/new", "--out cells/new: this folder is inside the data set"),
     ("pack cells --out cells/../cells/shards", "is inside the data set cells"),
     ("pack cells --out new --shard-size big", "--shard-size is 'big'"),

@@ -203,7 +203,7 @@ def _difference(old: Annotations, index: int, new: Annotations, number: int) -> 
 
 
 def _sorted(annotations: Annotations, index: int) -> list[tuple[str, bytes]]:
-    """Return the class name and the coordinates, as bytes, of each box of an image, sorted."""
+    """Return the sorted class names and coordinates, as bytes, of the boxes of an image."""
     rows = annotations.rows(index)
     names = [annotations.class_names[label] for label in annotations.labels[rows].tolist()]
     if not annotations.has_boxes:

@@ -296,8 +296,8 @@ def numbered_names(
 ) -> tuple[tuple[str, ...], Path | None]:
     """Return the names of classes that are numbers in the data, and the file that lists them, if any.
 
-    The names from ``data.classes`` are used if ``folders`` do not contain exactly one such file. ``missing``
-    is the error message if there are no class names.
+    If ``folders`` do not contain exactly one file with class names, the names ``given`` in ``data.classes``
+    are used. ``missing`` is the error message if there are no class names.
     """
     folders = list(folders)
     if given and len(names_files(folders)) != 1:

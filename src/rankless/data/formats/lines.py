@@ -68,8 +68,8 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
     names, classes = numbered_names(
         folders,
         class_names,
-        f"{root}: no class names found next to {file.name}; add a 'classes.txt', '*_classes.txt' or '*.names' "
-        "file (one name per line, starting with class 0) to this folder or to 'model_data'",
+        f"{root}: no class names found next to {file.name}; add a 'classes.txt', '*_classes.txt' or "
+        "'*.names' file (one name per line, starting with class 0) to this folder or to 'model_data'",
     )
     search = ImageSearch([file.parent, top, top / name, top / "images", top / "images" / name, top.parent])
     reader = _Reader(file, search, classes=len(names))

@@ -243,7 +243,7 @@ def read(root: Path, split: str) -> Raw:
     """Read one split of Pascal VOC.
 
     The class names are collected from all splits and sorted, so that classes have the same numbers in every
-    split. Unreadable files of other splits are therefore reported, but their boxes are not checked.
+    split. Other splits are therefore also read, but their boxes are not checked.
     """
     files = find_split(root, split)
     if not any(annotation for _, annotation in files.items):
