@@ -225,8 +225,8 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
     if len(units) == 1 and len(names) > 1:
         raise UserError(
             f"--group '{group}': the pattern puts all {len(names)} images, such as '{printable(names[0])}', "
-            f"into one group, '{printable(text)}'; use a pattern whose first group (…) differs between images "
-            "that may be separated"
+            f"into one group, '{printable(text)}'; use a pattern whose first group (…) differs between "
+            "images that may be separated"
         )
     notes = [f"{counted(len(names) - alone, 'image')} in {counted(len(units) - alone, 'group')}"]
     if alone:
