@@ -127,7 +127,10 @@ def test_nothing_in_a_file_is_run(tmp_path, protocol):
         before = file.read_bytes()
         evil = {"labels": [1], "data": Evil((Path.touch, (witness,))), "label_names": Evil((print, ("x",)))}
         file.write_bytes(pickle.dumps(evil, protocol))
-        with pytest.raises(UserError, match=rf"{name}: (is damaged or is not|no |'data' or '.*' is missing)"):
+        with pytest.raises(
+            UserError,
+            match=rf"{name}: (is damaged or does not belong|'.*' is not a list|'data' or '.*' is missing)",
+        ):
             examine(str(folder), "train")
         file.write_bytes(before)
     assert not witness.exists()

@@ -252,7 +252,7 @@ def test_parquet_that_is_damaged_or_ambiguous_is_named(tmp_path: Path) -> None:
     [
         (
             {"points": {"_cls": "Keypoints", "keypoints": []}},
-            "the samples have Keypoints; expected a field of",
+            "the samples have Keypoints; expected a field with",
         ),
         (
             {name: {"_cls": "Detections", "detections": []} for name in "ab"},

@@ -66,7 +66,7 @@ def test_darknets_lines():
         ("json", b"3", "no 'boxes' and no 'annotations'"),
         ("json", b'{"caption": "a cat"}', "no 'boxes' and no 'annotations'"),
         ("json", b'{"boxes": [[1, 2, 3, 4]]}', "are not lists of the same length"),
-        ("json", b'{"boxes": 3, "labels": 3}', "expected lists"),
+        ("json", b'{"boxes": 3, "labels": 3}', "are not lists of"),
         ("json", b'{"boxes": [[1, 2, 3, 4]], "labels": [0, 1]}', "of the same length"),
         ("json", b'{"boxes": [[1, 2, 3]], "labels": [0]}', "expected four numbers"),
         ("json", b'{"boxes": [[1, 2, 3, "4"]], "labels": [0]}', "expected four numbers"),

@@ -295,8 +295,8 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
         first = Path(files.paths[0])
         expected = Path(label_folders(os.fspath(first.parent))[0], f"{first.stem}.txt")
         raise UserError(
-            f"{root}: none of the {len(items)} images of the split '{split}' has a label file; expected, for "
-            f"example, {expected}; put the labels in a folder 'labels' that mirrors 'images', or next to the "
+            f"{root}: the images of the split '{split}' have no label files; expected, for example, "
+            f"{expected}; put the labels in a folder 'labels' that mirrors 'images', or next to the "
             "images if there is no folder 'images'"
         )
     raw = files.with_raw(scan(read_labels, items, "images"))

@@ -193,8 +193,8 @@ def _class_names(contents: _Contents, top: Path) -> list[str]:
     if not names:
         endings = ", ".join(sorted(image_file.EXTENSIONS))
         raise UserError(
-            f"{top}: no images found in {len(contents.classes)} class folders; expected files with one of "
-            f"the extensions {endings}"
+            f"{top}: no images found in {counted(len(contents.classes), 'class folder')}; expected files "
+            f"with one of the extensions {endings}"
         )
     if odd := [name for name in names if name.encode(errors="replace").decode() != name]:
         raise UserError(

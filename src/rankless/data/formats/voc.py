@@ -248,8 +248,8 @@ def read(root: Path, split: str) -> Raw:
     files = find_split(root, split)
     if not any(annotation for _, annotation in files.items):
         raise UserError(
-            f"{root}: none of the {len(files.items)} images of the split '{split}', such as "
-            f"{files.items[0][0]}, has an annotation; add XML files to 'Annotations', or choose another split"
+            f"{root}: the images of the split '{split}', such as {files.items[0][0]}, have no annotations; "
+            "add XML files to 'Annotations', or choose another split"
         )
     raw = scan(read_annotations, files.items, "images")
     if files.others:
