@@ -309,7 +309,7 @@ def numbered_names(
 
 
 def read_text(file: Path, expected: str, most: int | None = None) -> str:
-    """Return the text of a file of at most ``most`` bytes; error messages say what was ``expected``."""
+    """Return the text of a file of at most ``most`` bytes. ``expected`` completes the error message."""
     try:
         return reading.read_text(file, most)
     except (OSError, UnicodeDecodeError) as error:

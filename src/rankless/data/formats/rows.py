@@ -95,7 +95,7 @@ def read_tables(
 ) -> Raw:
     """Read a split from its tables.
 
-    The classes in ``others``, the tables of other splits, are included. ``given`` are the class names for
+    ``others`` are the tables of other splits, whose classes are included. ``given`` are the class names for
     data whose classes are only numbers.
     """
     columns = _columns(tables)
