@@ -72,7 +72,7 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(whole: Annotations, index: int, *, near: bool, decode: bool = False) -> Fingerprint:
-    """Hash an image file. With ``near``, add a thumbnail. With ``decode``, check that it can be decoded."""
+    """Hash an image. With ``near``, add a thumbnail. With ``decode``, check that the image can be decoded."""
     digest, small = b"", None
     try:
         data, path = content(whole, index), whole.path(index)
