@@ -134,8 +134,9 @@ def compare(
     Classes are compared by name, because some formats renumber them. The order of boxes may differ.
     Information that the writer reports as lost is ignored.
 
-    ``paths`` maps the ``id()`` of a split's annotations and the index of an image to the image's new path. If
-    entries of a split are missing, its images are compared in the order in which they were written.
+    The keys of ``paths`` are the ``id()`` of a split's annotations and the index of an image, and the values
+    are the new paths of the images. If entries of a split are missing, its images are compared in the order
+    in which they were written.
     """
     differences: list[str] = []
     names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))

@@ -37,7 +37,7 @@ class SplitStatistics:
     """Statistics of one split. For classification, box statistics are None or 0.
 
     Attributes:
-        unreadable: number of images with an unreadable header, which are not in the size statistics.
+        unreadable: number of images with an unreadable header; the size statistics exclude them.
         empty: number of images without boxes.
         classes: number of boxes per class, or of images for classification.
         width, height: size of the images in pixels.

@@ -1,7 +1,7 @@
 """Decode and encode COCO JSON entry by entry, to avoid converting a whole file to Python objects at once.
 
 msgspec splits the lists into entries without decoding them. The slower standard library decodes content that
-msgspec rejects, such as NaN, which is not valid JSON but is written by many programs.
+msgspec rejects. For example, many programs write NaN, although it is not valid JSON.
 """
 
 from __future__ import annotations

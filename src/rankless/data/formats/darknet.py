@@ -305,7 +305,7 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
 
 
 def _with_labels(files: Split) -> Iterator[tuple[str, str]]:
-    """Yield pairs of an image and its label file, which is "" if there is none."""
+    """Yield each image with its label file, or with "" if there is none."""
     listings: dict[str, list[FolderNames]] = {}
     for image in files.paths:
         folder, name = image.rsplit("/", 1)

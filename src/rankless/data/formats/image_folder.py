@@ -1,9 +1,9 @@
-"""Read and write class folders, in which each image is in a folder with the name of its class.
+"""Read and write class folders: each image is in a folder named after its class.
 
 Either each split has class folders (``ROOT/train/CAT/1.jpg``, ``ROOT/val/CAT/2.jpg``), or the root contains
 the class folders (``ROOT/CAT/1.jpg``). In the second case, a fifth of each class is set aside for validation,
 based only on the file names, and the split ``all`` contains every image. Names are compared and sorted in
-Unicode's composed form (NFC), so that copies on other file systems are the same data.
+Unicode's composed form (NFC), so copies on other file systems are the same data.
 """
 
 from __future__ import annotations

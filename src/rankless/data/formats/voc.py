@@ -65,7 +65,7 @@ class VocSplit(SplitFiles):
     """The files of one split, in the order of its lists.
 
     Attributes:
-        items: pairs of an image and its XML file, which is "" if there is none.
+        items: pairs of an image and its XML file ("" if there is none).
         others: XML files of all other splits.
     """
 

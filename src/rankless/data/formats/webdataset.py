@@ -271,7 +271,7 @@ def index(items: list[tuple[str, ...]]) -> Raw:
     """Read the byte range, the size and the labels of every image in some shards.
 
     Items are tuples of a shard, the kind of its labels, and the class names (or null) as JSON. If no class
-    names are given, the result has those found in the shards, which may be numbers as text.
+    names are given, they are collected from the shards and may be numbers as text.
     """
     names = json.loads(items[0][2])
     part = _Part(kind=items[0][1], names=names, labels={name: at for at, name in enumerate(names or ())})
