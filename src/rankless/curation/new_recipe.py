@@ -146,8 +146,8 @@ def _classifier(facts: Facts) -> Iterator[Setting]:
         yield Setting("data.augment.translate", 0.1, why)
     else:
         yield Setting("data.augment.crop", 0.35, "Random crops keep at least 35% of the area.")
-        yield Setting("data.augment.scale", 0, "Crops vary the scale.")
-        yield Setting("data.augment.translate", 0, "Crops vary the position.")
+        yield Setting("data.augment.scale", 0, "Crops already vary the scale.")
+        yield Setting("data.augment.translate", 0, "Crops already vary the position.")
     yield Setting("data.augment.saturation", 0.4, "Light and cameras vary.")
     yield Setting("data.augment.value", 0.4, "Light and cameras vary.")
     images = 64 if facts.train_images >= 256 else 16
