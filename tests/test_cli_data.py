@@ -105,14 +105,14 @@ MISTAKES = [
     ("convert cells --to coc --out new", "--to is 'coc': expected one of web"),
     ("convert cells --to yollo --out new", "; did you mean 'yolo'?"),
     ("convert cells --to coco --out cells", "--out cells: already exists"),
-    ("convert pets --to voc --out new", "no boxes, which this format cannot store"),
+    ("convert pets --to voc --out new", "this format requires boxes, but"),
     ("convert cells --to coco --out cells/a/b", "is inside the data set cells"),
     ("split cells", "--out"),
     ("split cells --out new --val 2", "--val is '2': expected a number from 0 to 1"),
     ("split cells --out new --val 20%", "--val is '20%': expected a number from 0 to 1"),
     ("split cells --out new --group [", "--group is '['"),
     ("split cells --out pets", "--out pets: already exists"),
-    ("split cells --out new --group images", "all 10 images into one group, 'images'"),
+    ("split cells --out new --group images", "into one group, 'images'"),
     ("split cells --out cells/new", "--out cells/new: this folder is inside the data set"),
     ("pack cells --out cells/../cells/shards", "is inside the data set cells"),
     ("pack cells --out new --shard-size big", "--shard-size is 'big'"),
@@ -179,7 +179,7 @@ def test_check_and_fix(cells, capsys):
     assert "✗ over the edge: 1 box extends beyond the edge of the image (training clips them)" in said
     assert "✗ unreadable image: 1 image cannot be read (training stops)" in said
     assert "between the splits\n  ✗ same in two splits: 1 image is in two splits (identical bytes)" in said
-    assert "\nwrong: 4 findings (✗); fix the findings that stop training by hand" in said
+    assert "\nwrong: 4 findings (✗); correct the findings that stop training" in said
     quick = report(capsys, "check", cells, "--quick", code=1)
     assert list(quick["splits"]["train"]["findings"]) == ["class out of range", "over the edge"]
     fixed = report(capsys, "check", cells, "--fix", "--drop-invalid", code=1)["fixed"]
@@ -214,7 +214,7 @@ def test_check_says_that_a_training_finds_no_split_to_be_scored_on(cells, capsys
     described.write_text("".join(x for x in described.read_text().splitlines(True) if "val" not in x))
     said = run(capsys, "check", str(described), code=1)
     assert "no split 'val'" in said and "rankless data split" in said
-    assert said.endswith("; give each split usable images, or select the existing splits\n")
+    assert said.endswith("; add the missing splits or boxes, or select only the usable splits\n")
     (sentence,) = report(capsys, "check", str(described), code=1)["missing"]
     assert "no split 'val'" in sentence
 
@@ -260,7 +260,7 @@ def test_stats_point_at_check(cells, capsys):
     assert "rankless data check" not in run(capsys, "stats", cells)
     Path("cells/labels/train/3.txt").write_text("7 0.5 0.5 0.25 0.25\n1 0.9 0.5 0.5 0.5\n")
     assert run(capsys, "stats", cells).endswith("run `rankless data check cells`\n")
-    assert "\n2 findings before decoding and comparing the images" in run(capsys, "stats", cells)
+    assert "\n2 findings in annotations and image headers" in run(capsys, "stats", cells)
 
 
 def test_stats_of_class_folders(pets, capsys):

@@ -43,7 +43,7 @@ def test_a_missing_validation_split_does_not_fail_if_train_divides_the_data(tmp_
     root = detection(tmp_path / "d", {split: GOOD * 4})
     found = check(str(root), quick=True)
     assert found.ok and found.missing == []
-    assert found.undivided.startswith("no split 'val': ") and f" divide '{split}'" in found.undivided
+    assert found.undivided.startswith("no split 'val': ") and f" create it from '{split}'" in found.undivided
     for number, splits in enumerate(({split: GOOD}, {split: GOOD * 4, "other": GOOD}, {"test": GOOD * 4})):
         found = check(str(detection(tmp_path / f"{number}", splits)), quick=True)
         assert not found.ok and found.undivided == ""

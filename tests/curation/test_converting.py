@@ -105,7 +105,7 @@ def test_class_folders_convert_too(tmp_path):
 
 
 def test_boxes_do_not_go_into_class_folders(tmp_path):
-    with pytest.raises(UserError, match="has boxes, which class folders cannot store"):
+    with pytest.raises(UserError, match="class folders cannot store the boxes of"):
         convert(str(detection(tmp_path / "d", SPLITS)), "image-folder", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -145,9 +145,12 @@ def flagged(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("to", "announced"),
     [
-        ("yolo", ["marked difficult", "marked a crowd", "areas of", "edge: rounded"]),
-        ("lines", ["marked difficult", "marked a crowd", "areas of", "to fit"]),
-        ("voc", ["written as difficult", "areas of", "edge: rounded", "order of the classes", "to fit"]),
+        ("yolo", ["marked difficult", "marked a crowd", "area of the box", "edge: rounded"]),
+        ("lines", ["marked difficult", "marked a crowd", "area of the box", "to fit"]),
+        (
+            "voc",
+            ["written as difficult", "area of the box", "edge: rounded", "order of the classes", "to fit"],
+        ),
         ("csv", ["to fit"]),
         ("coco", []),
     ],

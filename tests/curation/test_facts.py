@@ -43,7 +43,7 @@ def test_boxes_without_a_validation_split_are_divided(tmp_path):
     assert facts.val_images == pytest.approx(60 * VAL_FRACTION, abs=9)
     assert f"{root} has no validation split" in facts.split_note
     (tmp_path / "other").mkdir()
-    with pytest.raises(UserError, match=r"other: already exists; .*d has no validation split"):
+    with pytest.raises(UserError, match=r"other: already exists, but .*d has no validation split"):
         facts_of(str(root), tmp_path / "other")
 
 
@@ -56,7 +56,7 @@ def test_a_division_of_the_same_data_is_used_again(tmp_path):
     assert again.counts == first.counts and again.val_images == first.val_images
     assert again.split_note == f"Rankless divided {root}/../d earlier, and the data has not changed since."
     other = detection(tmp_path / "e", {"trainval": [BOX] * 60})  # not the one that was divided
-    with pytest.raises(UserError, match=r"new: already exists; .*e has no validation split"):
+    with pytest.raises(UserError, match=r"new: already exists, but .*e has no validation split"):
         facts_of(str(other), tmp_path / "new")
     shutil.rmtree(root)
     detection(root, {"trainval": [*[BOX] * 60, [[0, 0, 60, 40, 1]]]})

@@ -171,7 +171,7 @@ def test_the_command_lists_and_draws(planted, tmp_path, capsys):
     shown = re.findall("<h2>(.*?)</h2>|<figure", out.read_text())
     worst, doubtful = (
         "Worst images (solid: predictions, dashed: labels)",
-        "Labels to check, the most certain first",
+        "Labels to check, the likeliest errors first",
     )
     assert shown == [worst, "", "", "", doubtful, "", "", ""]
     images = ["data:image/jpeg;base64"] * 6
@@ -264,7 +264,7 @@ def test_a_classifiers_worst_images_are_the_surest(tmp_path, monkeypatch):
     captions = [cell.caption for cell in errors_sheet.shown(found, opened, 1)]
     assert captions == ["labeled dog, predicted cat (90%) · dog1.png"] * 2
     headings = [cell.heading for cell in errors_sheet.shown(found, opened, 2)]
-    assert headings == ["Worst images", "", "Labels to check, the most certain first", ""]
+    assert headings == ["Worst images", "", "Labels to check, the likeliest errors first", ""]
 
 
 def test_a_task_of_a_users_own_is_refused(tmp_path, monkeypatch):

@@ -121,7 +121,7 @@ def test_a_split_keeps_them_together_and_a_check_finds_no_leak(tmp_path, options
         copy.write_bytes((root / "c" / f"{number:03}.png").read_bytes())
     done = split(str(root), tmp_path / "out", val=0.3, test=0.2, **options)
     assert any(
-        "20 images are a copy of another and 24 images are nearly identical to another: kept together in"
+        "20 images are identical to another image and 24 images are nearly identical to another image: kept"
         in note
         for note in done.notes
     )

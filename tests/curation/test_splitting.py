@@ -127,12 +127,12 @@ def test_a_group_stays_together(tmp_path, stratify):
             groups[re.search(r"-(\d\d)", file)[1]].add(name)
     assert len(groups) == 12
     assert all(len(splits) == 1 for splits in groups.values())
-    assert done.notes[0] == "12 groups of 120 images"
+    assert done.notes[0] == "120 images in 12 groups"
 
 
 def test_a_name_outside_every_group_stands_alone_and_is_counted(tmp_path):
     done = split(str(many(tmp_path / "d", 40)), tmp_path / "out", val=0.4, group=r"-00\d")
-    assert done.notes[:2] == ["10 groups of 10 images", "30 image names do not match --group"]
+    assert done.notes[:2] == ["10 images in 10 groups", "30 image names do not match --group"]
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------

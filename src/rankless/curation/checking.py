@@ -152,8 +152,8 @@ def _undivided(data: DataSet) -> str:
         return ""
     root = shlex.quote(data.root)
     return (
-        f"no split 'val': `rankless train {root}` and `rankless new {root}` divide '{name}'; for other "
-        f"recipes, run `rankless data split {root} --val {VAL_FRACTION:g} --out "
+        f"no split 'val': `rankless train {root}` and `rankless new {root}` create it from '{name}'; "
+        f"for other recipes, run `rankless data split {root} --val {VAL_FRACTION:g} --out "
         f"{shlex.quote(str(folder_beside(data.root, 'split')))}`"
     )
 

@@ -17,7 +17,7 @@ from rankless.data.formats import packing
 from rankless.data.formats.registry import WRITABLE, write
 from rankless.data.formats.writing import ImageFiles, fit_names
 from rankless.data.index.annotations import Annotations, with_boxes
-from rankless.errors import UserError, counted, one_of
+from rankless.errors import UserError, counted, listed, one_of
 from rankless.files.work_folder import new_folder, refuse_existing
 from rankless.printing import ProgressBar
 
@@ -117,13 +117,12 @@ def convert(
 def _refuse_unsuitable(to: str, data: DataSet) -> None:
     if data.has_boxes and to == "image-folder":
         raise UserError(
-            f"--to image-folder: {data.root} has boxes, which class folders cannot store; choose another "
-            "format"
+            f"--to image-folder: class folders cannot store the boxes of {data.root}; choose another format"
         )
     if not data.has_boxes and to not in _CLASSES:
         raise UserError(
-            f"--to {to}: {data.root} has one class per image and no boxes, which this format cannot store; "
-            f"expected {one_of(_CLASSES)}"
+            f"--to {to}: this format requires boxes, but {data.root} has one class per image; expected "
+            f"{one_of(_CLASSES)}"
         )
 
 
@@ -135,8 +134,9 @@ def compare(
     Classes are compared by name, because some formats renumber them. The order of boxes may differ.
     Information that the writer reports as lost is ignored.
 
-    ``paths`` maps the ``id()`` of a split's annotations and the index of an image to the image's new path. If
-    entries of a split are missing, its images are compared in the order in which they were written.
+    The keys of ``paths`` are the ``id()`` of a split's annotations and the index of an image, and the values
+    are the new paths of the images. If entries of a split are missing, its images are compared in the order
+    in which they were written.
     """
     differences: list[str] = []
     names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))
@@ -155,7 +155,7 @@ def compare(
         unseen = sorted(set(old.class_names) - set(new.class_names))
         used = {old.class_names[label] for label in np.unique(old.labels).tolist()}
         if missing := [each for each in unseen if each in used]:
-            differences.append(f"{name}: the classes {', '.join(missing[:FIRST])} are missing")
+            differences.append(f"{name}: missing classes: {listed(missing)}")
         differences += _image_differences(
             name, old, new, [paths.get((id(whole), index)) for index in range(len(old))]
         )
@@ -186,7 +186,7 @@ def _image_differences(name: str, old: Annotations, new: Annotations, files: lis
             if count <= FIRST:
                 differences.append(f"{name}: {old.path(index)}: {difference}")
     if count > FIRST:
-        differences.append(f"{name}: … and {count - FIRST:,} more that differ")
+        differences.append(f"{name}: … and {counted(count - FIRST, 'more image')}")
     return differences
 
 
@@ -204,7 +204,7 @@ def _difference(old: Annotations, index: int, new: Annotations, number: int) -> 
 
 
 def _sorted(annotations: Annotations, index: int) -> list[tuple[str, bytes]]:
-    """Return the class name and the coordinates, as bytes, of each box of an image, sorted."""
+    """Return the sorted class names and coordinates, as bytes, of the boxes of an image."""
     rows = annotations.rows(index)
     names = [annotations.class_names[label] for label in annotations.labels[rows].tolist()]
     if not annotations.has_boxes:

@@ -87,7 +87,7 @@ def open_data_set(
 
 @contextmanager
 def suggest_format(root: str, format: str) -> Iterator[None]:
-    """Inside the context, make errors mention the format that ``--format auto`` would detect."""
+    """Add the format that ``--format auto`` would detect to errors raised inside the context."""
     try:
         yield
     except UserError as error:

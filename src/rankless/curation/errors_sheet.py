@@ -39,7 +39,7 @@ def shown(errors: ModelErrors, opened: Opened, count: int) -> list[Shown]:
     cells: list[Shown] = []
     for heading, rows in (
         ("Worst images" + _KEY * isinstance(opened.task, Detect), whole),
-        ("Labels to check, the most certain first", doubtful),
+        ("Labels to check, the likeliest errors first", doubtful),
     ):
         for image, text, mistakes in rows:
             cells.append(_cell(errors, opened, image, text, mistakes, heading, near=rows is doubtful))

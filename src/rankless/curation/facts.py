@@ -95,8 +95,7 @@ def facts_of(
 ) -> Facts:
     """Collect facts about a data set. If it has no validation split, divide it into the folder ``divided``.
 
-    The new folder links to the original images. If an error closes the exit stack ``undo``, the folder is
-    removed.
+    The new folder contains links to the original images. It is removed if an error closes ``undo``.
     """
     if root == DIGITS and not Path(root).exists():
         raise UserError("'digits': this built-in data has its own recipe; run `rankless train digits`")
@@ -157,14 +156,14 @@ def divide(root: str, train: str, out: Path, format: str, classes: Classes) -> N
     """Divide a split into ``train`` and ``val`` in the new folder ``out``, with links to the images."""
     if os.path.lexists(out):
         raise UserError(
-            f"{out}: already exists; {root} has no validation split and would be divided into this folder; "
-            f"if {out} is the divided data, use it instead of {root}; otherwise, move it away"
+            f"{out}: already exists, but {root} has no validation split and would be divided into this "
+            f"folder; use {out} if it contains the divided data, or move it away"
         )
     split(root, out, format, splits=(train,), classes=classes, val=VAL_FRACTION, link=True)
 
 
 def _is_divided(root: str, divided: Path, digest: str) -> bool:
-    """Return whether ``divided`` was made from ``root``. Raise a UserError if ``root`` has changed since.
+    """Return whether ``divided`` was made from ``root``; raise a UserError if ``root`` has changed since.
 
     The images are links, so only the annotations and the set of images matter.
     """

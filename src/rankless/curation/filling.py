@@ -43,8 +43,8 @@ def _fill_split(split: str, examples: Any) -> Filled:
     images = source.images if isinstance(source, BoxedImages | ClassifiedImages) else None
     if not isinstance(images, CachedImages):
         raise UserError(
-            f"'{split}': these images are generated, so they cannot be cached; expected a data set stored in "
-            "files or shards, for the task detect or classify"
+            f"'{split}': these images are generated, so they cannot be cached; expected a detection or "
+            "classification data set in files or shards"
         )
 
     def work(index: int) -> UnreadableImage | None:

@@ -16,12 +16,12 @@ from rankless.errors import UserError
 from rankless.models import zoo
 from rankless.recipe.schema import Model
 
-Anchors = tuple[tuple[float, float], ...]
+Anchors = tuple[tuple[float, float], ...]  # width and height of each anchor
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Anchors, (width, height) in pixels, sorted by area, and the mean IoU of boxes with the best anchors."""
+    """Anchors in pixels, sorted by area, and the mean IoU between each box and its best anchor."""
 
     anchors: Anchors
     average_iou: float

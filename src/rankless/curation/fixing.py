@@ -32,7 +32,7 @@ def remedy(checked: Checked) -> str:
     wrong = {kind for found in checked.findings.values() for kind in found.counts if fails(kind)}
     stops = {kind for kind in wrong if KINDS[kind].outcome == "stops"}
     steps = ["give the splits the same classes"] if checked.classes else []
-    steps += ["give each split usable images, or select the existing splits"] if checked.missing else []
+    steps += ["add the missing splits or boxes, or select only the usable splits"] if checked.missing else []
     if _LOST in wrong:
         steps.append(BY_HAND)
     rest = checked.wrong > len(checked.classes) + len(checked.missing) + sum(
@@ -40,8 +40,8 @@ def remedy(checked: Checked) -> str:
     )
     if rest and stops - {_LOST}:
         steps.append(
-            "fix the findings that stop training by hand, or use --fix --drop-invalid to write a copy "
-            "without them"
+            "correct the findings that stop training, or use --fix --drop-invalid to write a copy without "
+            "them"
         )
     elif rest:
         steps.append(f"use --fix to write a copy without {'the other errors' if steps else 'them'}")
@@ -100,7 +100,7 @@ def fix(checked: Checked, out: Path, *, drop_invalid: bool = False, link: bool =
     with new_folder(out) as folder:
         lost = write(data.format, folder, splits, ImageFiles("link" if link else "copy"))
     if gone := sorted(set(data.splits) - set(data.parts)):
-        changes.append(f"the list '{gone[0]}' was not written, because it only joins the other splits")
+        changes.append(f"the list '{gone[0]}' was not written, because it only combines the other splits")
     return Fixed(out, changes + lost)
 
 

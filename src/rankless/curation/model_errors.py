@@ -102,7 +102,7 @@ class ModelErrors:
 
     @property
     def is_blind(self) -> bool:
-        """Whether no detection reaches ``confidence``, so that no conclusions about labels are possible."""
+        """Whether no detection reaches ``confidence``. If so, the labels cannot be judged."""
         return self.best < self.confidence
 
     def counts(self) -> dict[str, int]:

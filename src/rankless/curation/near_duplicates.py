@@ -55,8 +55,8 @@ class Duplicates:
 
     def notes(self) -> list[str]:
         found = [
-            f"{counted(count, 'image is', 'images are')} {what} another"
-            for count, what in ((self.identical, "a copy of"), (self.near, "nearly identical to"))
+            f"{counted(count, 'image is', 'images are')} {what} to another image"
+            for count, what in ((self.identical, "identical"), (self.near, "nearly identical"))
             if count
         ]
         together = f"kept together in {counted(len(self.groups), 'group')}"
@@ -72,7 +72,7 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(whole: Annotations, index: int, *, near: bool, decode: bool = False) -> Fingerprint:
-    """Hash an image file. ``near`` adds a thumbnail, and ``decode`` reveals damaged pixels."""
+    """Hash an image. With ``near``, add a thumbnail. With ``decode``, check that the image can be decoded."""
     digest, small = b"", None
     try:
         data, path = content(whole, index), whole.path(index)
@@ -142,7 +142,7 @@ def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
 
 
 def connected(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
-    """Return, for each number, the smallest number in its connected component.
+    """Return the smallest node in the connected component of each node.
 
     The nodes are the numbers below ``count``, and ``pairs`` are the edges.
     """

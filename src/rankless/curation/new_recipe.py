@@ -22,7 +22,7 @@ MICRO_BATCH = {"detect": 4, "classify": 8}
 STEPS = {"detect": 1380, "classify": 950}
 """Minimum number of steps: about as many as in ``blood-cells``, and in ``resnet18`` on 610 images."""
 EPOCHS = {"detect": 12, "classify": 30}
-"""Minimum number of epochs, for large data sets, where a few epochs have enough steps."""
+"""Minimum number of epochs, even if fewer epochs of a large data set have enough steps."""
 
 _TASKS = {"detect": "The annotations are boxes.", "classify": "Each image has one class."}
 _BOX = 20  # side in pixels that 95% of the boxes should exceed; 21 in blood-cells
@@ -110,8 +110,8 @@ def _detector(facts: Facts) -> Iterator[Setting]:
     steps, setting = _epochs(facts, images)
     yield setting
     yield Setting("optim.name", "muon", "In blood-cells, it scored higher in 40 epochs than AdamW in 64.")
-    yield Setting("optim.lr", 0.006, "The best of the values tried for blood-cells.")
-    yield Setting("optim.momentum", 0.95, "The value in the publication of Muon.")
+    yield Setting("optim.lr", 0.006, "The best value tried for blood-cells.")
+    yield Setting("optim.momentum", 0.95, "The value in the Muon paper.")
     yield Setting("optim.weight_decay", 0.02, "As in blood-cells.")
     yield from _schedule("6%", "As in blood-cells, where 6% are 80 steps.", 0.01)
     yield from _end(0.99 if steps < 2 * STEPS["detect"] else 0.998)
@@ -132,18 +132,22 @@ def _classifier(facts: Facts) -> Iterator[Setting]:
         "model.image_size",
         side,
         f"The median image size is {facts.width:.0f} × {facts.height:.0f} pixels. "
-        + ("The network was published with 224." if side == 224 else "A larger input would add no detail."),
+        + (
+            "The network was published with a size of 224."
+            if side == 224
+            else "A larger input would add no detail."
+        ),
     )
     yield from _data(facts)
     yield from _flip(facts)
     if side < _SMALL:
-        why = "Replaces crops, which could lose the object in such small images."
+        why = "Used instead of crops, which could cut off the object in such small images."
         yield Setting("data.augment.scale", 0.15, why)
         yield Setting("data.augment.translate", 0.1, why)
     else:
         yield Setting("data.augment.crop", 0.35, "Random crops keep at least 35% of the area.")
-        yield Setting("data.augment.scale", 0, "Crops vary the scale.")
-        yield Setting("data.augment.translate", 0, "Crops vary the position.")
+        yield Setting("data.augment.scale", 0, "Crops already vary the scale.")
+        yield Setting("data.augment.translate", 0, "Crops already vary the position.")
     yield Setting("data.augment.saturation", 0.4, "Light and cameras vary.")
     yield Setting("data.augment.value", 0.4, "Light and cameras vary.")
     images = 64 if facts.train_images >= 256 else 16
@@ -151,7 +155,7 @@ def _classifier(facts: Facts) -> Iterator[Setting]:
     yield from _batch(facts, images, side * side, reason)
     yield _epochs(facts, images)[1]
     yield Setting("loss.smoothing", 0.1, "Limits the effect of wrong labels.")
-    yield Setting("optim.name", "sgd", "The optimizer in the publication of ResNet.")
+    yield Setting("optim.name", "sgd", "The optimizer in the ResNet paper.")
     reason = "As in resnet18." if images == 64 else f"0.05 for a batch of 64, scaled linearly to {images}."
     yield Setting("optim.lr", 0.05 * images / 64, reason)
     yield Setting("optim.nesterov", True, "As in resnet18.")
@@ -161,7 +165,7 @@ def _classifier(facts: Facts) -> Iterator[Setting]:
 
 
 def _data(facts: Facts) -> Iterator[Setting]:
-    yield Setting("data.root", facts.root, "A relative path starts at the folder where you start training.")
+    yield Setting("data.root", facts.root, "A relative path refers to the folder where you start training.")
     if facts.format != "auto":
         yield Setting("data.format", facts.format, "Chosen with --format.")
     names = listed(list(facts.counts))
@@ -186,9 +190,9 @@ def _flip(facts: Facts) -> Iterator[Setting]:
         )
         yield Setting("data.augment.flip", 0, why)
     else:
-        why = "Mirroring seems to keep the classes. If it does not (text, left and right), use 0."
+        why = "Mirroring should not change the classes. If it does (text, left and right), use 0."
         yield Setting("data.augment.flip", 0.5, why)
-    why = "If your images have no up and down, such as microscope or aerial images, use 0.5."
+    why = "If your images have no top and bottom, like microscope or aerial images, use 0.5."
     yield Setting("data.augment.flip_vertical", 0, why)
 
 
@@ -220,7 +224,7 @@ def _epochs(facts: Facts, images: int) -> tuple[int, Setting]:
     epochs = max(math.ceil(STEPS[task] * images / facts.train_images), EPOCHS[task])
     steps = epochs * facts.train_images // images
     other = "blood-cells" if facts.boxed else "resnet18 on 610 images"
-    why = f"{steps:,} steps ({other}: about {STEPS[task]:,}). More epochs may raise the scores."
+    why = f"{steps:,} steps ({other}: about {STEPS[task]:,}). More epochs may improve the scores."
     return steps, Setting("epochs", epochs, why)
 
 

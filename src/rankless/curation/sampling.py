@@ -42,7 +42,7 @@ class Shown(NamedTuple):
     caption: str
     classes: frozenset[int]
     heading: str = ""
-    """Title of the group, for its first image."""
+    """Title of a group of images, set only for the first one."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def select(
 ) -> Selection:
     """Sample random images of a split. The default is the first split.
 
-    With ``class_name``, every image has an object of this class. If ``augmented`` is given, images are
-    augmented as in the first epoch of training with the recipe that it returns for the task.
+    With ``class_name``, only images with an object of this class are sampled. ``augmented`` returns a recipe
+    for a task. If it is given, images are augmented as in the first epoch of training with this recipe.
     """
     format = known_format(format)
     if root == DIGITS and not Path(root).exists():

@@ -224,11 +224,11 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
         )
     if len(units) == 1 and len(names) > 1:
         raise UserError(
-            f"--group '{group}': the pattern puts all {len(names)} images into one group, "
-            f"'{printable(text)}', which cannot be divided; use a pattern whose first group (…) differs "
-            f"between images that may be separated (an image name is '{printable(names[0])}')"
+            f"--group '{group}': the pattern puts all {len(names)} images, such as '{printable(names[0])}', "
+            f"into one group, '{printable(text)}'; use a pattern whose first group (…) differs between "
+            "images that may be separated"
         )
-    notes = [f"{counted(len(units) - alone, 'group')} of {counted(len(names) - alone, 'image')}"]
+    notes = [f"{counted(len(names) - alone, 'image')} in {counted(len(units) - alone, 'group')}"]
     if alone:
         one, many = "image name does not match --group", "image names do not match --group"
         notes.append(f"{counted(alone, one, many)}")
@@ -262,8 +262,8 @@ def _shares(
     if largest > max(1, _CLOSE * total):
         why = f"images stay together in groups of up to {largest}"
     else:
-        why = "each image's split depends only on its name, so that new images do not move other images"
-    advice = "" if stratify else "; use --stratify to come as close as possible for every class"
+        why = "each image's split depends only on its name, so new images do not move other images"
+    advice = "" if stratify else "; use --stratify for the closest possible fractions of every class"
     return [f"{' and '.join(missed)}: {why}{advice}"]
 
 

@@ -37,7 +37,7 @@ class SplitStatistics:
     """Statistics of one split. For classification, box statistics are None or 0.
 
     Attributes:
-        unreadable: number of images with an unreadable header, which are not in the size statistics.
+        unreadable: number of images with an unreadable header; the size statistics exclude them.
         empty: number of images without boxes.
         classes: number of boxes per class, or of images for classification.
         width, height: size of the images in pixels.
@@ -159,8 +159,9 @@ def _remarks(data: DataSet, splits: dict[str, SplitStatistics]) -> list[str]:
     remarks = []
     for name, split in splits.items():
         if without := [each for each, count in split.classes.items() if not count]:
-            are = counted(len(without), "class is", "classes are")
-            remarks.append(f"{name}: {are} empty, of {len(split.classes):,}: {listed(without)}")
+            are = "is" if len(without) == 1 else "are"
+            of = f"{len(without):,} of {counted(len(split.classes), 'class', 'classes')}"
+            remarks.append(f"{name}: {of} {are} empty: {listed(without)}")
         if counts := {each: count for each, count in split.classes.items() if count}:
             most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
             if (times := counts[most] / counts[least]) >= UNEVEN:
@@ -169,8 +170,8 @@ def _remarks(data: DataSet, splits: dict[str, SplitStatistics]) -> list[str]:
             remarks.append(f"{name}: {counted(split.unreadable, 'image')} cannot be read")
     if count := sum(sum(each.findings.counts.values()) for each in data.splits.values()):
         remarks.append(
-            f"{counted(count, 'finding')} before decoding and comparing the images; to list all findings, "
-            f"run `rankless data check {shlex.quote(data.root)}`"
+            f"{counted(count, 'finding')} in annotations and image headers; to list all findings, run "
+            f"`rankless data check {shlex.quote(data.root)}`"
         )
     if len({each.class_names for each in data.splits.values()}) > 1:
         remarks.append("the splits have different class names")

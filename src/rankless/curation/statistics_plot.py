@@ -91,8 +91,10 @@ def _panels(data: DataSet) -> list[Callable[[Any], None]]:
     if not data.has_boxes and len(np.unique(np.concatenate(sizes), axis=0)) > 1:
         aspects, areas = [each[:, 1] / each[:, 0] for each in sizes], [each.prod(1) / 1e6 for each in sizes]
         panels += [
-            lambda axes: _histogram(axes, splits, aspects, None, "Aspect of the images", "width / height"),
-            lambda axes: _histogram(axes, splits, areas, None, "Area of the images", "megapixels"),
+            lambda axes: _histogram(
+                axes, splits, aspects, None, "Aspect ratios of the images", "width / height"
+            ),
+            lambda axes: _histogram(axes, splits, areas, None, "Areas of the images", "megapixels"),
         ]
     return panels
 
@@ -170,7 +172,7 @@ def _boxes_per_image(axes: Any, splits: Splits) -> None:
     most = max((int(each.max(initial=0)) for each in counts), default=0)
     width = max(1, -(-(most + 1) // 40))  # one bin per count, but at most about 40 bins
     bins = np.arange(0, most + width + 1, width) - 0.5
-    _histogram(axes, splits, counts, bins, "Boxes in an image", "boxes")
+    _histogram(axes, splits, counts, bins, "Boxes per image", "boxes")
 
 
 def _object_sizes(axes: Any, splits: Splits) -> None:
@@ -223,7 +225,7 @@ def _split_bars(axes: Any, splits: Splits) -> None:
     bars = axes.bar([_plain(name) for name in splits], counts, color=_colors(splits), width=0.6)
     axes.bar_label(bars, [f"{count:,}\n{count / sum(counts):.0%}" for count in counts], fontsize=9)
     axes.set_ylim(0, max(counts) * 1.2)
-    _finish(axes, "Images of each split")
+    _finish(axes, "Images in each split")
 
 
 def _colors(splits: Splits) -> list[str]:

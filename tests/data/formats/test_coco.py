@@ -280,7 +280,7 @@ def test_dirty_images(tmp_path, image, counts):
 
 def test_not_one_image_is_there(tmp_path):
     put(tmp_path, images=[{"id": 1, "file_name": "x/gone.jpg"}])
-    assert "such as 'x/gone.jpg'; looked in" in problem(tmp_path)
+    assert "such as 'x/gone.jpg', was found; looked in" in problem(tmp_path)
     put(tmp_path, images=[])
     assert "no images are listed" in problem(tmp_path)
     put(tmp_path, images=[{"id": 1, "filename": "a.jpg"}])
@@ -290,7 +290,7 @@ def test_not_one_image_is_there(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"[]", "contains a list, like a results file"),
+        (b"[]", "contains a list, so it may be a results file"),
         (b'[{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}]', "contains a list"),
         (b"{}", "'categories' is missing"),
         (b'{"images": [', "cannot be read as JSON"),

@@ -200,7 +200,7 @@ def test_missing_label_files_are_counted(tmp_path: Path) -> None:
     assert counts(data) == {"no label file": 1} and str(tmp_path / "images/train/b.jpg") in data.notes[-1]
     (tmp_path / "labels/train/a.txt").unlink()
     problem = problems_of(root)
-    assert "none of the 2" in problem and str(tmp_path / "labels/train/a.txt") in problem
+    assert "have no label files" in problem and str(tmp_path / "labels/train/a.txt") in problem
 
 
 def test_labels_lie_beside_images_without_a_folder_called_images(tmp_path: Path) -> None:

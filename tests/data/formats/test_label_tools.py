@@ -201,7 +201,7 @@ def test_rows_that_are_wrong_are_named(objects, said: str, tmp_path: Path) -> No
         (
             "metadata.csv",
             "file_name,label\na.jpg,cat\na.jpg,dog,small\n",
-            ":3: .*found more fields than in the first line .2.",
+            ":3: .*found more fields than the first line has .2.",
         ),
         (
             "metadata.jsonl",
@@ -252,11 +252,11 @@ def test_parquet_that_is_damaged_or_ambiguous_is_named(tmp_path: Path) -> None:
     [
         (
             {"points": {"_cls": "Keypoints", "keypoints": []}},
-            "the samples have Keypoints; expected a field of",
+            "the samples have Keypoints; expected a field with",
         ),
         (
             {name: {"_cls": "Detections", "detections": []} for name in "ab"},
-            r"several fields of Detections \(a, b\)",
+            r"several fields with Detections \(a, b\)",
         ),
     ],
 )

@@ -113,7 +113,7 @@ def test_images_that_are_not_there(tmp_path):
 def test_class_names(tmp_path, place):
     put(tmp_path, "a.jpg 1,2,3,4,1")
     (tmp_path / "classes.txt").unlink()
-    assert "no class names found next to train.txt; expected 'classes.txt'" in problem(tmp_path)
+    assert "no class names found next to train.txt; add a 'classes.txt'" in problem(tmp_path)
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / place).write_bytes(b"\xef\xbb\xbfein Hund\r\n\r\nK\xc3\xa4tzchen\r\n")
     assert opened(tmp_path).class_names == ("ein Hund", "Kätzchen")

@@ -205,4 +205,4 @@ def test_a_missing_val_names_the_command_that_makes_one(tmp_path, make):
     problem = str(caught.value)
     assert "no split 'val'; expected 'train'" in problem
     command = f"rankless data split '{root}' --val 0.2 --out '{root}-split'"
-    assert problem.endswith(f"; or divide the images with `{command}`")
+    assert problem.endswith(f", or divide the images with `{command}`")

@@ -41,7 +41,7 @@ def test_the_whole_is_named_where_a_part_is_given(tmp_path, layout, given):
     with pytest.raises(UserError) as caught:
         recognize(str(whole / given))
     assert str(caught.value).startswith(f"{whole / given}: ")
-    assert str(caught.value).endswith(f"give {whole}, or move the folder if it does not belong to it")
+    assert str(caught.value).endswith(f"use {whole}, or move the folder if it does not belong to it")
 
 
 def test_what_stands_alone_is_taken(tmp_path):

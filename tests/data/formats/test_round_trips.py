@@ -125,7 +125,12 @@ def test_darknet_keeps_the_order_and_says_what_it_loses(tmp_path: Path, images: 
         areas=[5, NO_AREA, 7, NO_AREA],
     )
     lost = "\n".join(written(darknet, tmp_path / "out", {"a/b": data}))
-    for said in ("1 box marked difficult", "1 box marked a crowd", "1 box starts within", "of 1 obj"):
+    for said in (
+        "1 box marked difficult",
+        "1 box marked a crowd",
+        "1 box starts within",
+        "1 object loses its area",
+    ):
         assert said in lost
     back = open_annotations(str(tmp_path / "out"), "a_b")
     assert [Path(path).name for path in back.paths()] == ["2.png", "1.png"]
@@ -144,7 +149,7 @@ def test_voc_says_what_it_loses(tmp_path: Path, images: list[str]) -> None:
     lost = "\n".join(written(voc, tmp_path / "out", {"train": data}))
     for said in (
         "1 box marked a crowd",
-        "of 1 object are",
+        "1 object loses its area",
         "1 box starts within",
         "only classes with boxes",
         "'x'",

@@ -306,7 +306,7 @@ def test_images_without_annotation_and_the_reverse(tmp_path: Path) -> None:
     assert counts(data) == {"no label file": 1, "label without image": 1}
     assert data.findings.first["no label file"][0].where == str(tmp_path / "JPEGImages/b.jpg")
     assert data.findings.first["label without image"][0].where == str(tmp_path / "Annotations/stray.xml")
-    assert "1 images of the split 'test'" in problems_of(tmp_path, "test")[0]
+    assert "the images of the split 'test'" in problems_of(tmp_path, "test")[0]
     for file in (tmp_path / "Annotations").iterdir():
         file.write_text("<annotation/>")
     assert "no objects found in any split" in problems_of(tmp_path)[0]

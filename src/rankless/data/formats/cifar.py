@@ -32,7 +32,7 @@ _LONG = 1024  # maximum length of names; longer texts become a Run
 
 
 class Run(NamedTuple):
-    """The byte range of a long string in a file, such as the content of an array."""
+    """The byte range of a long string in a file, for example of an array's pixels."""
 
     offset: int
     length: int
@@ -52,7 +52,7 @@ _FRESH: dict[str, Callable[[], Any]] = {
 
 
 def contents(file: Path) -> dict[str, Any]:
-    """Return the dict in a file, whose values are numbers, strings, lists, tuples or :class:`Run`."""
+    """Return the dict in a file. Its values are numbers, strings, lists, tuples or :class:`Run`."""
     try:
         data = reading.read_bytes(file, MOST_BYTES)
         found = _interpret(data)
@@ -62,8 +62,8 @@ def contents(file: Path) -> dict[str, Any]:
         found = f"{error or type(error).__name__}"
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise UserError(
-            f"{file}: is damaged or is not a file of CIFAR's Python version; expected a pickled dict of "
-            "plain values; download the data set again"
+            f"{file}: is damaged or does not belong to the Python version of CIFAR; expected a pickled dict "
+            "of plain values; download the data set again"
         )
     return found
 
@@ -170,9 +170,7 @@ def read(root: Path, split: str) -> Raw:
     meta = folder / kind.meta[0]
     names = contents(meta).get(kind.meta[1])
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise UserError(
-            f"{meta}: no list '{kind.meta[1]}'; expected the class names; download the data set again"
-        )
+        raise UserError(f"{meta}: '{kind.meta[1]}' is not a list of class names; download the data set again")
     made, side = RawBuilder(), (CIFAR_SIDE, CIFAR_SIDE)
     files = [folder / name for name in kind.files[wanted]]
     for file in files:
@@ -181,7 +179,7 @@ def read(root: Path, split: str) -> Raw:
             path = path_in(str(file), f"{number:05}{CIFAR_ENDING}")
             where = start + number * CIFAR_BYTES, CIFAR_BYTES
             made.add_label(made.add_image(path, str(file), size=side, byte_range=where), label)
-    about = ["'val' is CIFAR's test split, because it has no validation split"] if split == "val" else []
+    about = ["'val' is the test split, because CIFAR has no validation split"] if split == "val" else []
     return made.raw(boxed=False, names=names, depends=[str(folder), *map(str, (meta, *files))], about=about)
 
 

@@ -34,7 +34,7 @@ from rankless.data.formats.splits import as_file_name, chosen, usual_order, with
 from rankless.data.formats.writing import ImageFiles, file_names
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.index.raw import NO_AREA, Raw, stated_size
-from rankless.errors import UserError, printable
+from rankless.errors import UserError, one_of, printable
 from rankless.files import reading
 
 TITLE = "COCO JSON"
@@ -143,8 +143,8 @@ class _Reader(ListedImages):
     def _add(self, entry: Annotation, image: int, line: int, where: str) -> None:
         label = _look_up(self.classes.labels, entry.category_id)
         if label is None:
-            first = ", ".join(printable(str(key)) for key in list(self.classes.labels)[:10])
-            problem = f"category_id {_short(entry.category_id)}; expected one of {first}"
+            first = one_of(_short(key) for key in list(self.classes.labels)[:10])
+            problem = f"category_id {_short(entry.category_id)}; expected {first}"
             self.report("unnamed class", where, problem)
             return
         flags = self._flags(entry, where) if entry.iscrowd or entry.ignore else 0

@@ -1,7 +1,7 @@
 """Decode and encode COCO JSON entry by entry, to avoid converting a whole file to Python objects at once.
 
 msgspec splits the lists into entries without decoding them. The slower standard library decodes content that
-msgspec rejects, such as NaN, which is not valid JSON but is written by many programs.
+msgspec rejects. For example, many programs write NaN, although it is not valid JSON.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ Lists = TypeVar("Lists", Parts, Categories)
 
 
 def load(file: Path, kind: type[Lists]) -> Lists:
-    """Load from a file the lists that the class ``kind`` has as fields."""
+    """Load the lists in a COCO file that are fields of the class ``kind``."""
     try:
         content = reading.read_bytes(file).removeprefix(codecs.BOM_UTF8)
     except OSError as error:
@@ -121,7 +121,7 @@ def _slowly(file: Path, content: bytes, kind: type[Lists]) -> Lists:
             f"{file}: cannot be read as JSON: {reason}; {EXPECTED}; export the file again"
         ) from None
     if isinstance(whole, list):
-        raise UserError(f"{file}: contains a list, like a results file; {EXPECTED}; give the annotation file")
+        raise UserError(f"{file}: contains a list, so it may be a results file; {EXPECTED}")
     if not isinstance(whole, dict):
         raise UserError(f"{file}: contains {printable(json.dumps(whole))}; {EXPECTED}")
     parts = {name: whole.get(name) for name in kind.__struct_fields__}
@@ -154,7 +154,8 @@ def read_classes(files: Mapping[str, Path]) -> Classes:
         part = load(file, Categories).categories
         if not part:
             problems.append(
-                f"{file}: 'categories' is missing; expected a list of objects with an 'id' and a 'name'"
+                f"{file}: 'categories' is missing or empty; expected a list of objects with an 'id' and a "
+                "'name'"
             )
         for number, entry in enumerate(entries(part or [], Category)):
             problem = _problem(entry)

@@ -22,7 +22,7 @@ from rankless.data.formats.writing import ImageFiles, file_names, fit_names, on_
 from rankless.data.images.image_file import is_image
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.index.raw import NO_AREA, Raw, stated_size
-from rankless.errors import UserError, printable
+from rankless.errors import UserError, one_of, printable
 from rankless.files import reading
 
 EXPECTED = (
@@ -376,8 +376,8 @@ class _Reader(ListedImages):
     def _label(self, cells: list[str], line: int) -> int | None:
         name = cells[self.columns.label]
         if name not in self.labels:
-            first = ", ".join(printable(each) for each in list(self.labels)[:10])
-            self.report("unnamed class", f":{line}", f"'{printable(name)}'; expected one of {first}")
+            first = one_of(printable(each) for each in list(self.labels)[:10])
+            self.report("unnamed class", f":{line}", f"'{printable(name)}'; expected {first}")
         return self.labels.get(name)
 
     def _flag(self, cells: list[str], column: int | None, flag: int, line: int) -> int:

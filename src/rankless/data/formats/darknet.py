@@ -224,8 +224,8 @@ def _from_folders(
         names, file = numbered_names(
             [root, root / "labels"],
             class_names,
-            f"{root}: no class names found; expected a 'classes.txt' (one name per line, starting with class "
-            "0), a '*.names' file or a 'data.yaml' with 'names'",
+            f"{root}: no class names found; add a 'classes.txt' (one name per line, starting with class 0), "
+            "a '*.names' file or a 'data.yaml' with 'names'",
         )
         result = Split(class_names=names, depends=[os.fspath(file)] if file else [])
     if splits[name] in (root, root / "images"):
@@ -295,8 +295,8 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
         first = Path(files.paths[0])
         expected = Path(label_folders(os.fspath(first.parent))[0], f"{first.stem}.txt")
         raise UserError(
-            f"{root}: none of the {len(items)} images of the split '{split}' has a label file; expected, for "
-            f"example, {expected}; put the labels in a folder 'labels' that mirrors 'images', or next to the "
+            f"{root}: the images of the split '{split}' have no label files; expected, for example, "
+            f"{expected}; put the labels in a folder 'labels' that mirrors 'images', or next to the "
             "images if there is no folder 'images'"
         )
     raw = files.with_raw(scan(read_labels, items, "images"))
@@ -305,7 +305,7 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
 
 
 def _with_labels(files: Split) -> Iterator[tuple[str, str]]:
-    """Yield pairs of an image and its label file, which is "" if there is none."""
+    """Yield each image with its label file, or with "" if there is none."""
     listings: dict[str, list[FolderNames]] = {}
     for image in files.paths:
         folder, name = image.rsplit("/", 1)
@@ -439,7 +439,7 @@ def _normalized(
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return normalized centers and sizes, (N, 4), and a mask, (N,), of the boxes without rounding errors.
 
-    For a box at the left or top edge, the center is exactly half of the size, which restores 0 exactly.
+    For a box at the left or top edge, the center is exactly half of the size, so reading restores 0 exactly.
     """
     sides = np.array([width, height], np.float64)
     low, high = boxes[:, :2], boxes[:, 2:]

@@ -78,12 +78,12 @@ def _from_yaml(file: Path) -> Description:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise not_yaml(error, str(file)) from None
     if not isinstance(content, dict):
-        given = "a list" if isinstance(content, list) else f"'{printable(str(content or ''))}'"
+        given = f"'{printable(content)}'" if isinstance(content, str) else "a list" if content else "nothing"
         raise UserError(f"{file}: contains {given}; expected keys such as train, val and names")
     if content.get("kpt_shape"):
         raise UserError(
-            f"{file}: the labels are key points, because 'kpt_shape' is set; expected boxes; to train on the "
-            "boxes, remove 'kpt_shape', and all columns after the fifth in the label files"
+            f"{file}: the labels contain key points ('kpt_shape' is set); expected only boxes; to train on "
+            "the boxes, remove 'kpt_shape' and, in the label files, all columns after the fifth"
         )
     splits: dict[str, list[str]] = {}
     problems = []
@@ -194,7 +194,9 @@ def _listed_names(described: Description, options: dict[str, str]) -> tuple[tupl
         )
     listed = Path(names) if names else names_file([file.parent])
     if listed is None:
-        raise UserError(f"{file}: no 'names'; expected 'names = FILE' with one class name per line")
+        raise UserError(
+            f"{file}: no 'names'; expected 'names = FILE', where FILE has one class name per line"
+        )
     class_names = read_names(listed)
     if "classes" in options and options["classes"] != str(len(class_names)):
         raise UserError(

@@ -21,7 +21,7 @@ from rankless.files import reading
 TITLE = "FiftyOne"
 LAYOUT = "'samples.json', 'metadata.json' and the images in 'data'"
 _FILE = "samples.json"
-_EXPECTED = "expected the samples that FiftyOneDataset exports"
+_EXPECTED = "expected samples exported as a FiftyOneDataset"
 _KINDS = ("Detections", "Classification")
 _USUAL = "ground_truth"
 
@@ -102,10 +102,12 @@ def _label_field(file: Path, samples: list[Sample]) -> tuple[str, str]:
     names = sorted(fields.get(kind, ()))
     if not names:
         have = ", ".join(sorted(fields.keys() - {"ImageMetadata"})) or "no labels"
-        raise UserError(f"{file}: the samples have {have}; expected a field of Detections or Classification")
+        raise UserError(
+            f"{file}: the samples have {have}; expected a field with Detections or Classification"
+        )
     if len(names) > 1 and _USUAL not in names:
         raise UserError(
-            f"{file}: several fields of {kind} ({', '.join(names)}); expected one field, or '{_USUAL}'; "
-            "export a single field with dataset.select_fields(NAME).export(…)"
+            f"{file}: several fields with {kind} ({', '.join(names)}); expected only one, or one called "
+            f"'{_USUAL}'; export a single field with dataset.select_fields(NAME).export(…)"
         )
     return kind, _USUAL if _USUAL in names else names[0]

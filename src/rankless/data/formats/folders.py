@@ -26,7 +26,7 @@ from rankless.files import reading
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
 _UPLOADED = re.compile(r"^[0-9a-f]{8}(-|__)")
-NAMES_PATTERNS = ("classes.txt", "*_classes.txt", "*.names")
+_PATTERNS = ("classes.txt", "*_classes.txt", "*.names")
 
 
 @dataclass
@@ -98,7 +98,7 @@ def _raise_unless_absent(folder: str, error: OSError) -> None:
 
 
 class FolderNames:
-    """The names in a folder, which need not exist.
+    """The names of the files in a folder. The folder need not exist.
 
     ``endings`` are the lowercase extensions of the files to list. Default: all names, including folders.
     """
@@ -210,7 +210,7 @@ class ImageSearch:
 
 @dataclass
 class ListedImages:
-    """The base class of readers for an annotation file that lists images."""
+    """The base class for readers of annotation files that list images."""
 
     file: Path
     search: ImageSearch
@@ -231,7 +231,7 @@ class ListedImages:
         return path
 
     def image(self, path: str, stated: tuple[int, int] = (0, 0)) -> int:
-        """Return the index of the image at ``path``, which is added if it is new."""
+        """Return the index of the image at ``path``; add the image if it is new."""
         if path not in self.numbers:
             self.numbers[path] = self.made.add_image(path, str(self.file), stated)
         return self.numbers[path]
@@ -253,7 +253,7 @@ class ListedImages:
         if not self.made.paths:
             looked = ", ".join(self.search.bases[:4])
             what = (
-                f"none of the listed images was found, such as '{printable(self.missing)}'; looked in "
+                f"none of the listed images, such as '{printable(self.missing)}', was found; looked in "
                 f"{looked}"
             )
             raise UserError(f"{self.file}: {what if self.missing else nothing}")
@@ -270,7 +270,7 @@ def names_files(folders: Iterable[Path]) -> list[Path]:
     If several files in a folder match the same pattern and have different contents, all of them are returned.
     """
     folders = [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
-    for name, folder in itertools.product(NAMES_PATTERNS, folders):
+    for name, folder in itertools.product(_PATTERNS, folders):
         files = [file for file in sorted(folder.glob(name)) if file.is_file()]
         if len(files) > 1:
             files = list({read_names(file): file for file in reversed(files)}.values())[::-1]
@@ -296,20 +296,20 @@ def numbered_names(
 ) -> tuple[tuple[str, ...], Path | None]:
     """Return the names of classes that are numbers in the data, and the file that lists them, if any.
 
-    The names from ``data.classes`` are used if ``folders`` do not contain exactly one such file. ``missing``
-    is the error message if there are no class names.
+    If ``folders`` do not contain exactly one file with class names, the names ``given`` in ``data.classes``
+    are used. ``missing`` is the error message if there are no class names.
     """
     folders = list(folders)
     if given and len(names_files(folders)) != 1:
         return tuple(given), None
     file = names_file(folders)
     if file is None:
-        raise UserError(f"{missing}; or set data.classes (`rankless data`: --classes)")
+        raise UserError(f"{missing}, or set data.classes (`rankless data`: --classes)")
     return read_names(file), file
 
 
 def read_text(file: Path, expected: str, most: int | None = None) -> str:
-    """Return the text of a file of at most ``most`` bytes; error messages say what was ``expected``."""
+    """Return the text of a file of at most ``most`` bytes. ``expected`` completes the error message."""
     try:
         return reading.read_text(file, most)
     except (OSError, UnicodeDecodeError) as error:

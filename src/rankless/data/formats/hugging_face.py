@@ -27,12 +27,12 @@ from rankless.files import reading
 
 TITLE = "Hugging Face"
 LAYOUT = (
-    "'train/metadata.jsonl' (or .csv, .parquet) with 'file_name' beside the images, or "
+    "'train/metadata.jsonl' (or .csv, .parquet) with 'file_name', next to the images, or "
     "'data/train-00000-of-00001.parquet' with images"
 )
 _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _NUMBER = re.compile(r"(^|-)\d{4,}(-of-\d+)?(-[0-9a-f]{8,})?$")
-"""End of a file name after the split, as in ``train-00000-of-00001`` or ``0000``."""
+"""The part of a file name after the split, as in ``train-00000-of-00001`` or ``0000``."""
 _MOST = 50  # maximum number of folders that may be splits; more are classes
 _HEAD = 1 << 16  # characters
 _ENOUGH = 1000  # maximum number of folders to search for an image
@@ -138,7 +138,7 @@ class _Lines(Table):
     def _of_table(self, table: csv.DictReader[str], findings: Findings) -> Iterator[Row]:
         for row in table:
             if None in row:  # DictReader stores additional fields under this key
-                problem = f"found more fields than in the first line ({len(table.fieldnames or ())})"
+                problem = f"found more fields than the first line has ({len(table.fieldnames or ())})"
                 findings.add("not understood", f"{self.file}:{table.line_num}", problem)
             else:
                 yield table.line_num, row

@@ -1,9 +1,9 @@
-"""Read and write class folders, in which each image is in a folder with the name of its class.
+"""Read and write class folders: each image is in a folder named after its class.
 
 Either each split has class folders (``ROOT/train/CAT/1.jpg``, ``ROOT/val/CAT/2.jpg``), or the root contains
 the class folders (``ROOT/CAT/1.jpg``). In the second case, a fifth of each class is set aside for validation,
 based only on the file names, and the split ``all`` contains every image. Names are compared and sorted in
-Unicode's composed form (NFC), so that copies on other file systems are the same data.
+Unicode's composed form (NFC), so copies on other file systems are the same data.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ def _class_names(contents: _Contents, top: Path) -> list[str]:
     if not names:
         endings = ", ".join(sorted(image_file.EXTENSIONS))
         raise UserError(
-            f"{top}: no images found in {len(contents.classes)} class folders; expected files with one of "
-            f"the extensions {endings}"
+            f"{top}: no images found in {counted(len(contents.classes), 'class folder')}; expected files "
+            f"with one of the extensions {endings}"
         )
     if odd := [name for name in names if name.encode(errors="replace").decode() != name]:
         raise UserError(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
-from rankless.data.formats.folders import NAMES_PATTERNS, ImageSearch, ListedImages, numbered_names
+from rankless.data.formats.folders import ImageSearch, ListedImages, numbered_names
 from rankless.data.formats.splits import as_file_name, chosen, is_for_training, set_aside, usual_order
 from rankless.data.formats.writing import (
     ImageFiles,
@@ -68,9 +68,8 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
     names, classes = numbered_names(
         folders,
         class_names,
-        f"{root}: no class names found next to {file.name}; expected 'classes.txt' (one name per line, "
-        f"starting with class 0) or one of {', '.join(NAMES_PATTERNS[1:])} in the same folder or in "
-        "'model_data'",
+        f"{root}: no class names found next to {file.name}; add a 'classes.txt', '*_classes.txt' or "
+        "'*.names' file (one name per line, starting with class 0) to this folder or to 'model_data'",
     )
     search = ImageSearch([file.parent, top, top / name, top / "images", top / "images" / name, top.parent])
     reader = _Reader(file, search, classes=len(names))
@@ -173,7 +172,7 @@ def list_kind(file: Path) -> str:
 
 
 def _lone(files: Mapping[str, Path]) -> str:
-    """Return the name of the only list, which will be divided, or "" if its name implies a split."""
+    """Return the name of the list to divide, or "" if there are several or its name implies a split."""
     (name, *more) = files or [""]
     return name if name != "train" and not more and is_for_training(name) else ""
 

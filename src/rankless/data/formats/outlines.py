@@ -18,7 +18,7 @@ def bounds(xs: Sequence[float], ys: Sequence[float]) -> Box:
 
 
 def rotated_bounds(box: Box, degrees: float) -> Box:
-    """Return the xyxy bounds of an xyxy box that is rotated about its center."""
+    """Return the xyxy bounds of an xyxy box after rotating it about its center."""
     x1, y1, x2, y2 = box
     cos, sin = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
     width, height = (x2 - x1) * cos + (y2 - y1) * sin, (x2 - x1) * sin + (y2 - y1) * cos

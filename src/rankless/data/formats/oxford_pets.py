@@ -56,7 +56,7 @@ def read(root: Path, split: str) -> Raw:
             made.findings.add("no image", f"{file}:{line}", f"'{printable(image)}' has no file in 'images'")
     if not made.paths:
         raise UserError(f"{file}: none of the listed images exists in {top / 'images'}; add the images")
-    about = [f"'{split}' is the list '{wanted}'"] if wanted != split else []
+    about = [f"'{split}' refers to the list '{wanted}'"] if wanted != split else []
     folders = [top, top / "annotations", top / "images"]
     depends = [*map(str, folders), *map(str, lists.values())]
     return with_sizes(made.raw(boxed=False, names=names, depends=depends, about=about))

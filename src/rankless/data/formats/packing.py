@@ -26,7 +26,7 @@ _JPEG = {"jpeg": "jpg", "jfif": "jpg"}  # webdataset's decoders know only jpg
 def pack(splits: Mapping[str, Annotations], out: Path, shard_bytes: int = SHARD_BYTES) -> list[str]:
     """Write shards such as ``SPLIT-000000.tar`` and a file with the class names; return the shards' names.
 
-    The same data always gives the same bytes. Either all splits must have boxes or none. ``shard_bytes`` is
+    The same data always gives the same bytes. Either all splits or none must have boxes. ``shard_bytes`` is
     the maximum size of a shard.
     """
     if len({annotations.has_boxes for annotations in splits.values()}) > 1:

@@ -39,7 +39,7 @@ _PAGES = {
 NAMES = tuple(_PAGES)
 _READ_ONLY = ("cifar", "fiftyone", "hugging-face", "oxford-pets")
 _AS_OTHERS = ("fiftyone", "hugging-face")
-"""Read-only formats whose copies are written as COCO JSON or class folders instead."""
+"""Read-only formats. Their copies are written as COCO JSON or class folders."""
 WRITABLE = tuple(name for name in NAMES if name not in _READ_ONLY)
 NUMBERED = ("darknet", "hugging-face", "lines", "webdataset")
 """Formats whose classes may be numbers without names. Their ``read`` accepts ``class_names``."""
@@ -124,14 +124,14 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
     name, why = _first_match(path, NAMES)
     if outer := _data_set_around(path, name):
         raise UserError(
-            f"{root}: seems to be only part of the data set {outer}; give {outer}, or move the folder if it "
+            f"{root}: seems to be only part of the data set {outer}; use {outer}, or move the folder if it "
             "does not belong to it"
         )
     home = os.path.expanduser("~")  # noqa: PTH111 - there may be none
     if name == "image-folder" and path.resolve() in (Path("/"), Path(home).resolve()):
         raise UserError(
             f"{root}: this is the {'home folder' if path.resolve().name else 'root of the file system'}, "
-            "where each folder would count as a class; give the folder of a data set; if the classes are "
+            "where each folder would count as a class; use the folder of a data set or, if the classes are "
             "here, add data.format=image-folder (`rankless data`: --format)"
         )
     if name:
@@ -208,7 +208,7 @@ def _what_is_there(path: Path) -> str:
         return f"it is {kind}" if path.suffix else "it is a file without an extension"
     entries = list(islice((each for each in path.rglob("*") if not reading.is_folder(each)), _LOOKED_AT + 1))
     if not entries:
-        return "the folder is empty" if not any(path.iterdir()) else "there are folders and no files"
+        return "the folder is empty" if not any(path.iterdir()) else "the folder contains only folders"
     more = "at least " if len(entries) > _LOOKED_AT else ""
     endings = Counter(each.suffix.lower() for each in entries[:_LOOKED_AT])
     samples = sum(count for ending, count in endings.items() if ending in EXTENSIONS)

@@ -1,7 +1,7 @@
 """Read tables of images, in which each row is an image with its objects or its class.
 
-A row has a ``label`` or ``objects``, which are a dict of lists or a list of dicts with ``bbox`` (x, y, width,
-height) and ``category``. The images are separate files or are stored in the table.
+A row has a ``label`` or ``objects``. Objects are a dict of lists or a list of dicts, with ``bbox`` (x, y,
+width, height) and ``category``. The images are separate files or are stored in the table.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def read_tables(
 ) -> Raw:
     """Read a split from its tables.
 
-    The classes in ``others``, the tables of other splits, are included. ``given`` are the class names for
+    ``others`` are the tables of other splits, whose classes are included. ``given`` are the class names for
     data whose classes are only numbers.
     """
     columns = _columns(tables)

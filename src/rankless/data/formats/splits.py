@@ -84,13 +84,13 @@ def set_aside(names: Collection[str], what: str) -> set[str]:
 
 
 def how_to_divide(root: Path, wanted: str) -> str:
-    """Return the end of a message: a command that creates a missing split; "" for training splits."""
+    """Return advice for the end of a message: how to create a missing split; "" for training splits."""
     if is_for_training(wanted):
         return ""
     folder = root if root.is_dir() else root.absolute().parent
     option = "--val 0.2" if wanted.casefold() in _ALIKE[1] else "--val 0.2 --test 0.1"
     command = f"rankless data split {shlex.quote(str(root))} {option}"
-    return f"; or divide the images with `{command} --out {shlex.quote(f'{folder}-split')}`"
+    return f", or divide the images with `{command} --out {shlex.quote(f'{folder}-split')}`"
 
 
 def chosen(root: Path, wanted: str, existing: Collection[str], expected: str) -> str:
@@ -104,7 +104,7 @@ def chosen(root: Path, wanted: str, existing: Collection[str], expected: str) ->
     if len(existing) == 1 and wanted in ("train", root.stem) and root.is_file():
         return next(iter(existing))
     if not existing:
-        raise UserError(f"{root}: no split found; expected {expected}; add it, or give another data.root")
+        raise UserError(f"{root}: no split found; expected {expected}; add it, or use another data.root")
     listed = ", ".join(f"'{printable(name)}'" for name in usual_order(existing))
     raise UserError(
         f"{root}: no split '{wanted}'; expected {'one of ' * (len(existing) > 1)}{listed}; choose an "

@@ -4,9 +4,9 @@
 2012 Development Kit"), so the box ``(1, 1, width, height)`` covers the whole image. In continuous
 coordinates, where pixel 1 extends from 0 to 1, a box is ``xyxy = (xmin - 1, ymin - 1, xmax, ymax)``.
 
-Supported layouts are a folder with ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``, as in VOC2012;
-several such folders, one per year, with or without ``VOCdevkit``; both of these without lists of images; and
-annotations next to the images, in one folder or in one folder per split.
+A data set is a folder with ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``, as in VOC2012, or several
+such folders, one per year, with or without ``VOCdevkit``. The lists in ``ImageSets/Main`` may be missing.
+Annotations may also be next to the images, in one folder or in one folder per split.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class VocSplit(SplitFiles):
     """The files of one split, in the order of its lists.
 
     Attributes:
-        items: pairs of an image and its XML file, which is "" if there is none.
+        items: pairs of an image and its XML file ("" if there is none).
         others: XML files of all other splits.
     """
 
@@ -243,13 +243,13 @@ def read(root: Path, split: str) -> Raw:
     """Read one split of Pascal VOC.
 
     The class names are collected from all splits and sorted, so that classes have the same numbers in every
-    split. Unreadable files of other splits are therefore reported, but their boxes are not checked.
+    split. Other splits are therefore also read, but their boxes are not checked.
     """
     files = find_split(root, split)
     if not any(annotation for _, annotation in files.items):
         raise UserError(
-            f"{root}: none of the {len(files.items)} images of the split '{split}' has an annotation, such "
-            f"as {files.items[0][0]}; add XML files to 'Annotations', or choose another split"
+            f"{root}: the images of the split '{split}', such as {files.items[0][0]}, have no annotations; "
+            "add XML files to 'Annotations', or choose another split"
         )
     raw = scan(read_annotations, files.items, "images")
     if files.others:

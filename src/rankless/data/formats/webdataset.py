@@ -91,7 +91,7 @@ def _of_json(value: Any) -> Rows:
     if isinstance(value, list):
         value = {"annotations": value}
     if not isinstance(value, dict) or not ({"boxes", "annotations"} & set(value)):
-        raise LabelError("expected 'boxes' and 'labels', or 'annotations'")
+        raise LabelError("no 'boxes' and no 'annotations'; expected one of these lists")
     stated = _side(value.get("height") or 0), _side(value.get("width") or 0)
     made: list[Row] = []
     if "boxes" in value:
@@ -99,16 +99,16 @@ def _of_json(value: Any) -> Rows:
         if isinstance(columns[0], list):
             columns += [value.get(name) or [None] * len(columns[0]) for name in ("flags", "areas")]
         if not all(isinstance(each, list) for each in columns) or len(set(map(len, columns))) > 1:
-            raise LabelError("expected lists 'boxes' and 'labels' (and 'flags', 'areas') of the same length")
+            raise LabelError("'boxes', 'labels', 'flags' and 'areas' are not lists of the same length")
         rows = zip(*columns, strict=True)
         return [
             Row(_four(box), _label(label), _flag(flag), _area(area)) for box, label, flag, area in rows
         ], stated
     if not isinstance(value["annotations"], list):
-        raise LabelError("expected 'annotations' to be a list")
+        raise LabelError("'annotations' is not a list")
     for each in value["annotations"]:
         if not isinstance(each, dict):
-            raise LabelError("expected 'annotations' with 'bbox' and 'category_id'")
+            raise LabelError("an annotation is not an object; expected 'bbox' and 'category_id'")
         x, y, w, h = _four(each.get("bbox"))
         crowd = CROWD if each.get("iscrowd") else 0
         label, area = _label(each.get("category_id")), _area(each.get("area"))
@@ -184,7 +184,9 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
     by_split = shards.shards_of(root)
     split = shards.known_as(split, list(by_split))
     if split not in by_split:
-        expected = f"{'one of ' * (len(by_split) > 1)}{listed(list(by_split))}" if by_split else LAYOUT
+        expected = LAYOUT
+        if by_split:
+            expected = f"{'one of ' * (len(by_split) > 1)}{listed(list(by_split))}; choose an existing split"
         divide = how_to_divide(root, split) if by_split and isinstance(root, Path) else ""
         raise UserError(f"{root}: no shards of the split '{split}'; expected {expected}{divide}")
     chosen = by_split[split]
@@ -269,7 +271,7 @@ def index(items: list[tuple[str, ...]]) -> Raw:
     """Read the byte range, the size and the labels of every image in some shards.
 
     Items are tuples of a shard, the kind of its labels, and the class names (or null) as JSON. If no class
-    names are given, the result has those found in the shards, which may be numbers as text.
+    names are given, they are collected from the shards and may be numbers as text.
     """
     names = json.loads(items[0][2])
     part = _Part(kind=items[0][1], names=names, labels={name: at for at, name in enumerate(names or ())})

@@ -112,8 +112,8 @@ def lost_flags(annotations: Annotations, split: str) -> list[str]:
 
 def lost_areas(split: str, count: int) -> list[str]:
     """Return a list with a note on the lost areas of ``count`` objects; empty if ``count`` is 0."""
-    what = f"the areas of {counted(count, 'object')} are lost; the area of the box is used instead"
-    return [f"{split}: {what}"] if count else []
+    rest = "area; the area of the box is used instead"
+    return lost_of(split, count, "object loses its", "objects lose their", rest)
 
 
 def rounded(split: str, count: int) -> list[str]:
@@ -144,4 +144,4 @@ def fit_names(names: Iterable[str], *, distinct: bool) -> tuple[list[str], list[
         return made, []
     old, new = changed[0]
     changes = counted(len(changed), "class name was", "class names were")
-    return made, [f"{changes} changed to fit on one line; the first: {old!r} to {new!r}"]
+    return made, [f"{changes} changed to fit on one line, such as {old!r} to {new!r}"]

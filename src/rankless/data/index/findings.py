@@ -61,13 +61,17 @@ KINDS: dict[str, Kind] = {
     ),
     "over the edge": Kind("clipped", "box extends", "boxes extend", "beyond the edge of the image"),
     "counted from 0": Kind(
-        "reported", "box starts", "boxes start", "at pixel 0 in a format that counts from 1"
+        "reported", "box starts", "boxes start", "at pixel 0, but the format counts from 1"
     ),
     "a pixel thin": Kind("reported", "box is", "boxes are", "at most one pixel wide or high"),
     "outline": Kind(
-        "reported", "box is", "boxes are", "computed from an outline, because no box is annotated"
+        "reported", "box is", "boxes are", "computed from an outline, because the annotation has no box"
     ),
-    "turned": Kind("reported", "box is", "boxes are", "the upright bounding box of a rotated box"),
+    "turned": Kind(
+        "reported",
+        "rotated box is replaced with its upright bounding box",
+        "rotated boxes are replaced with their upright bounding boxes",
+    ),
     "difficult": Kind("reported", "box is", "boxes are", "marked difficult (ignored in training and scores)"),
     "crowd": Kind("reported", "box marks", "boxes mark", "a crowd (ignored in training and scores)"),
     # Images
@@ -77,17 +81,17 @@ KINDS: dict[str, Kind] = {
     "no class": Kind("dropped", "image has", "images have", "no class"),
     "no label file": Kind(
         "reported",
-        "image has no label file and counts as empty",
-        "images have no label file and count as empty",
+        "image has no label file and is treated as empty",
+        "images have no label file and are treated as empty",
     ),
     "label without image": Kind("reported", "label file has", "label files have", "no image"),
     "empty": Kind("reported", "image has", "images have", "no boxes"),
-    "other format": Kind(
-        "reported", "image has", "images have", "a format that differs from the file extension"
-    ),
+    "other format": Kind("reported", "image has", "images have", "a format that differs from the extension"),
     "other size": Kind("reported", "image has", "images have", "a size that differs from the annotated size"),
-    "no stated size": Kind("reported", "annotation has", "annotations have", "no valid image size"),
-    "sideways": Kind("reported", "image is", "images are", "rotated by EXIF, but annotated without rotation"),
+    "no stated size": Kind(
+        "reported", "annotation gives", "annotations give", "no valid width and height of the image"
+    ),
+    "sideways": Kind("reported", "image is", "images are", "rotated by EXIF, but annotated as not rotated"),
     "unknown image": Kind("dropped", "annotation is", "annotations are", "for an image that is not listed"),
     "repeated id": Kind("reported", "annotation id is", "annotation ids are", "used more than once"),
     "left out": Kind("reported", "file was", "files were", "ignored"),
