@@ -432,7 +432,7 @@ def test_data_as_elsewhere_without_a_recipe_names_one(calls, capsys):
 def test_command_lines_of_yolo_are_answered_with_ours(calls, capsys, theirs, ours):
     (said,) = problems(capsys, *theirs.split())
     assert re.search(r": no such command; |: unknown arguments?; ", said)
-    assert said.partition("; left out: ")[0].endswith(f"run: rankless {ours}")
+    assert said.partition("; not translated: ")[0].endswith(f"run: rankless {ours}")
     weights = re.search(r"[\w-]+\.pt\b", theirs)
     assert not weights or f"rankless import {weights[0]} --model NAME --out " in said
     # Ours is understood: what is wrong with it is no word of the command line.
@@ -444,12 +444,20 @@ def test_command_lines_of_yolo_are_answered_with_ours(calls, capsys, theirs, our
 @pytest.mark.parametrize(
     ("words", "twice", "ours"),
     [
-        ("conf=0.4 --conf 0.4", "'conf=0.4': the same as --conf;", "--confidence 0.4"),
-        ("conf=0.4 --confidence=0.3", "'conf=0.4': the same as --confidence;", "--confidence=0.3"),
-        ("imgsz=64 model.image_size=32", "'imgsz=64': the same as model.im", "model.image_size=32"),
+        ("conf=0.4 --conf 0.4", "'conf=0.4': means the same as --conf;", "--confidence 0.4"),
+        (
+            "conf=0.4 --confidence=0.3",
+            "'conf=0.4': means the same as --confidence;",
+            "--confidence=0.3",
+        ),
+        (
+            "imgsz=64 model.image_size=32",
+            "'imgsz=64': means the same as model.im",
+            "model.image_size=32",
+        ),
         (
             "iou=0.5 conf=0.4 --confidence 0.3",
-            "'iou=0.5': unknown argument; 'conf=0.4': the same as --confidence;",
+            "'iou=0.5': unknown argument; 'conf=0.4': means the same as --confidence;",
             "--confidence 0.3 --iou 0.5",
         ),
     ],

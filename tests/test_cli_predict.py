@@ -55,7 +55,7 @@ def test_options_become_overrides(asked):
         (["--batch", "0"], "--batch is '0': expected a whole number of at least 1"),
         (["--tta", "most"], "--tta is 'most'"),
         (["@gone.txt"], "'@gone.txt': the list cannot be read"),
-        (["@empty.txt"], "'@empty.txt': the list is empty; expected a path on each line"),
+        (["@empty.txt"], "'@empty.txt': the list is empty; expected one path per line"),
         (["rtsp"], "'rtsp': no such file or folder"),
     ],
 )
@@ -121,5 +121,5 @@ def test_where_no_source_can_be_read_there_is_only_the_error(asked, capsys):
 def test_a_number_is_told_from_a_camera(asked, capsys):
     assert cli.main(["predict", "w.safetensors", "0"]) == 2
     there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
-    said = f"no such file or folder; a camera is webcam:0 or /dev/video0; cameras here: {there}\n"
-    assert capsys.readouterr().err == f"error: '0': {said}"
+    said = f"for a camera, use webcam:0 or /dev/video0 (cameras on this machine: {there})"
+    assert capsys.readouterr().err == f"error: '0': no such file or folder; {said}\n"

@@ -128,4 +128,4 @@ def test_a_low_confidence_that_finds_nothing_is_not_advised_again(finished, tmp_
     words = [str(file), "digits:val:0-1", "--out", str(tmp_path / "out"), "--confidence", "0.01"]
     assert cli.main(["predict", *words]) == 0
     advice = capfd.readouterr().out.splitlines()[-1]
-    assert "no score came near --confidence 0.01; train for longer" in advice
+    assert "no score was close to --confidence 0.01; train for longer" in advice

@@ -116,7 +116,7 @@ def install_completion(shell: _Shell = None, /) -> int:
     path.write_text(_SCRIPTS[known], encoding="utf-8")
     if known != "fish":
         add_to_rc_file(path, "rankless", known)
-    needs = " that run: autoload -Uz compinit && compinit" if known == "zsh" else ""
+    needs = " if .zshrc runs: autoload -Uz compinit && compinit" if known == "zsh" else ""
     say(f"written: {path}; completion works in new shells{needs}")
     return 0
 

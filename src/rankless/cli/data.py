@@ -153,7 +153,7 @@ def stats(
     else:
         print_statistics(stats)
         if outputs is not None:
-            say(f"\ndrawn: {out}" + (" (replaced)" if outputs.replaced else ""))
+            say(f"\nwritten: {out}" + (" (replaced)" if outputs.replaced else ""))
     return 0
 
 
@@ -263,7 +263,7 @@ def anchors(
             allow_leading_hyphen=True,
         ),
     ] = None,
-    seed: Annotated[int, Parameter(help="Random seed of k-means.", metavar="N")] = 0,
+    seed: Annotated[int, Parameter(help="Random seed for k-means.", metavar="N")] = 0,
     as_json: Json = False,
 ) -> int:
     """Compute anchors that fit the boxes, with k-means."""
@@ -301,9 +301,7 @@ def _size(text: str) -> tuple[int, int]:
     written = re.fullmatch(r"\[?\s*\d{1,5}\s*([,x×]\s*\d{1,5}\s*)?\]?", text)
     numbers = [int(word) for word in re.findall(r"\d+", text)] if written else []
     if not written or min(numbers) < 8:
-        raise UserError(
-            f"--image-size is '{text}': expected a side in pixels, or height,width, as in 320,512"
-        )
+        raise UserError(f"--image-size is '{text}': expected a side or height,width in pixels, as in 320,512")
     if any(side % 32 for side in numbers):
         near = ",".join(str(max(32, round(side / 32) * 32)) for side in numbers)
         raise UserError(f"--image-size is '{text}': a detector needs multiples of 32, such as {near}")
@@ -393,7 +391,7 @@ def split(
             help="Keep near duplicates in the same split. Identical images always stay together.",
         ),
     ] = True,
-    seed: Annotated[int, Parameter(help="Random seed of the split.", metavar="N")] = 0,
+    seed: Annotated[int, Parameter(help="Random seed for the split.", metavar="N")] = 0,
     source: Annotated[
         tuple[str, ...],
         Parameter(name="--split", help="Split only this existing split. Repeatable.", metavar="NAME"),
@@ -502,5 +500,5 @@ def _fill(root: str, format: str, words: tuple[str, ...], as_json: bool) -> int:
             say(f"  {note}")
         for problem in one.unreadable[:20]:
             say(f"  {problem.path}: {problem.reason}")
-    print("training with data.cache=disk reads this cache")
+    print("to use this cache, train with data.cache=disk")
     return 0

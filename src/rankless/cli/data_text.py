@@ -52,8 +52,8 @@ def print_check(checked: Checked) -> None:
         _print_findings(checked.between)
     if checked.quick:
         say("\nonly headers were read: no image was decoded or compared")
-    wrong = f"wrong: {counted(checked.wrong, 'finding')} (✗); {remedy(checked)}"
-    say("\nnothing is wrong" if checked.ok else f"\n{wrong}")
+    wrong = f"errors: {counted(checked.wrong, 'finding')} (✗); {remedy(checked)}"
+    say("\nno errors found" if checked.ok else f"\n{wrong}")
 
 
 def _print_findings(findings: Findings, instead: Mapping[str, str] | None = None) -> None:
@@ -83,12 +83,12 @@ def print_conversion(done: Converted) -> None:
     for sentence in done.lost:
         say(f"  {sentence}")
     if done.differences:
-        say("read back and compared: not equal")
+        say("read back and compared: different from the original")
         for sentence in done.differences:
             say(f"  {sentence}")
     else:
-        what = "all else is" if done.lost else "images' sizes, classes and boxes are"
-        say(f"read back and compared: {what} equal, bit for bit")
+        what = "everything else is" if done.lost else "image sizes, classes and boxes are"
+        say(f"read back and compared: {what} bit-identical")
 
 
 def print_division(done: Divided) -> None:
@@ -150,11 +150,11 @@ def _rows(splits: Sequence[SplitStatistics]) -> list[tuple[str, list[str]]]:
         ("boxes", where_boxed([f"{each.boxes or 0:,}" for each in splits])),
         ("  difficult", [f"{each.difficult:,}" if each.difficult else "" for each in splits]),
         ("  crowd", [f"{each.crowd:,}" if each.crowd else "" for each in splits]),
-        ("  in an image", [_spread(each.boxes_per_image, 0) for each in splits]),
+        ("  per image", [_spread(each.boxes_per_image, 0) for each in splits]),
         ("  small (below 32²)", where_boxed([share(each.small, each.boxes) for each in splits])),
         ("  medium (below 96²)", where_boxed([share(each.medium, each.boxes) for each in splits])),
         ("  large", where_boxed([share(each.large, each.boxes) for each in splits])),
-        ("  side / image's", [_spread(each.box_side, 3) for each in splits]),
+        ("  side / image side", [_spread(each.box_side, 3) for each in splits]),
         ("  width / height", [_spread(each.box_aspect, 2) for each in splits]),
     ]
 

@@ -175,7 +175,9 @@ def refuse_foreign(arguments: Sequence[str], faults: Callable[[Sequence[str]], S
     said = []
     for key in [key for key in theirs if _meaning(command, key) in there]:
         other = there[_meaning(command, key)].partition("=")[0]
-        said.append(f"'{printable(f'{key}={theirs.pop(key)}')}': the same as {other}; remove one of them")
+        said.append(
+            f"'{printable(f'{key}={theirs.pop(key)}')}': means the same as {other}; remove one of them"
+        )
     if wrong := ", ".join(f"'{printable(f'{key}={value}')}'" for key, value in theirs.items()):
         said.insert(0, f"{wrong}: unknown {'argument' if len(theirs) == 1 else 'arguments'}")
     if faults([command, "TARGET", *rest]):  # the suggested command would have the same faults
@@ -223,7 +225,7 @@ def _line_of(command: str, words: Sequence[str], values: Mapping[str, str]) -> s
     more += _devices(device, command)
     line = " ".join(["rankless", command, target, *sources, *words[len(firsts) :], *more])
     note = f"{note}, then " if note else ""
-    without = f"; left out: {', '.join(left)}" if left else ""
+    without = f"; not translated: {', '.join(left)}" if left else ""
     return printable(f"{note}run: {line}{without}", 500)
 
 

@@ -187,7 +187,7 @@ def import_(
         overrides=overrides,
         force=force,
     )
-    counts = f"{report.taken} of {report.tensors} tensors of {report.model}"
+    counts = f"imported {report.taken} of {report.tensors} tensors of {report.model}"
     lines = (*report.notes, f"{counts}; {report.sha256}  {report.weights}")
     print_result(report.as_json(), lines, as_json=as_json)
     return 0
@@ -336,7 +336,7 @@ def list_(
     for facts, rest in lines:
         print(escaped(f"{facts:{left}}  {rest}") if longest <= columns else f"{facts}\n    {escaped(rest)}")
     if not pattern:
-        print("timm's: rankless weights list 'timm/*'")
+        print("to list timm's weights, run: rankless weights list 'timm/*'")
     return 0
 
 
@@ -384,7 +384,7 @@ def get(
         path, sha256 = published.fetch(wanted)
         confirmed = wanted.checked_by != "unconfirmed"
         checked = (
-            f"checked ({wanted.checked_by})" if confirmed else "unconfirmed: its checksum is not published"
+            f"checked ({wanted.checked_by})" if confirmed else "unconfirmed, because no checksum is published"
         )
         about = f"{checked}; license: {wanted.license}"
         model, default = wanted.models[0], published.named(wanted.models[0]) == wanted
@@ -396,5 +396,5 @@ def get(
         path = to / path.name
     say(f"{path} ({path.stat().st_size:,} bytes)")
     say(f"SHA-256 {sha256}, {about}")
-    say(f"next: rankless train fine-tune {use} data.root=DATA")
+    say(f"to train: rankless train fine-tune {use} data.root=DATA")
     return 0

@@ -93,8 +93,8 @@ def new(
     _say_facts(facts)
     for note in facts.notes:
         say(f"note: {note}")
-    say(f"recipe: {file} ({counted(len(settings(facts, pretrained or '')), 'key')}, each with its reason)")
-    say(f"train it: rankless train {shlex.quote(str(file))}")
+    say(f"recipe: {file} ({counted(len(settings(facts, pretrained or '')), 'key')}, each with a reason)")
+    say(f"to train it: rankless train {shlex.quote(str(file))}")
     return 0
 
 
@@ -132,7 +132,7 @@ def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = N
     _say_values(recipe, [each.key for each in settings(facts, pretrained)], overrides)
     named = f"published/{recipe.model.name}" if pretrained == "published" else pretrained
     more = f" --pretrained {shlex.quote(named)}" if named else ""
-    say(f"to see the reasons, and to change the values: rankless new {shlex.quote(folder)}{more}")
+    say(f"to see the reasons or change the values: rankless new {shlex.quote(folder)}{more}")
     return recipe
 
 
@@ -148,7 +148,7 @@ def say_fine_tuning(recipe: Recipe, overrides: Sequence[str], *, is_here: bool) 
     except UserError:
         if is_here:
             raise
-        why = "200 training images, because the data is not here"
+        why = "200 training images, because the data is not on this machine"
     say(f"fine-tune, with values for {why}:")
     _say_values(recipe, [each.key for each in fine_tuning.settings(1, known=True)], overrides)
 

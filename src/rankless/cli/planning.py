@@ -110,7 +110,7 @@ def plan(
         from rankless.launch.planning import plot
 
         plot.plot(found, f"{Path(name).stem}: predicted", out, outputs)
-        say(f"drawn: {out}", file=sys.stderr if as_json else sys.stdout)
+        say(f"written: {out}", file=sys.stderr if as_json else sys.stdout)
     return 0
 
 
@@ -142,7 +142,7 @@ def _plan_options(
     def refuse_both() -> None:
         if check is not None and (wrong := [name for name, value in others.items() if value is not None]):
             raise UserError(
-                f"--check trains on this machine, but {' and '.join(wrong)} would describe other machines; "
+                f"--check trains on this machine, so it cannot be combined with {' and '.join(wrong)}; "
                 f"remove --check, or {' and '.join(wrong)}"
             )
 

@@ -71,7 +71,7 @@ def _request(
 
     def read() -> str | None:
         if not recipe:
-            raise UserError("no recipe given: expected a shipped recipe's name or a YAML file")
+            raise UserError("no recipe given: expected the name of a shipped recipe or a YAML file")
         chosen, _ = recipe_of(words)
 
         def refuse_placeholders() -> None:  # other paths may exist on the cluster
@@ -145,7 +145,7 @@ def slurm(
         return 0
     number = cluster.submit(text)
     print(text)
-    say(f"job {number}; its output: {request.name}-{number}.log; save and stop: scancel {number}")
+    say(f"submitted job {number} (log: {request.name}-{number}.log); to save and stop it: scancel {number}")
     return 0
 
 
@@ -192,7 +192,7 @@ def kubernetes(
 
     def refuse_both() -> None:
         if apply and options.dry_run:
-            raise UserError("--apply submits the job, but --dry-run only prints it; remove one of the two")
+            raise UserError("--apply submits the job, but --dry-run only prints it; remove one of them")
 
     given = {"--name": options.name, "--image": image, "--claim": claim, "--namespace": namespace}
     given |= {"--gpu": gpu, "--memory": memory, "--runtime": runtime}

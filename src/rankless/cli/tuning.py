@@ -80,19 +80,17 @@ def tune(
         fork_server.start()  # forked ranks inherit the redirected output
         code = run_trials(record, many, devices=count, output=output)
     if len(record.ranked()) > 1:
-        say("\nthe best first:")
+        say("\ntrials, best first:")
         for line in record.table():
             say(line)
     if code:
         say(f"to continue: rankless tune --resume --out {shell_word(record.folder)} --trials {many}")
     elif best := record.ranked()[:1]:
-        others = (
-            "all others are also kept" if record.search.keeps_all else "those of other trials are removed"
-        )
-        say(f"the best weights are in {record.run(best[0].number)}; {others}")
+        others = "kept" if record.search.keeps_all else "removed"
+        say(f"the best weights are in {record.run(best[0].number)}; all others were {others}")
         say(f"to train with these values: {record.command(best[0])}")
     if record.trials:
-        say(f"all trials in a page: {record.folder / page.NAME}")
+        say(f"report of all trials: {record.folder / page.NAME}")
     return code
 
 
@@ -117,7 +115,7 @@ def _resume(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None, 
     if recipe or search:
         raise UserError(
             "--resume uses the recorded recipe and ranges; remove the recipe, key=value and --search, or "
-            "start another search"
+            "start a new search without --resume"
         )
     record = opened(out)
     record.search = replace(record.search, keeps_all=record.search.keeps_all or keeps_all)
