@@ -174,7 +174,8 @@ MISTAKES = [
     ("train my.pt data=x", "rankless train model.pretrained=my.safetensors data.root=x"),
     ("train resnet50", "'resnet18'? the model of this name is given as task=classify model.name=resnet50"),
     ("train --resume --run gone", "gone: nothing to resume: there is no recipe.yaml"),
-    ("train digts", "'digts': no such file, folder or shipped recipe; expected a recipe file or one of"),
+    ("train digts", "'digts': no such file, folder or shipped recipe; did you mean 'digits'?"),
+    ("train digits model.pretrained=x.onnx", "model.pretrained is 'x.onnx': an ONNX file, whose weights"),
     (
         "train fine-tune model.pretrained=hf://a/b/x.bin data.root=digits",
         "model.pretrained: hf://a/b/x.bin: expected a .safetensors file",
@@ -195,7 +196,12 @@ MISTAKES = [
     ("import x.pt", "--out is missing: expected the weights file to write; see: rankless import --help"),
     ("import x.pt --out o --classes many", "--classes is 'many'"),
     ("import x.pt --out o y.pt", "'y.pt': expected key=value"),
-    ("recipes digts", "no shipped recipe 'digts'"),
+    ("recipes digts", "no shipped recipe 'digts'; did you mean 'digits'?"),
+    (
+        "export x.onnx",
+        "--format is missing: expected onnx, openvino, torchscript, pt2, triton, pth, darknet or",
+    ),
+    ("--show-completion csh", "--show-completion is 'csh': expected bash, zsh or fish"),
     ("train digits precision=O2", "bf16 and fp16 compute in half precision (Apex's O1)"),
     ("train digits precision=bf16-pure", "--pure times O3, as a baseline of speed"),
     ("verify --version=0.5", "--version takes no value; see: rankless verify --help"),
@@ -339,7 +345,7 @@ def test_device_is_cpu_or_cuda(monkeypatch, capsys, tmp_path, command):
     words = [*command.split(), *(["digits", "epochs=x"] if command in ("train", "verify") else [])]
     for wrong in ("0", "cuda:1", "gpu"):
         said, *_ = problems(capsys, *words, "--device", wrong)
-        assert said.startswith(f"--device is '{wrong}': expected cpu, cuda or auto; --devices selects GPUs")
+        assert said.startswith(f"--device is '{wrong}': expected cpu, cuda or auto; to select GPUs, use --d")
     assert "--device" not in problems(capsys, *words, "--device", "cuda")[0]
     assert compute_device().type == "cuda"
     assert "--device" not in problems(capsys, *words, "--device", "cpu")[0]
@@ -352,10 +358,10 @@ def test_device_is_cpu_or_cuda(monkeypatch, capsys, tmp_path, command):
 
 def test_device_where_it_is_no_option(capsys):
     (said,) = problems(capsys, "export", "x", "--format", "onnx", "--device", "cpu")
-    assert said.startswith("--device: no such option; exports are computed on the CPU; remove --device")
+    assert said.startswith("--device: no such option; remove it, because exports are computed on the CPU")
     for command in ("train", "verify"):
         (said,) = problems(capsys, command, "digits", "--hosts", "a,b", "--device", "cpu")
-        assert said.startswith("--device: applies only to this machine; remove --device")
+        assert said.startswith("--device: applies only to this machine") and "; remove --device" in said
 
 
 def test_weights_of_pytorch_in_place_of_a_model_are_named(calls, capsys):
@@ -445,16 +451,8 @@ def test_command_lines_of_yolo_are_answered_with_ours(calls, capsys, theirs, our
     ("words", "twice", "ours"),
     [
         ("conf=0.4 --conf 0.4", "'conf=0.4': means the same as --conf;", "--confidence 0.4"),
-        (
-            "conf=0.4 --confidence=0.3",
-            "'conf=0.4': means the same as --confidence;",
-            "--confidence=0.3",
-        ),
-        (
-            "imgsz=64 model.image_size=32",
-            "'imgsz=64': means the same as model.im",
-            "model.image_size=32",
-        ),
+        ("conf=0.4 --confidence=0.3", "'conf=0.4': means the same as --confidence;", "--confidence=0.3"),
+        ("imgsz=64 model.image_size=32", "'imgsz=64': means the same as model.im", "model.image_size=32"),
         (
             "iou=0.5 conf=0.4 --confidence 0.3",
             "'iou=0.5': unknown argument; 'conf=0.4': means the same as --confidence;",

@@ -115,6 +115,8 @@ def test_a_misspelt_folder_and_a_run_directory_are_no_recipes(flowers, capsys):
     Path("runs/s/recipe.yaml").write_text("epochs: 2\n")
     (line,) = problems(capsys, "train", "runs/s")
     assert line.endswith("to continue the run: rankless train --resume --run runs/s")
+    (line,) = problems(capsys, "plan", "runs/s")
+    assert line.endswith("expected a recipe file, such as runs/s/recipe.yaml")
 
 
 def test_mistakes_in_the_data_are_reported_by_train(flowers, capsys):

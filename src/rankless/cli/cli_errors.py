@@ -47,6 +47,7 @@ def as_user_error(error: CycloptsError) -> UserError:
         if used:
             return UserError(f"{printable(used)} needs a value; {see}")
         what = str(error.argument.parameter.help or "a value").partition(". ")[0].rstrip(".")
+        what = re.sub(r" \([^)]*\)", "", what)
         return UserError(f"{error.argument.name} is missing: expected {what[:1].lower()}{what[1:]}; {see}")
     if isinstance(error, CoercionError) and error.token is not None:
         name = error.token.keyword or (error.argument.name if error.argument else "the argument")

@@ -445,7 +445,7 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
     if begins and not is_named and folder_of(pretrained) is None:
         given = _problems_of_weights(Path(pretrained), trained_weights_of)
         problems += [
-            f"model.pretrained is '{pretrained}': {one.removeprefix(f'{pretrained}: ')}"
+            f"model.pretrained is '{pretrained}': {one.removeprefix(f'{pretrained}: ').removeprefix('is ')}"
             f"{'' if Path(pretrained).suffix or Path(pretrained).exists() else f'; {PUBLISHED}'}"
             for one in given
         ]

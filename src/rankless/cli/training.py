@@ -141,15 +141,20 @@ def train_here(given: TrainOptions) -> int:
         try:
             return load_recipe(name, overrides)
         except UserError as error:
-            if name is not None and Path(name).is_dir() and not (Path(name) / "recipe.yaml").exists():
-                from rankless.data.formats.registry import recognize
-
-                recognize(name)  # raises an error that says why the folder is not a data set
-            if name is None or os.path.lexists(name):
+            if name is None:
                 raise
-            gone = f"'{name}': no such file"
+            if (Path(name) / "recipe.yaml").exists():
+                start, hint = f"{name}: this is a", f"; to continue the run: {RunDirectory(Path(name)).again}"
+            elif os.path.lexists(name):
+                if Path(name).is_dir():
+                    from rankless.data.formats.registry import recognize
+
+                    recognize(name)  # raises an error that says why the folder is not a data set
+                raise
+            else:
+                start, hint = f"'{name}': no such file", folders_like(name)
             raise UserError(
-                f"{one}{folders_like(name)}" if one.startswith(gone) else one for one in error.problems
+                f"{one}{hint}" if one.startswith(start) else one for one in error.problems
             ) from None
 
     _, devices, (chosen, name), *_ = check_all(
