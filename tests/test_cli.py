@@ -197,10 +197,7 @@ MISTAKES = [
     ("import x.pt --out o --classes many", "--classes is 'many'"),
     ("import x.pt --out o y.pt", "'y.pt': expected key=value"),
     ("recipes digts", "no shipped recipe 'digts'; did you mean 'digits'?"),
-    (
-        "export x.onnx",
-        "--format is missing: expected onnx, openvino, torchscript, pt2, triton, pth, darknet or",
-    ),
+    ("export x.onnx", "--format is missing: expected onnx, openvino, torchscript, pt2, triton, pth, darknet"),
     ("--show-completion csh", "--show-completion is 'csh': expected bash, zsh or fish"),
     ("train digits precision=O2", "bf16 and fp16 compute in half precision (Apex's O1)"),
     ("train digits precision=bf16-pure", "--pure times O3, as a baseline of speed"),
@@ -266,7 +263,7 @@ def test_options_of_other_programs_lead_to_keys_all_at_once(calls, capsys):
     words = "predict --weights best.pt --source a.jpg --conf 0.3 --conf-thres=0.3 --foo -1 --max 2"
     see = "; see: rankless predict --help"
     assert [one.removesuffix(see) for one in problems(capsys, *words.split())] == [
-        "--weights: no such option; use the first argument, a run or a weights file",
+        "--weights: no such option; use the first argument (a run or a weights file)",
         "--source: no such option; use the arguments after the first",
         "--conf: no such option; use --confidence VALUE",
         "--conf-thres: no such option; use --confidence VALUE",

@@ -160,7 +160,7 @@ def test_the_command_lists_and_draws(planted, tmp_path, capsys):
     assert cli.main(["errors", str(planted), "--out", str(out)]) == 0
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
-    assert lines[0] == "3 images of 5 with errors (val)"
+    assert lines[0] == "3 of 5 images with errors (val)"
     assert lines[1] == "errors: 1 background, 1 classification, 1 missed"
     assert any("1.png: 1 classification" in line for line in lines) and lines[-1] == f"written: {out}"
     assert "3 labels to check, most doubtful first" in lines

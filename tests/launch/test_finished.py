@@ -85,7 +85,7 @@ def test_where_last_names_no_checkpoint_it_is_said_and_put_right(
         if last == "?"
         else "points to a missing checkpoint (step-000000099); "
     )
-    assert capfd.readouterr().err == f"{warning}rankless train --resume --run {run.path} fixes it\n"
+    assert capfd.readouterr().err == f"{warning}to fix this, run: {run.again}\n"
     assert train(load(run.recipe), run.path, devices=1, resume=True) == 0
     out, err = capfd.readouterr()
     assert err == f"{warning}using the newest complete one ({whole.name})\n"

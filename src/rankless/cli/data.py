@@ -213,7 +213,7 @@ def show(
     )
     contact_sheet.write(selected, out, outputs)
     unreadable = sum(one.image is None for one in selected.shown)
-    failed = f", {unreadable} not readable" if unreadable else ""
+    failed = f", {unreadable} unreadable" if unreadable else ""
     say(f"{selected.title}{failed}: {out}" + (" (replaced)" if outputs.replaced else ""))
     return 0
 

@@ -141,7 +141,7 @@ def _rows(splits: Sequence[SplitStatistics]) -> list[tuple[str, list[str]]]:
 
     return [
         ("images", [f"{each.images:,}" for each in splits]),
-        ("  not readable", [f"{each.unreadable:,}" if each.unreadable else "" for each in splits]),
+        ("  unreadable", [f"{each.unreadable:,}" if each.unreadable else "" for each in splits]),
         ("  without boxes", where_boxed([share(each.empty, each.images) for each in splits])),
         ("  width", [_spread(each.width, 0) for each in splits]),
         ("  height", [_spread(each.height, 0) for each in splits]),
@@ -184,7 +184,7 @@ def _print_classes(
         table.add_row(escaped(name), *(cell for c, s in pairs for cell in (f"{c:,}", f"{s:.1%}")))
     _print(table)
     if len(names) > MOST_CLASSES:
-        say(f"… and {len(names) - MOST_CLASSES:,} more classes; --json has all")
+        say(f"… and {len(names) - MOST_CLASSES:,} more classes; --json lists all")
 
 
 def _counted(each: Annotations) -> str:

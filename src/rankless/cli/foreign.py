@@ -19,7 +19,7 @@ OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("a", "arch", "model"), _RECIPE),
     "adam": "optim.name=adam",
     "b": BATCH_KEY,
-    "backend": "not needed: NCCL between CUDA devices, gloo between others",
+    "backend": "not needed: NCCL is used between CUDA devices, and gloo otherwise",
     **dict.fromkeys(("cfg", "model_def"), "model.cfg"),
     "classes_path": "data.classes",
     **dict.fromkeys(("data", "data_config", "data_dir", "data_path"), "data.root"),
@@ -32,7 +32,7 @@ OPTIONS: Mapping[str, str] = {
     "lr_scheduler": "schedule.name",
     "momentum": "optim.momentum",
     "multiscale_training": "data.multi_scale=0.5",
-    "no_val": "data.val=none, which skips evaluations; data without splits is then all used for training",
+    "no_val": "data.val=none, which skips evaluations and trains on all images of data without splits",
     **dict.fromkeys(("dist_backend", "dist_url", "n", "n_gpu", "np", "nproc", "nproc_per_node"), _PLAN),
     **dict.fromkeys(("num_gpus", "ranks", "world_size"), _PLAN),
     **dict.fromkeys(("output_dir", "save_dir"), RUN),
@@ -40,8 +40,8 @@ OPTIONS: Mapping[str, str] = {
     "r": "--resume --run RUN",
     "seed": "seed",
     "start_epoch": (
-        "--resume --run RUN, which continues at the saved step; weights of other programs "
-        "(model.pretrained) start at epoch 0"
+        "--resume --run RUN, which continues at the saved step; training from model.pretrained always starts "
+        "at epoch 0"
     ),
     **dict.fromkeys(("wd", "weight_decay"), "optim.weight_decay"),
 }
@@ -87,7 +87,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
 """Rankless equivalents of other programs' options, for each Rankless command."""
 
 WORDS: Mapping[str, str] = {
-    **dict.fromkeys(("model", "weights"), "the first argument, a run or a weights file"),
+    **dict.fromkeys(("model", "weights"), "the first argument (a run or a weights file)"),
     "source": "the arguments after the first",
 }
 """Other programs' options whose values are positional arguments in Rankless."""

@@ -72,7 +72,7 @@ def evaluate(
     as_json: Json = False,
 ) -> int:
     """Evaluate a run, a weights file or an export."""
-    environments.refuse("evaluate", "run it once, without the launcher; --devices sets the number of devices")
+    environments.refuse("evaluate", "run it once without the launcher, and set --devices")
     _, count, pairs, *_ = check_all(
         lambda: compute_on(device),
         lambda: devices_here(devices),
@@ -189,7 +189,7 @@ def errors(
 def _print_errors(found: ModelErrors, count: int) -> None:
     from rankless.curation.errors_sheet import doubt, summary
 
-    say(f"{counted(len(found.images), 'image')} of {found.readable:,} with errors ({found.split})")
+    say(f"{len(found.images):,} of {counted(found.readable, 'image')} with errors ({found.split})")
     if found.is_blind and found.readable:
         best = f" (the highest score is {found.best:.2g})" if found.best else ""
         say(
@@ -287,7 +287,7 @@ def audit(
     as_json: Json = False,
 ) -> int:
     """Repeat parts of a run and compare the results with its checkpoints, bit for bit."""
-    environments.refuse("audit", "run it once, without the launcher; --devices sets the number of devices")
+    environments.refuse("audit", "run it once without the launcher, and set --devices")
     if every and steps != "1":
         raise UserError("--steps: has no effect with --all; remove --steps or --all")
     fix_instruction_set(None, [], run)

@@ -318,7 +318,7 @@ def list_(
     if not found:
         raise UserError(
             f"PATTERN is '{pattern}': no published weights match; expected a pattern such as 'yolov4*' or "
-            "'timm/convnext*'; to list those of Darknet and torchvision, run: rankless weights list"
+            "'timm/convnext*'; to list the weights of Darknet and torchvision, run: rankless weights list"
         )
     entries = [one.as_json() for one in found]
     if as_json:

@@ -247,7 +247,7 @@ def _refuse(options: dict[str, object], wanted: str, given: str) -> None:
 
 def _training(words: Sequence[str], devices: str, seconds: float, as_json: bool, *, pure: bool) -> int:
     count = device_count(devices)
-    environments.refuse("benchmark", "run it once, without the launcher")
+    environments.refuse("benchmark", "run it once without the launcher")
     chosen, name = recipe_of(words)
     check_recipe(chosen, begins=False)
     from rankless.launch.planning.bench import bench as measure

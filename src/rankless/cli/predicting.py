@@ -290,9 +290,9 @@ def _summary(report: PredictionReport, found: Counter[str], frames: int) -> str:
     if report.failed:
         failed = len(report.failed)
         parts.append(
-            f"{counted(failed, 'source')} not read completely"
+            f"{counted(failed, 'source')} could not be read completely"
             if frames
-            else f"{counted(failed, 'image')} not readable"
+            else f"{counted(failed, 'image')} could not be read"
         )
     if report.removed:
         parts.append(f"{counted(len(report.removed), 'file')} of an earlier prediction removed")

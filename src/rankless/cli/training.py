@@ -391,7 +391,7 @@ def verify(
     as_json: Json = False,
 ) -> int:
     """Check that the weights are bit-identical for any number of processes or hosts."""
-    environments.refuse("verify", "run it once, without the launcher")
+    environments.refuse("verify", "run it once without the launcher")
     if hosts is not None and device != "auto":
         raise UserError("--device: applies only to this machine; remove --device")
     _, step_count, (chosen, _), sizes = check_all(

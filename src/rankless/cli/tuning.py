@@ -65,7 +65,7 @@ def tune(
     devices: Devices = "auto",
 ) -> int:
     """Tune a recipe's hyperparameters, such as the learning rate. Each trial is a run."""
-    environments.refuse("tune", "run it once, without the launcher; --devices sets the number of devices")
+    environments.refuse("tune", "run it once without the launcher, and set --devices")
     count, many = check_all(lambda: devices_here(devices), lambda: whole_number("--trials", trials))
     from rankless.launch import fork_server
     from rankless.launch.tuning import page

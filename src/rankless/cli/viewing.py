@@ -62,7 +62,7 @@ def runs(
             say(_line(one))
     for problem, run in ((dangling(run, "last"), run) for run in every):
         if problem:
-            warn(f"{problem}; {run.again} fixes it")
+            warn(f"{problem}; to fix this, run: {run.again}")
     return 0
 
 
