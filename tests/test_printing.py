@@ -63,7 +63,7 @@ def test_names_of_models_stay_in_their_column(capsys, monkeypatch):
     assert lines[0].split() == [longest.name, "detect", "100,000,000", "1234.50", "320×640", "A"]
 
 
-def test_scores_of_classes_without_data_are_counted_and_not_listed(
+def test_classes_without_data_are_counted_and_not_listed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     some = {"cat": {"AP": 0.5, "AP50": 0.0}} | {f"no {n}": {"AP": None, "AP50": None} for n in range(10)}
