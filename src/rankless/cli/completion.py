@@ -1,6 +1,6 @@
 """Complete commands, options, recipes, keys, models and runs in bash, zsh and fish.
 
-On every Tab, the shell's script calls ``rankless __complete``, which uses cyclopts' engine.
+When Tab is pressed, the shell script calls ``rankless __complete``, which uses cyclopts' engine.
 :mod:`rankless.cli.candidates` provides recipes, keys, models and runs.
 """
 

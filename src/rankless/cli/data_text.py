@@ -130,7 +130,7 @@ def print_statistics(stats: Statistics) -> None:
 
 
 def _rows(splits: Sequence[SplitStatistics]) -> list[tuple[str, list[str]]]:
-    """Return the title and the cells of each row. Cells that do not apply are empty."""
+    """Return each row's title and its cells, one per split. Cells without a value are empty."""
     boxed = [each.boxes is not None for each in splits]
 
     def share(part: int, whole: int | None) -> str:
@@ -177,7 +177,7 @@ def _spread(values: Spread | None, digits: int) -> str:
 def _print_classes(
     table: Table, names: Sequence[str], counts: Sequence[Sequence[int]], shares: Sequence[Sequence[float]]
 ) -> None:
-    """Print the table with a row for each class. ``counts`` and ``shares`` have a sequence for each split."""
+    """Add a row for each class and print the table. ``counts`` and ``shares`` have one entry per split."""
     rows = zip(names, zip(*counts, strict=True), zip(*shares, strict=True), strict=True)
     for name, count, share in islice(rows, MOST_CLASSES):
         pairs = zip(count, share, strict=True)

@@ -94,7 +94,7 @@ WORDS: Mapping[str, str] = {
 
 
 def key_of(name: str) -> str:
-    """Return the recipe key for another trainer's option, or an empty string."""
+    """Return the recipe key for another trainer's option, or an empty string if there is none."""
     if name in SECTIONS and name not in OPTIONS:
         return f"{name}.{SECTIONS[name]}"
     key = (OPTIONS.get(name) or ELSEWHERE.get(name, "")).partition(", ")[0]
@@ -113,9 +113,9 @@ _NO = ("false", "0", "no", "off", "none")
 
 
 def line_of_yolo(tokens: Sequence[str]) -> str:
-    """Translate the words of a ``yolo`` or Darknet command, such as ``detect train data=my.yaml``.
+    """Translate a ``yolo`` or Darknet command, such as ``detect train data=my.yaml``.
 
-    Return an empty string for other words.
+    Return an empty string for any other command.
     """
     if line := _line_of_darknet(tokens[list(tokens[:1]) == ["darknet"] :]):
         return line
@@ -189,7 +189,7 @@ def refuse_foreign(arguments: Sequence[str], faults: Callable[[Sequence[str]], S
 
 
 def _meaning(command: str, word: str) -> str:
-    """Return the Rankless option, without dashes, or the recipe key that corresponds to a word."""
+    """Return the Rankless option (without dashes) or the recipe key that an argument stands for."""
     name = word.partition("=")[0].lstrip("-").replace("-", "_")
     return re.split("[= ]", COMMANDS[command].get(name, name))[0].lstrip("-")
 

@@ -99,7 +99,7 @@ def new(
 
 
 def holds_data(word: str | None) -> bool:
-    """Return whether a word in place of a recipe is a folder with a data set."""
+    """Return whether the given word is a folder with a data set and not a run."""
     if word is None or not Path(word).is_dir() or (Path(word) / "recipe.yaml").exists():
         return False
     from rankless.data.formats.registry import recognize
@@ -112,7 +112,7 @@ def holds_data(word: str | None) -> bool:
 
 
 def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = None) -> Recipe:
-    """Return the recipe that ``rankless new`` would write, with the overrides applied; print its values.
+    """Return the recipe that ``rankless new`` would write, with overrides applied, and print its values.
 
     For ``undo``, see :func:`rankless.curation.facts.facts_of`.
     """
@@ -175,7 +175,7 @@ def _check_task(pretrained: str, root: str, facts: Facts) -> None:
 
 
 def folders_like(name: str) -> str:
-    """Return a hint that a data folder is also accepted, and the name of a similar folder, if any."""
+    """Return a hint that a data folder is also accepted, with the name of a similar folder if any exists."""
     folders = [folder.name for folder in Path().iterdir() if folder.is_dir()]
     return f"; a folder with data is also accepted{nearest(name.rstrip('/'), folders)}"
 

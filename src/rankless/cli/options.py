@@ -279,7 +279,7 @@ def refuse_without(needed: str, options: Mapping[str, object]) -> None:
 
 
 def refuse_stray(words: Sequence[str], example: str) -> None:
-    """Raise a UserError for words without ``=``, with ``example`` as the correct form."""
+    """Raise a UserError for words without ``=``. The message shows ``example`` as a valid override."""
     if stray := [word for word in words if "=" not in word]:
         raise UserError(f"'{word}': expected key=value, as in {example}" for word in stray)
 

@@ -190,7 +190,7 @@ def _as_overrides(options: dict[str, str | None], overrides: Sequence[str]) -> l
 
 @contextmanager
 def _name_given_options(options: dict[str, str | None]) -> Iterator[None]:
-    """Inside the context, make errors about recipe keys name the options that the user gave."""
+    """Within the context, errors about recipe keys name the options that the user gave."""
     try:
         yield
     except UserError as error:
