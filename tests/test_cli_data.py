@@ -230,7 +230,7 @@ def test_a_recipe_in_the_place_of_data_is_told_apart(cells, capsys):
 
     recipe.write_text("data:\n  root: cells\n  format: darknet\nepochs: 3\n")
     for words in (["check"], ["stats"], ["convert", "--to", "coco", "--out", "x"]):
-        command = said(words[0], "my.yaml", *words[1:]).partition("to check that: rankless ")[2]
+        command = said(words[0], "my.yaml", *words[1:]).partition("to check it: rankless ")[2]
         assert command == "data check cells --format darknet"
     assert cli.main(command.split()) in (0, 1)  # a data set, whatever is wrong with it
     capsys.readouterr()

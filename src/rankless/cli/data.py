@@ -394,7 +394,7 @@ def split(
     seed: Annotated[int, Parameter(help="Random seed for the split.", metavar="N")] = 0,
     source: Annotated[
         tuple[str, ...],
-        Parameter(name="--split", help="Split only this existing split. Repeatable.", metavar="NAME"),
+        Parameter(name="--split", help="Use only this existing split. Repeatable.", metavar="NAME"),
         repeatable,
     ] = (),
     format: Format = "auto",

@@ -32,7 +32,7 @@ OPTIONS: Mapping[str, str] = {
     "lr_scheduler": "schedule.name",
     "momentum": "optim.momentum",
     "multiscale_training": "data.multi_scale=0.5",
-    "no_val": "data.val=none, which skips evaluations and trains on all images of data without splits",
+    "no_val": "data.val=none, which skips evaluations and, if the data has no splits, trains on all images",
     **dict.fromkeys(("dist_backend", "dist_url", "n", "n_gpu", "np", "nproc", "nproc_per_node"), _PLAN),
     **dict.fromkeys(("num_gpus", "ranks", "world_size"), _PLAN),
     **dict.fromkeys(("output_dir", "save_dir"), RUN),

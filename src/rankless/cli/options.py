@@ -106,7 +106,7 @@ def _data_of(recipe: str) -> str:
         return f"its data cannot be found: {'; '.join(error.problems)}"
     more = "" if data.format == "auto" else f" --format {data.format}"
     command = f"rankless data check {shlex.quote(data.root)}{more}"
-    return f"its data is data.root={named.root}; to check that: {command}"
+    return f"its data is data.root={named.root}; to check it: {command}"
 
 
 Root = Annotated[

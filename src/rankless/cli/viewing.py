@@ -81,8 +81,8 @@ def watch(
         str,
         Parameter(
             name="RUN",
-            help="The run directory, or HOST:DIRECTORY for another machine, relative to the home directory "
-            "there. A detached run is found automatically.",
+            help="The run directory, or HOST:DIRECTORY for a run on another machine (relative to the home "
+            "directory there). A detached run is found automatically.",
         ),
     ],
     /,
