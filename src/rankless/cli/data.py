@@ -26,7 +26,7 @@ from rankless.cli.options import (
     repeatable,
     whole_number,
 )
-from rankless.errors import UserError, check_all, counted
+from rankless.errors import UserError, check_all
 from rankless.printing import print_json, say
 
 if TYPE_CHECKING:
@@ -269,6 +269,7 @@ def anchors(
     """Compute anchors that fit the boxes, with k-means."""
     number = None if count is None else whole_number("--count", count)
     size = None if image_size is None else _size(image_size)
+    from rankless.cli.data_text import print_anchors
     from rankless.curation.fitting_anchors import fitted_anchors
 
     fitted = fitted_anchors(
@@ -283,17 +284,8 @@ def anchors(
     )
     if as_json:
         print_json(fitted.as_json())
-        return 0
-    default = fitted.default
-    height, width = fitted.image_size
-    anchors, boxes = counted(len(fitted.anchors), "anchor"), counted(fitted.boxes, "box", "boxes")
-    say(f"{anchors} for {boxes} on an input of {width} × {height} pixels")
-    published = f"with the {len(default.anchors)} anchors of {model}: {default.average_iou:.4f}"
-    say(f"average IoU {fitted.average_iou:.4f}; {published}\n")
-    say(fitted.recipe_line)
-    if len(fitted.anchors) != len(default.anchors):
-        count = counted(len(default.anchors), "anchor")
-        say(f"\n{model} has {count}; to use another number, set model.num_anchors (anchors per head)")
+    else:
+        print_anchors(fitted)
     return 0
 
 
@@ -476,29 +468,14 @@ def pack(
 
 def _fill(root: str, format: str, words: tuple[str, ...], as_json: bool) -> int:
     name, overrides = recipe_and_overrides(words)
+    from rankless.cli.data_text import print_filled
     from rankless.curation.filling import fill
     from rankless.recipe import load
 
     overrides = [*overrides, f"data.root={root}", f"data.format={format}"]
     done = fill(load.load(name, overrides) if name else load.default(overrides))
     if as_json:
-        print_json(
-            [
-                {
-                    "split": one.split,
-                    "images": one.images,
-                    "unreadable": [[problem.path, problem.reason] for problem in one.unreadable],
-                }
-                for one in done
-            ]
-        )
-        return 0
-    for one in done:
-        failed = f", {len(one.unreadable)} cannot be read" if one.unreadable else ""
-        say(f"{one.split}: {counted(one.images, 'image')}{failed}")
-        for note in one.notes:
-            say(f"  {note}")
-        for problem in one.unreadable[:20]:
-            say(f"  {problem.path}: {problem.reason}")
-    print("to use this cache, train with data.cache=disk")
+        print_json([one.as_json() for one in done])
+    else:
+        print_filled(done)
     return 0

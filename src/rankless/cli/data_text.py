@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +19,10 @@ from rankless.data.index.annotations import Annotations
 from rankless.data.index.findings import KINDS, Findings
 from rankless.errors import counted, escaped
 from rankless.printing import say
+
+if TYPE_CHECKING:  # these import PyTorch
+    from rankless.curation.filling import Filled
+    from rankless.curation.fitting_anchors import FittedAnchors
 
 FIRST = 3
 """Maximum number of findings of each kind to list; ``--json`` has more."""
@@ -105,6 +110,32 @@ def print_division(done: Divided) -> None:
     counts = done.counts()
     names = next(iter(done.splits.values())).class_names
     _print_classes(table, names, list(counts.values()), list(fractions_of(counts).values()))
+
+
+def print_anchors(fitted: FittedAnchors) -> None:
+    """Print the fitted anchors and how well they and the model's default anchors match the boxes."""
+    default, model = fitted.default, fitted.model
+    height, width = fitted.image_size
+    anchors, boxes = counted(len(fitted.anchors), "anchor"), counted(fitted.boxes, "box", "boxes")
+    say(f"{anchors} for {boxes} on an input of {width} × {height} pixels")
+    published = f"with the {len(default.anchors)} anchors of {model}: {default.average_iou:.4f}"
+    say(f"average IoU {fitted.average_iou:.4f}; {published}\n")
+    say(fitted.recipe_line)
+    if len(fitted.anchors) != len(default.anchors):
+        count = counted(len(default.anchors), "anchor")
+        say(f"\n{model} has {count}; to use another number, set model.num_anchors (anchors per head)")
+
+
+def print_filled(done: Sequence[Filled]) -> None:
+    """Print how many images of each split are cached, and which ones cannot be read."""
+    for one in done:
+        failed = f", {len(one.unreadable)} cannot be read" if one.unreadable else ""
+        say(f"{one.split}: {counted(one.images, 'image')}{failed}")
+        for note in one.notes:
+            say(f"  {note}")
+        for problem in one.unreadable[:20]:
+            say(f"  {problem.path}: {problem.reason}")
+    print("to use this cache, train with data.cache=disk")
 
 
 def print_statistics(stats: Statistics) -> None:
