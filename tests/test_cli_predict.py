@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -86,13 +84,18 @@ def test_an_error_about_an_options_key_names_the_option(asked, capsys):
     assert all("a classifier predicts the five best classes" in line[2] for line in lines[1:])
 
 
-def test_lists_of_sources(asked, monkeypatch):
+def test_lists_of_sources(asked):
     Path("list.txt").write_text("b.jpg\n\na.jpg\n")
     assert cli.main(["predict", "w.safetensors", "b.jpg", "@list.txt", "webcam:0", "rtsp://x"]) == 0
     assert asked.sources == ("b.jpg", "b.jpg", "a.jpg", "webcam:0", "rtsp://x")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("a.jpg\nb.jpg\n"))
-    assert cli.main(["predict", "w.safetensors", "@-"]) == 0
-    assert asked.sources == ("a.jpg", "b.jpg")
+
+
+@pytest.mark.processes
+def test_a_list_of_sources_on_the_standard_input(asked, forked):
+    Path("list.txt").write_text("a.jpg\n\ngone.jpg\n")
+    with Path("list.txt").open() as listed:
+        done = forked("-m", "rankless", "predict", "w.safetensors", "@-", cwd=Path.cwd(), given=listed)
+    assert (done.returncode, done.stderr) == (2, "error: 'gone.jpg': no such file or folder\n")
 
 
 def test_what_is_printed(asked, capsys):
