@@ -125,10 +125,8 @@ def test_a_bug_stays_a_bug():
 
 def test_counts_agree_with_what_is_counted():
     assert [counted(1, "image"), counted(0, "image")] == ["1 image", "0 images"]
-    assert [counted(1234, "box", "boxes"), counted(1, "box has", "boxes have")] == [
-        "1,234 boxes",
-        "1 box has",
-    ]
+    assert counted(1234, "box", "boxes") == "1,234 boxes"
+    assert counted(1, "box has", "boxes have") == "1 box has"
 
 
 @pytest.mark.parametrize(
