@@ -26,8 +26,8 @@ from rankless.cli.options import (
     refuse_stray,
     whole_number,
 )
-from rankless.errors import UserError, check_all, escaped
-from rankless.printing import print_json, print_models, print_result, say
+from rankless.errors import UserError, check_all
+from rankless.printing import print_json, print_models, print_pairs, print_result, say
 
 
 @app.command(
@@ -330,11 +330,7 @@ def list_(
         size = f"{one['about_bytes'] / 1e6:.1f}" if one["about_bytes"] else ""
         facts = f"{one['name']:{width}}  {size:>6}  {one['checked_by']:21}  {one['score'] or ''}"
         lines.append((facts.rstrip(), f"{one['license']}, {one['address']}"))
-    left = max(len(facts) for facts, _ in lines)
-    longest = max(left + 2 + len(rest) for _, rest in lines)
-    columns = shutil.get_terminal_size((longest, 24)).columns  # without a terminal, one line each
-    for facts, rest in lines:
-        print(escaped(f"{facts:{left}}  {rest}") if longest <= columns else f"{facts}\n    {escaped(rest)}")
+    print_pairs(lines)
     if not pattern:
         print("to list timm's weights, run: rankless weights list 'timm/*'")
     return 0
