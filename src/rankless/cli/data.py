@@ -50,7 +50,8 @@ Out = Annotated[Path, Parameter(help="A new folder for the result.", metavar="FO
     sort_key=1,
     usage="Usage: rankless data check ROOT [OPTIONS]",
     help_epilogue="""\
-The exit code is 0 if the data has no errors, 1 if it has some, and 2 for a mistake in the command.
+The exit code is 0 if the data has no errors, 1 if it has some, and 2 for a
+mistake in the command.
 
 Examples:
   rankless data check mydata
@@ -304,8 +305,9 @@ def _size(text: str) -> tuple[int, int]:
     sort_key=5,
     usage="Usage: rankless data convert ROOT --to FORMAT --out FOLDER [OPTIONS]",
     help_epilogue="""\
-The command lists the information that the new format cannot store. It then reads the result back and
-compares everything else, bit for bit. The exit code is 0 if everything is equal, otherwise 1.
+The command lists the information that the new format cannot store. It then
+reads the result back and compares everything else, bit for bit. The exit code
+is 0 if everything is equal, otherwise 1.
 
 Example:
   rankless data convert VOCdevkit --to coco --out voc-as-coco
@@ -349,8 +351,9 @@ def _report_conversion(done: Converted, as_json: bool) -> int:
     sort_key=6,
     usage="Usage: rankless data split ROOT --out FOLDER [OPTIONS]",
     help_epilogue="""\
-An image's name determines its split, so adding images does not move the others, except with --stratify.
-Duplicates and near duplicates stay in the same split.
+An image's name determines its split, so adding images does not move the
+others, except with --stratify. Duplicates and near duplicates stay in the same
+split.
 
 Examples:
   rankless data split mydata --val 0.2 --test 0.1 --out mydata-split

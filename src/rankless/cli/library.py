@@ -216,7 +216,8 @@ def export(
         Parameter(
             help="onnx, openvino, torchscript, pt2 (torch.export), triton (a model repository), pth (a "
             "PyTorch state dict), darknet (.cfg, .weights and .names) or folder (weights with a model card, "
-            "for sharing)."
+            "for sharing).",
+            metavar="FORMAT",
         ),
     ],
     out: Annotated[
@@ -234,7 +235,10 @@ def export(
         flag,
     ] = False,
     confidence: Annotated[
-        float | None, Parameter(help="With --nms: minimum score of the detections to keep. Default: 0.25.")
+        float | None,
+        Parameter(
+            help="With --nms: minimum score of the detections to keep. Default: 0.25.", metavar="SCORE"
+        ),
     ] = None,
     batch: Annotated[
         str | None, Parameter(help="Fix the batch size. By default, any batch size is accepted.", metavar="N")
@@ -340,9 +344,10 @@ def list_(
     sort_key=2,
     usage="Usage: rankless weights get NAME [OPTIONS]",
     help_epilogue="""\
-Each file is downloaded once, into the cache of torch.hub (torchvision), of the Hugging Face Hub (timm) or
-of Rankless (Darknet). RANKLESS_WEIGHTS_MIRROR is the URL of a folder with copies of the files.
-model.pretrained=hf://OWNER/NAME, without a file, downloads a whole transformers model when training starts.
+Each file is downloaded once, into the cache of torch.hub (torchvision), of the
+Hugging Face Hub (timm) or of Rankless (Darknet). RANKLESS_WEIGHTS_MIRROR is
+the URL of a folder with copies of the files. model.pretrained=hf://OWNER/NAME,
+without a file, downloads a whole transformers model when training starts.
 
 Examples:
   rankless weights get yolov4-tiny

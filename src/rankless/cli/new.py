@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     sort_key=1.5,
     usage="Usage: rankless new ROOT [OPTIONS]",
     help_epilogue="""\
-If the data has no validation split, NAME-split is created next to the recipe NAME.yaml. This new folder
-contains the split data with links to the images.
+If the data has no validation split, NAME-split is created next to the recipe
+NAME.yaml. This new folder contains the split data with links to the images.
 
 Examples:
   rankless new mydata

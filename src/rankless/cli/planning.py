@@ -40,7 +40,7 @@ from rankless.printing import print_result, say
     usage="Usage: rankless plan [RECIPE] [KEY=VALUE ...] [OPTIONS]",
     help_epilogue="""\
 Examples:
-  rankless plan digits --devices 8x4 --bandwidth 25GB/s --latency 20us --out plan.png
+  rankless plan digits --devices 8x4 --bandwidth 25GB/s --out plan.png
   rankless plan my.yaml --devices 64x8 --bandwidth 100Gbit/s --step-ms 210
   rankless plan digits --check 1,2,4
 """,
@@ -197,6 +197,7 @@ def benchmark(
         Parameter(
             help="Duration of the measurement in seconds. Default: 30 in total for training, and 3 for each "
             "format.",
+            metavar="SECONDS",
             show_default=False,
         ),
     ] = None,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     help_epilogue="""\
 Examples:
   rankless tune digits --trials 10 epochs=5
-  rankless tune my.yaml --search optim.lr=0.001..0.1 --search 'data.augment=light|heavy'
+  rankless tune my.yaml --search 'data.augment=light|heavy'
   rankless tune --resume --out runs/tune-my --trials 40
 """,
 )

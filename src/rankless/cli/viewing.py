@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     sort_key=3,
     usage="Usage: rankless runs [DIR] [OPTIONS]",
     help_epilogue="""\
-States: running, finished, stopped (on request), failed (with an error), died (a process was
-killed), interrupted (the machine or the launcher stopped), new (no step finished yet),
-on HOST (started with --detach, and coordinated by HOST).
+States: running, finished, stopped (on request), failed (with an error),
+died (a process was killed), interrupted (the machine or the launcher stopped),
+new (no step finished yet), on HOST (started with --detach, and coordinated by
+HOST).
 
 Examples:
   rankless runs
