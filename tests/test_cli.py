@@ -264,16 +264,16 @@ def test_a_rank_with_nothing_to_say_lets_rank_0_say_it(calls, capsys, monkeypatc
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "words", ["epochs=x --local-rank=0", "--local_rank=12 epochs=x", "--local-rank 0 epochs=x --local_rank 1"]
-)
-def test_what_old_launchers_add_is_left_out(words, forked, tmp_path):
-    command = ["-m", "rankless", "train", *words.split()]
-    done = forked(*command, cwd=tmp_path)
-    said = "error: command line: 'epochs' is 'x': expected a whole number of at least 1\n"
-    assert (done.returncode, done.stderr) == (2, said)
-    done = forked(*command, "--local-rank", cwd=tmp_path)
-    assert done.stderr.startswith("error: --local-rank: no such option; not needed: the launcher")
+def test_what_old_launchers_add_is_left_out(forked, tmp_path):
+    wrong = "error: command line: 'epochs' is 'x': expected a whole number of at least 1\n"
+    for words, said in (
+        ("epochs=x --local-rank=0", wrong),
+        ("--local_rank=12 epochs=x", wrong),
+        ("--local-rank 0 epochs=x --local_rank 1", wrong),
+        ("epochs=x --local-rank", "error: --local-rank: no such option; not needed: the launcher"),
+    ):
+        done = forked("-m", "rankless", "train", *words.split(), cwd=tmp_path)
+        assert done.returncode == 2 and done.stderr.startswith(said), words
 
 
 COMPUTING = ["train", "verify", "evaluate x", "errors x", "benchmark x"]
