@@ -138,12 +138,19 @@ class ProcessServer:
         return Forked(status)
 
     def run(
-        self, *words: str, cwd: Path | str, seconds: float = 120, **environment: str
+        self,
+        *words: str,
+        cwd: Path | str,
+        seconds: float = 120,
+        given: IO[Any] | None = None,
+        **environment: str,
     ) -> subprocess.CompletedProcess[str]:
         """Do what ``python WORDS`` does with more variables, and wait for its end."""
         variables = {**os.environ, "RANKLESS_CPU": "1", **environment}
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-            process = self.start(words, environment=variables, cwd=cwd, output=output, errors=errors)
+            process = self.start(
+                words, environment=variables, cwd=cwd, output=output, errors=errors, given=given
+            )
             try:
                 code = process.wait(seconds)
             except BaseException:

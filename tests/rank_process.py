@@ -13,6 +13,7 @@ import sys
 import traceback
 import warnings
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,17 +35,16 @@ fill_with_nan()  # so that what reads memory that nobody wrote shows
 TIMEOUT = timedelta(seconds=60)
 
 
+@cache
 def module_at(path: str) -> ModuleType:
     """The test module in a file, which no name leads to."""
-    name = f"job_{Path(path).stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            raise ImportError(path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(f"job_{Path(path).stem}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses and pickle look it up
+    spec.loader.exec_module(module)
+    return module
 
 
 def run(path: str, name: str, arguments: tuple[Any, ...], rank: int, size: int, store: str) -> Any:

@@ -167,7 +167,7 @@ def test_a_format_that_does_not_fit_is_told_apart(cells, capsys):
 
 @pytest.mark.slow
 def test_check_and_fix(cells, capsys):
-    assert run(capsys, "check", cells).endswith("\nnothing is wrong\n")
+    assert run(capsys, "check", cells).endswith("\nno errors found\n")
     Path("cells/labels/train/3.txt").write_text(
         "0 0.5 0.5 0.25 0.25\n7 0.5 0.5 0.25 0.25\n1 0.9 0.5 0.5 0.5\n"
     )
@@ -179,7 +179,7 @@ def test_check_and_fix(cells, capsys):
     assert "✗ over the edge: 1 box extends beyond the edge of the image (training clips them)" in said
     assert "✗ unreadable image: 1 image cannot be read (training stops)" in said
     assert "between the splits\n  ✗ same in two splits: 1 image is in two splits (identical bytes)" in said
-    assert "\nwrong: 4 findings (✗); correct the findings that stop training" in said
+    assert "\nerrors: 4 findings (✗); fix the findings that stop training by hand" in said
     quick = report(capsys, "check", cells, "--quick", code=1)
     assert list(quick["splits"]["train"]["findings"]) == ["class out of range", "over the edge"]
     fixed = report(capsys, "check", cells, "--fix", "--drop-invalid", code=1)["fixed"]
@@ -199,7 +199,7 @@ def test_check_finds_the_classes_that_a_training_refuses(pets, capsys):
     assert f"✗ {further} (training stops)" in said
     assert "  · ignored: 1 folder without images: 'empty'" in said
     assert "notes.txt" in said
-    assert said.endswith("wrong: 1 finding (✗); give the splits the same classes\n")
+    assert said.endswith("errors: 1 finding (✗); give the splits the same classes\n")
     found = report(capsys, "check", pets, code=1)
     assert found["classes"] == [further]
     assert any("'empty'" in sentence for sentence in found["splits"]["val"]["notes"])
@@ -230,12 +230,14 @@ def test_a_recipe_in_the_place_of_data_is_told_apart(cells, capsys):
 
     recipe.write_text("data:\n  root: cells\n  format: darknet\nepochs: 3\n")
     for words in (["check"], ["stats"], ["convert", "--to", "coco", "--out", "x"]):
-        command = said(words[0], "my.yaml", *words[1:]).partition("to check that: rankless ")[2]
+        command = said(words[0], "my.yaml", *words[1:]).partition("to check it: rankless ")[2]
         assert command == "data check cells --format darknet"
     assert cli.main(command.split()) in (0, 1)  # a data set, whatever is wrong with it
     capsys.readouterr()
     recipe.write_text("epochs: 3\n")
-    assert said("show", "my.yaml").endswith("which is built in; to see it: rankless data show digits")
+    assert said("show", "my.yaml").endswith(
+        "is the built-in data.root=digits; to see it: rankless data show digits"
+    )
     recipe.write_text("epochs: x\ndata: {root: cells}\n")
     assert "my.yaml:1: 'epochs' is 'x'" in said("check", "my.yaml")
     recipe.write_text("data: {root: torchvision/CIFAR10}\n")
@@ -249,7 +251,7 @@ def test_stats(cells, capsys):
     assert rows["images"] == ["8", "2"]
     assert rows["width"] == ["64", "64"]
     assert "red        8  66.7%    2  66.7%" in said
-    assert said.endswith("\ndrawn: stats.png\n")
+    assert said.endswith("\nwritten: stats.png\n")
     assert run(capsys, "stats", cells, "--out", "stats.png").endswith("stats.png (replaced)\n")
     numbers = report(capsys, "stats", cells)["splits"]["train"]
     assert numbers["classes"] == {"red": 8, "white": 4}
@@ -299,17 +301,16 @@ def test_anchors(cells, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["voc", "coco", "lines", "csv", "webdataset", "darknet"])
-def test_convert(cells, capsys, format):
-    said = run(capsys, "convert", cells, "--to", format, "--out", "new")
-    assert "read back and compared: images' sizes, classes and boxes are equal, bit for bit" in said
-    assert run(capsys, "check", "new").endswith("\nnothing is wrong\n")
-    assert report(capsys, "convert", "new", "--to", "darknet", "--out", "back")["equal"] is True
-
-
-@pytest.mark.parametrize("format", ["image-folder", "webdataset", "csv"])
-def test_convert_class_folders(pets, capsys, format):
-    assert report(capsys, "convert", pets, "--to", format, "--out", "new", "--link")["equal"] is True
+def test_convert(cells, pets, capsys):
+    for format in ("voc", "coco", "lines", "csv", "webdataset", "darknet"):
+        said = run(capsys, "convert", cells, "--to", format, "--out", format)
+        assert "read back and compared: image sizes, classes and boxes are bit-identical" in said
+        assert run(capsys, "check", format).endswith("\nno errors found\n")
+        back = f"{format}-back"
+        assert report(capsys, "convert", format, "--to", "yolo", "--out", back)["equal"] is True
+    for format in ("image-folder", "webdataset", "csv"):
+        words = ["convert", pets, "--to", format, "--out", f"pets-{format}", "--link"]
+        assert report(capsys, *words)["equal"] is True
 
 
 def test_split(cells, capsys):

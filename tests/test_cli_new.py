@@ -115,6 +115,8 @@ def test_a_misspelt_folder_and_a_run_directory_are_no_recipes(flowers, capsys):
     Path("runs/s/recipe.yaml").write_text("epochs: 2\n")
     (line,) = problems(capsys, "train", "runs/s")
     assert line.endswith("to continue the run: rankless train --resume --run runs/s")
+    (line,) = problems(capsys, "plan", "runs/s")
+    assert line.endswith("expected a recipe file, such as runs/s/recipe.yaml")
 
 
 def test_mistakes_in_the_data_are_reported_by_train(flowers, capsys):
@@ -226,7 +228,7 @@ def test_fine_tuning_names_its_values_and_the_tasks_that_differ(shapes, weights,
     assert "fine-tune, with values for 20 training images:\n  model.freeze=10%" in capsys.readouterr().out
     words[1] = "data.root=elsewhere"
     say_fine_tuning(load_recipe("fine-tune", words)[0], words, is_here=False)
-    assert "for 200 training images, because the data is not here" in capsys.readouterr().out
+    assert "for 200 training images, because the data is not on this machine" in capsys.readouterr().out
     recipe_for("shapes", ["model.pretrained=published"])
     said = capsys.readouterr().out
     assert "  model.name=yolov4-tiny task=detect " in said
@@ -253,7 +255,7 @@ def test_train_takes_a_folder_with_data(flowers, forked):
     done = forked("-m", "rankless", "train", *words, cwd=Path.cwd(), seconds=240)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^ +task=classify model.name=resnet18 ", done.stdout, re.MULTILINE)
-    assert "to see the reasons, and to change the values: rankless new flowers" in done.stdout
+    assert "to see the reasons or change the values: rankless new flowers" in done.stdout
     recorded = load.load("runs/flowers/recipe.yaml")
     assert (recorded.epochs, recorded.batch.micro, recorded.optim.lr) == (2, 16, 0.0125)
     assert not Path("flowers.yaml").exists()

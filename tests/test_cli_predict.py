@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import sys
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,9 +22,10 @@ def asked(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ("w.safetensors", "a.jpg", "b.jpg"):
         Path(name).touch()
-    made = SimpleNamespace(report=PredictionReport(Path("out"), Path("w")))
+    made = SimpleNamespace(report=PredictionReport(Path("out"), Path("w")), refuse=lambda overrides: None)
 
     def predict(target, sources, **options):
+        made.refuse(options["overrides"])
         made.sources, made.options = sources, options
         return made.report
 
@@ -41,8 +41,12 @@ def test_options_become_overrides(asked):
     ]  # fmt: skip
     assert asked.options["classes"] == ["red", "2"] and asked.options["batch"] == 3
     assert asked.options["save"] == ["json", "coco"] and asked.options["progress"]
-    assert cli.main(["predict", "w.safetensors", "a.jpg"]) == 0
+    words = "w.safetensors a.jpg --out found --confidence 0.5 --force --device cpu --task a.py:B"
+    assert cli.main(["predict", *words.split()]) == 0
     assert asked.options["save"] == ["annotated", "json"] and asked.options["overrides"] == []
+    names = ("out", "confidence", "force", "device", "task", "resume")
+    given = [Path("found"), 0.5, True, "cpu", "a.py:B", False]
+    assert [asked.options[name] for name in names] == given
 
 
 @pytest.mark.parametrize(
@@ -55,7 +59,7 @@ def test_options_become_overrides(asked):
         (["--batch", "0"], "--batch is '0': expected a whole number of at least 1"),
         (["--tta", "most"], "--tta is 'most'"),
         (["@gone.txt"], "'@gone.txt': the list cannot be read"),
-        (["@empty.txt"], "'@empty.txt': the list is empty; expected a path on each line"),
+        (["@empty.txt"], "'@empty.txt': the list is empty; expected one path per line"),
         (["rtsp"], "'rtsp': no such file or folder"),
     ],
 )
@@ -65,11 +69,8 @@ def test_mistakes(asked, capsys, words, said):
     assert said in capsys.readouterr().err
 
 
-def test_an_error_about_an_options_key_names_the_option(asked, capsys, monkeypatch):
-    def predict(target, sources, *, overrides, **_: object):
-        refuse_unused_in_prediction(overrides, "classify")
-
-    monkeypatch.setattr(page, "predict", predict)
+def test_an_error_about_an_options_key_names_the_option(asked, capsys):
+    asked.refuse = lambda overrides: refuse_unused_in_prediction(overrides, "classify")
     words = "w.safetensors a.jpg --max 5 --iou 0.5 evaluate.nms=soft --tta flip"
     assert cli.main(["predict", *words.split()]) == 2
     lines = [
@@ -83,13 +84,18 @@ def test_an_error_about_an_options_key_names_the_option(asked, capsys, monkeypat
     assert all("a classifier predicts the five best classes" in line[2] for line in lines[1:])
 
 
-def test_lists_of_sources(asked, monkeypatch):
+def test_lists_of_sources(asked):
     Path("list.txt").write_text("b.jpg\n\na.jpg\n")
     assert cli.main(["predict", "w.safetensors", "b.jpg", "@list.txt", "webcam:0", "rtsp://x"]) == 0
     assert asked.sources == ("b.jpg", "b.jpg", "a.jpg", "webcam:0", "rtsp://x")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("a.jpg\nb.jpg\n"))
-    assert cli.main(["predict", "w.safetensors", "@-"]) == 0
-    assert asked.sources == ("a.jpg", "b.jpg")
+
+
+@pytest.mark.processes
+def test_a_list_of_sources_on_the_standard_input(asked, forked):
+    Path("list.txt").write_text("a.jpg\n\ngone.jpg\n")
+    with Path("list.txt").open() as listed:
+        done = forked("-m", "rankless", "predict", "w.safetensors", "@-", cwd=Path.cwd(), given=listed)
+    assert (done.returncode, done.stderr) == (2, "error: 'gone.jpg': no such file or folder\n")
 
 
 def test_what_is_printed(asked, capsys):
@@ -116,10 +122,34 @@ def test_where_no_source_can_be_read_there_is_only_the_error(asked, capsys):
     asked.report.failed.append(("talk.mp4", "not a video"))
     assert cli.main(["predict", "w.safetensors", "a.jpg"]) == 2
     assert capsys.readouterr() == ("", "error: talk.mp4: not a video\n")
+    asked.report.images = [ImageReport("a.jpg", None, 4, 4, [RED])]
+    assert cli.main(["predict", "w.safetensors", "a.jpg", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert (len(json.loads(out)["images"]), err) == (1, "talk.mp4: not a video\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "twice", "ours"),
+    [
+        ("conf=0.4 --conf 0.4", "'conf=0.4': means the same as --conf;", "--confidence 0.4"),
+        ("conf=0.4 --confidence=0.3", "'conf=0.4': means the same as --confidence;", "--confidence=0.3"),
+        ("imgsz=64 model.image_size=32", "'imgsz=64': means the same as model.im", "model.image_size=32"),
+        (
+            "iou=0.5 conf=0.4 --confidence 0.3",
+            "'iou=0.5': unknown argument; 'conf=0.4': means the same as --confidence;",
+            "--confidence 0.3 --iou 0.5",
+        ),
+    ],
+)
+def test_a_word_of_another_program_that_is_there_in_ours_is_not_advised(asked, capsys, words, twice, ours):
+    assert cli.main(["predict", "w.safetensors", "a.jpg", *words.split()]) == 2
+    said = capsys.readouterr().err.removeprefix("error: ")
+    assert said.startswith(twice) and said.endswith(f"; run: rankless predict w.safetensors a.jpg {ours}\n")
+    assert cli.main(["predict", "w.safetensors", "a.jpg", *ours.split()]) == 0
 
 
 def test_a_number_is_told_from_a_camera(asked, capsys):
     assert cli.main(["predict", "w.safetensors", "0"]) == 2
     there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
-    said = f"no such file or folder; a camera is webcam:0 or /dev/video0; cameras here: {there}\n"
-    assert capsys.readouterr().err == f"error: '0': {said}"
+    said = f"for a camera, use webcam:0 or /dev/video0 (cameras on this machine: {there})"
+    assert capsys.readouterr().err == f"error: '0': no such file or folder; {said}\n"

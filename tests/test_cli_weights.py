@@ -63,7 +63,7 @@ def test_get_prints_where_the_file_is_and_what_to_do_next(cached, tmp_path, caps
     assert capsys.readouterr().out.splitlines() == [
         f"{cached} (70 bytes)",
         f"SHA-256 {digest}, checked (SHA-256); license: not stated",
-        "next: rankless train fine-tune model.name=yolov3-tiny model.pretrained=published data.root=DATA",
+        "to train: rankless train fine-tune model.name=yolov3-tiny model.pretrained=published data.root=DATA",
     ]
     (tmp_path / "mine").mkdir()
     copy = tmp_path / "mine" / "yolov3-tiny.weights"

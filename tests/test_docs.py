@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import re
+import runpy
 import shlex
 import sys
 import tomllib
@@ -206,14 +206,9 @@ def test_the_readme_says_at_once_that_no_gpu_was_measured():
     ],
 )
 def test_tables_of_the_docs_say_what_the_code_says(name: str, row: str):
-    place = ROOT / "docs" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, place)
-    assert spec is not None
-    assert spec.loader is not None
-    maker = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(maker)
-    text = maker.PAGE.read_text(encoding="utf-8")
-    assert maker.page(text) == text, f"run: python docs/{name}.py"
+    maker = runpy.run_path(str(ROOT / "docs" / f"{name}.py"))
+    text = maker["PAGE"].read_text(encoding="utf-8")
+    assert maker["page"](text) == text, f"run: python docs/{name}.py"
     assert row in text
 
 

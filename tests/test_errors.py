@@ -118,24 +118,15 @@ def test_what_the_system_refuses_is_a_sentence(error: BaseException, words: str)
     assert words in reported.problems[0]
 
 
-@pytest.mark.parametrize(
-    "error", [KeyError("a"), ValueError("a"), OSError("a"), RecursionError(), TypeError()]
-)
-def test_a_bug_stays_a_bug(error: BaseException):
-    assert of_the_system(error) is None
+def test_a_bug_stays_a_bug():
+    for error in (KeyError("a"), ValueError("a"), OSError("a"), RecursionError(), TypeError()):
+        assert of_the_system(error) is None
 
 
-@pytest.mark.parametrize(
-    ("count", "words", "said"),
-    [
-        (1, ("image",), "1 image"),
-        (0, ("image",), "0 images"),
-        (1234, ("box", "boxes"), "1,234 boxes"),
-        (1, ("box has", "boxes have"), "1 box has"),
-    ],
-)
-def test_counts_agree_with_what_is_counted(count, words, said):
-    assert counted(count, *words) == said
+def test_counts_agree_with_what_is_counted():
+    assert [counted(1, "image"), counted(0, "image")] == ["1 image", "0 images"]
+    assert counted(1234, "box", "boxes") == "1,234 boxes"
+    assert counted(1, "box has", "boxes have") == "1 box has"
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import shutil
 import socket
 import struct
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from PIL import Image
 
 from rankless.cli import main
 from rankless.errors import HARMFUL, UserError
-from rankless.hardware import memory
 from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.models.classifiers import catalog
@@ -54,6 +54,21 @@ def reported(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     assert len(said) < 6000
     assert not HARMFUL.search(said.replace("\n", ""))
     return said
+
+
+@contextlib.contextmanager
+def limited(kind: int, most: int) -> Iterator[None]:
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+
+
+def addresses(more: int) -> int:
+    """The size of this process's address space, in bytes, and ``more``."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + more
 
 
 VERBS = [
@@ -126,17 +141,12 @@ def test_pipes_and_loops_within_a_data_set(data: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("verb", [["convert", "--to", "coco"], ["split"]], ids=["convert", "split"])
-def test_an_image_without_an_end_is_not_copied(data, capsys, monkeypatch, verb):
+def test_an_image_without_an_end_is_not_copied(data, capsys, verb):
     """It filled the disk."""
     (data / "images" / "train" / "zero.png").symlink_to("/dev/zero")
     (data / "labels" / "train" / "zero.txt").write_text("0 0.5 0.5 0.2 0.2\n")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # half a module's bytecode would stay
-    try:
+    with limited(resource.RLIMIT_FSIZE, 1 << 24):  # no module's bytecode is larger
         said = reported(capsys, "data", verb[0], "d", *verb[1:], "--out", "o")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "zero.png: cannot be copied to --out o: it is a device; expected a regular file" in said
     assert not Path("o").exists()
 
@@ -319,28 +329,26 @@ def test_a_small_cfg_takes_no_gigabytes(tmp_path: Path, forked: Any):
     assert "Traceback" not in ended.stderr
 
 
-def test_a_network_larger_than_the_memory_is_never_begun(monkeypatch: pytest.MonkeyPatch):
-
-    monkeypatch.setattr(memory, "available", lambda: 1_000_000)
-    with pytest.raises(UserError, match=r"parameters needs at least .* of memory, but only 1\.0 MB are free"):
-        zoo.build(Model(name="yolov4-tiny", width=4.0), 80)
-    with pytest.raises(UserError, match=r"are free; use a smaller model\.densenet\.growth"):
-        catalog.build_classifier(Model(name="densenet121", densenet=Densenet(growth=512)), 10)
+def test_a_network_larger_than_the_memory_is_never_begun():
+    with limited(resource.RLIMIT_AS, addresses(200 << 20)):
+        with pytest.raises(UserError, match=r"parameters needs at least .* of memory, but only .* MB"):
+            zoo.build(Model(name="yolov4-tiny", width=4.0), 80)
+        with pytest.raises(UserError, match=r"are free; use a smaller model\.densenet\.growth"):
+            catalog.build_classifier(Model(name="densenet121", densenet=Densenet(growth=512)), 10)
 
 
 @pytest.mark.usefixtures("data")
-def test_weights_that_ask_for_a_giant_image_are_not_obeyed(capsys, monkeypatch):
+def test_weights_that_ask_for_a_giant_image_are_not_obeyed(capsys):
     recipe = load.default(["model.image_size=16384", "model.width=0.25", "model.name=yolov3-tiny"])
     state = zoo.build(recipe.model, 1).state_dict()
     weights.save(Path("w.safetensors"), state, recipe=recipe, class_names=["cat"])
-    monkeypatch.setattr(memory, "available", lambda: 1 << 30)
-    said = reported(capsys, "predict", "w.safetensors", "d/images/train/0.png", "--out", "o")
+    with limited(resource.RLIMIT_AS, addresses(1 << 30)):
+        said = reported(capsys, "predict", "w.safetensors", "d/images/train/0.png", "--out", "o")
     assert "w.safetensors: an image of 16,384 × 16,384 pixels, the size in its recipe, needs at least" in said
 
 
 @pytest.mark.slow
 def test_estimated_sizes_are_those_of_the_built_network():
-
     for name in ("yolov3-tiny", "yolov4-tiny", "yolov4-csp"):
         network = darknet.network(Model(name=name), 3)
         built = zoo.build(Model(name=name), 3)

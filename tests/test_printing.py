@@ -8,7 +8,12 @@ import pytest
 
 from rankless import printing
 from rankless.models.listing import Listed
-from rankless.printing import ProgressBar, console_for, print_models
+from rankless.printing import ProgressBar, console_for, print_models, print_scores
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_without_a_terminal_a_bar_is_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,8 +38,7 @@ def test_without_a_terminal_a_bar_is_a_line_every_ten_seconds(monkeypatch: pytes
 
 def test_a_notebook_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel's output is a terminal by its own word, and a colored one by the kernel's environment."""
-    out = io.StringIO()
-    monkeypatch.setattr(out, "isatty", lambda: True)
+    out = Terminal()
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.delenv("JPY_PARENT_PID", raising=False)
     assert ProgressBar(1, "reading images", file=out).is_live
@@ -57,3 +61,30 @@ def test_names_of_models_stay_in_their_column(capsys, monkeypatch):
         assert line[head.index("task") :].startswith(("detect ", "classify "))
         assert line[head.index("from") - 2 : head.index("from")] == "  "
     assert lines[0].split() == [longest.name, "detect", "100,000,000", "1234.50", "320×640", "A"]
+
+
+def test_classes_without_data_are_counted_and_not_listed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    some = {"cat": {"AP": 0.5, "AP50": 0.0}} | {f"no {n}": {"AP": None, "AP50": None} for n in range(10)}
+    print_scores({"AP": 0.25, "APl": None, "images": 3, "per_class": some})
+    print_scores({"AP": 0.5, "per_class": {"no": {"AP": None}}})
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    eight = ", ".join(f"'no {n}'" for n in range(8))
+    assert said == [
+        ["images", "3"], ["AP", "0.2500"], ["APl", "–"], [],
+        ["class", "AP", "AP50"], ["cat", "0.5000", "0.0000"],
+        f"10 classes have no data and are not listed: {eight} and 2 more".split(),
+        ["AP", "0.5000"], [],
+        ["1", "class", "has", "no", "data", "and", "is", "not", "listed:", "'no'"],
+    ]  # fmt: skip
+
+
+def test_a_confusion_matrix_is_a_table_of_at_most_thirty_classes(capsys: pytest.CaptureFixture[str]) -> None:
+    per_class = {"cat": {"f1": 0.5, "support": 12}, "big dog": {"f1": None, "support": 0}}
+    print_scores({"top1": 0.75, "per_class": per_class, "confusion": [[9, 3], [0, 0]]})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3:] == ["          0 1", "cat     0 9 3", "big dog 1 · ·"]
+    many = {str(number): {"f1": 1.0} for number in range(31)}
+    print_scores({"per_class": many, "confusion": [[0] * 31] * 31})
+    assert capsys.readouterr().out.splitlines()[-1] == "31 classes are too many for a table; --json prints it"

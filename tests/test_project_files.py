@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import runpy
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -80,11 +81,8 @@ def test_a_release_trains_what_can_be_trained():
 
 
 def test_the_readme_of_the_package_leads_to_the_repository():
-    spec = importlib.util.spec_from_file_location("setup_script", ROOT / "setup.py")
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    text, here = script.readme(), (ROOT / "README.md").read_text(encoding="utf-8")
+    text = runpy.run_path(str(ROOT / "setup.py"))["readme"]()
+    here = (ROOT / "README.md").read_text(encoding="utf-8")
     html = MarkdownIt("commonmark").enable("table").render(text)
     addresses = re.findall(r'(?:src|href)="([^"]+)"', html)
     assert len(addresses) == here.count("](") > 20

@@ -68,7 +68,6 @@ def marks(folder: Path) -> list[Path]:
 )
 def test_no_verb_runs_what_a_file_names(folder, tmp_path, monkeypatch, words):
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     before = list(sys.path)
     for name in ("module", "file"):
         given = words.replace("FILE", f"{name}.safetensors").replace("OUT", str(tmp_path / name))

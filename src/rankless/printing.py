@@ -150,7 +150,7 @@ def _print_confusion(rows: Sequence[Sequence[int]], names: Sequence[str]) -> Non
 
 
 def print_models(rows: Sequence[Any]) -> None:
-    """Print each :class:`rankless.models.listing.Listed` on one line, or on two in a narrow terminal."""
+    """Print a table with a row for each :class:`rankless.models.listing.Listed`."""
     others = "timm/NAME"
     width = max(map(len, (others, *(row.name for row in rows)))) + 1
     lines = [(f"{'model':{width}}{'task':9}{'parameters':>11}{'GFLOPs':>8}{'input':>8}", "from")]
@@ -160,10 +160,18 @@ def print_models(rows: Sequence[Any]) -> None:
         lines.append((f"{row.name:{width}}{row.task:9}{numbers}", row.source))
     source = "any timm classifier, such as model.name=timm/convnext_tiny"
     lines.append((f"{others:{width}}{'classify':9}{'':27}", source))
-    longest = max(len(facts) + 2 + len(source) for facts, source in lines)
+    print_pairs(lines)
+
+
+def print_pairs(lines: Sequence[tuple[str, str]]) -> None:
+    """Print two columns of text with each pair on one line or, in a narrow terminal, on two lines."""
+    left = max(len(first) for first, _ in lines)
+    longest = max(left + 2 + len(second) for _, second in lines)
     columns = shutil.get_terminal_size((longest, 24)).columns  # without a terminal, one line each
-    for facts, source in lines:
-        print(f"{facts}  {source}" if longest <= columns else f"{facts.rstrip()}\n    {source}")
+    for first, second in lines:
+        print(escaped(f"{first:{left}}  {second}" if longest <= columns else first.rstrip()))
+        if longest > columns:
+            print(f"    {escaped(second)}")
 
 
 def console_for(file: IO[str]) -> Console:

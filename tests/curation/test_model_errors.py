@@ -160,10 +160,10 @@ def test_the_command_lists_and_draws(planted, tmp_path, capsys):
     assert cli.main(["errors", str(planted), "--out", str(out)]) == 0
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
-    assert lines[0] == "3 images of 5 with errors (val)"
+    assert lines[0] == "3 of 5 images with errors (val)"
     assert lines[1] == "errors: 1 background, 1 classification, 1 missed"
-    assert any("1.png: 1 classification" in line for line in lines) and lines[-1] == f"drawn: {out}"
-    assert "3 labels to check, where the model disagrees (the most certain first)" in lines
+    assert any("1.png: 1 classification" in line for line in lines) and lines[-1] == f"written: {out}"
+    assert "3 labels to check, most doubtful first" in lines
     assert any("labeled green, predicted red (90%) at 16, 20, 56, 70" in line for line in lines)
     assert "5.png: " in printed.err
     page = Sources()
@@ -203,7 +203,7 @@ def test_an_error_has_one_name_and_annotations_are_dashed(planted):
 def test_a_model_that_finds_nothing_casts_no_doubt_on_labels(planted, tmp_path, capsys):
     assert cli.main(["errors", str(planted), "--confidence", "0.95", "--out", str(tmp_path / "e.png")]) == 0
     said = capsys.readouterr().out
-    assert "no detection scores 0.95 or more (the highest score is 0.9); train for longer" in said
+    assert "no detection has a score of 0.95 or more (the highest score is 0.9); train for longer" in said
     assert "to check" not in said and "worst images" in said
 
 

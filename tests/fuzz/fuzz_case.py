@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
 import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -119,42 +116,3 @@ def _content(path: str, about: os.stat_result) -> str:
         return f"file {about.st_size} {about.st_mtime_ns}"
     with open(path, "rb") as file:  # noqa: PTH123
         return f"file {hashlib.sha256(file.read()).hexdigest()}"
-
-
-def to_json(case: Case) -> str:
-    """A case as text, to be run again."""
-
-    def plain(entry: Entry) -> Any:
-        if isinstance(entry, bytes):
-            return base64.b64encode(entry).decode()
-        return {type(entry).__name__: vars(entry)}
-
-    return json.dumps({
-        "words": [os.fsencode(word).decode("latin1") for word in case.words],
-        "entries": {name: plain(entry) for name, entry in case.entries.items()},
-        "out": case.out,
-        "changes": case.changes,
-        "logs": case.logs,
-        "anywhere": case.anywhere,
-    })  # fmt: skip
-
-
-def from_json(text: str) -> Case:
-    """The way back from :func:`to_json`."""
-    kinds = {kind.__name__: kind for kind in (Link, HardLink, Fifo, Folder, Hole)}
-
-    def entry(value: Any) -> Any:
-        if isinstance(value, str):
-            return base64.b64decode(value)
-        ((name, fields),) = value.items()
-        return kinds[name](**fields)
-
-    whole = json.loads(text)
-    return Case(
-        tuple(os.fsdecode(word.encode("latin1")) for word in whole["words"]),
-        {name: entry(value) for name, value in whole["entries"].items()},
-        tuple(whole["out"]),
-        tuple(whole["changes"]),
-        tuple(whole["logs"]),
-        whole["anywhere"],
-    )

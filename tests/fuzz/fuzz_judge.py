@@ -12,17 +12,19 @@ import os
 import platform
 import re
 import shutil
-import sys
 import tempfile
 import traceback
 import unicodedata
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import fuzz_limits
 from fuzz_case import Case, build, snapshot
 from fuzz_ranks import Started, in_this_process
+
+from rankless import cli
 
 LONGEST_LINE = 2_000
 """Characters of a line of an error. A sentence names a path or two, and values of some 100."""
@@ -78,7 +80,6 @@ class Judge:
         self.count = 0
 
         # Rooms that load when first needed and then stay: not a case's memory, nor its time.
-        import rankless.cli
         import rankless.inference.predict
         import rankless.interop.export
         import rankless.interop.importing
@@ -93,13 +94,16 @@ class Judge:
     def close(self) -> None:
         self.own.cleanup()
 
-    def __call__(self, case: Case) -> Verdict:
+    def __call__(
+        self, case: Case, command: Callable[[list[str]], int] = cli.main, **limits: float
+    ) -> Verdict:
+        """Run a case's command line with ``command``, within limits as of :func:`fuzz_limits.little_time`."""
         self.count += 1
         root = self.folder / f"case-{self.count}"
         root.mkdir()
         try:
             build(case, root)
-            return self._judged(case, root)
+            return self._judged(case, root, lambda: command(list(case.words)), limits)
         finally:
             self._remove(root)
 
@@ -107,13 +111,13 @@ class Judge:
         shutil.rmtree(root, ignore_errors=True)
         for left in self.scratch.iterdir():
             shutil.rmtree(left, ignore_errors=True)
-        for name in [name for name in sys.modules if name.partition(".")[0] == "evil"]:
-            del sys.modules[name]
 
-    def _judged(self, case: Case, root: Path) -> Verdict:
+    def _judged(
+        self, case: Case, root: Path, command: Callable[[], int], limits: dict[str, float]
+    ) -> Verdict:
         before = snapshot(root)
         with self.watch.over(root, self.scratch):
-            ended, out, err = self._run(case, root)
+            ended, out, err = self._run(root, command, limits)
         after = snapshot(root)
         shown = f"exit {ended}\n{out}{err}"
         if isinstance(ended, fuzz_limits.Hang):
@@ -130,7 +134,9 @@ class Judge:
             return Verdict(misplaced[0], f"{misplaced[1]}\n{shown[:2000]}")
         return _heard(case, ended, out, err)
 
-    def _run(self, case: Case, root: Path) -> tuple[int | BaseException, str, str]:
+    def _run(
+        self, root: Path, command: Callable[[], int], limits: dict[str, float]
+    ) -> tuple[int | BaseException, str, str]:
         """The exit code (or what came out in its place), and what was printed."""
         out, err = Stream("strict"), Stream("backslashreplace")
         here = Path.cwd()
@@ -147,19 +153,12 @@ class Judge:
                 contextlib.redirect_stdout(out),
                 contextlib.redirect_stderr(err),
                 fuzz_limits.little_memory(),
-                fuzz_limits.little_time(),
+                fuzz_limits.little_time(**limits),
             ):
                 warnings.resetwarnings()
-                for ignored in (
-                    DeprecationWarning,
-                    PendingDeprecationWarning,
-                    ImportWarning,
-                    ResourceWarning,
-                ):
-                    warnings.simplefilter("ignore", ignored)
-                from rankless import cli
-
-                ended = cli.main(list(case.words))
+                for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+                    warnings.simplefilter("ignore", kind)
+                ended = command()
                 out.flush()
         except Started:
             ended = 0

@@ -62,12 +62,10 @@ class Watch:
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.awake:
             return
-        if event in _STARTING:
+        if event in _STARTING or (event == "import" and str(arguments[0]).partition(".")[0] == "evil"):
             self.started.append(f"{event} {arguments!r:.300}")
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        if event == "import" and str(arguments[0]).partition(".")[0] == "evil":
-            self.started.append(f"import {arguments[0]}")
-        elif event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING:
+        if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING:
             self._changed("open", arguments[0])
         elif event in _CHANGING:
             folder = arguments[-1] if isinstance(arguments[-1], int) and arguments[-1] > 2 else None
@@ -119,20 +117,20 @@ def data_in_use() -> int:
 
 
 @contextlib.contextmanager
-def little_time() -> Iterator[None]:
+def little_time(processor: float = PROCESSOR, clock: float = CLOCK) -> Iterator[None]:
     """Raise :class:`Hang` in the main thread after so many seconds of the processor's or the clock's."""
 
     def too_long(number: int, _: FrameType | None) -> None:
         if number == signal.SIGPROF:
-            raise Hang(f"more than {PROCESSOR:g} seconds of the processor")
-        raise Hang(f"more than {CLOCK:g} seconds")
+            raise Hang(f"more than {processor:g} seconds of the processor")
+        raise Hang(f"more than {clock:g} seconds")
 
     main = threading.main_thread().ident
     assert main is not None
-    timer = threading.Timer(CLOCK, signal.pthread_kill, (main, signal.SIGUSR2))
+    timer = threading.Timer(clock, signal.pthread_kill, (main, signal.SIGUSR2))
     timer.daemon = True
     before = {number: signal.signal(number, too_long) for number in (signal.SIGPROF, signal.SIGUSR2)}
-    signal.setitimer(signal.ITIMER_PROF, PROCESSOR)
+    signal.setitimer(signal.ITIMER_PROF, processor)
     timer.start()
     try:
         yield

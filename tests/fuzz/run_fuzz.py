@@ -11,6 +11,7 @@ import collections
 import faulthandler
 import json
 import os
+import pickle
 import re
 import resource
 import subprocess
@@ -28,7 +29,7 @@ import inputs_models
 import inputs_recipes
 import inputs_runs
 import inputs_words
-from fuzz_case import Case, from_json, to_json
+from fuzz_case import Case
 from fuzz_judge import FINE, Judge
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -56,7 +57,7 @@ MOST_DEATHS = 20
 
 def kept(kind: str, folder: Path, number: int | str) -> Path:
     name = re.sub(r"\W+", "-", kind)
-    return folder / f"{name}-{number}.json"
+    return folder / f"{name}-{number}.pickle"
 
 
 def generate(kind: str, count: int, start: int, folder: Path, skip: int) -> None:
@@ -79,7 +80,7 @@ def generate(kind: str, count: int, start: int, folder: Path, skip: int) -> None
         done += 1
         if done <= skip:
             return
-        current.write_text(to_json(case))
+        current.write_bytes(pickle.dumps(case))
         faulthandler.dump_traceback_later(STUCK, exit=True)
         began = time.process_time()
         verdict = judge(case)
@@ -156,7 +157,7 @@ def main() -> int:
     chosen = parser.parse_args()
     if chosen.again:
         judge = Judge()
-        verdicts = [judge(from_json(file.read_text())) for file in chosen.again]
+        verdicts = [judge(pickle.loads(file.read_bytes())) for file in chosen.again]
         judge.close()
         for file, verdict in zip(chosen.again, verdicts, strict=True):
             print(f"{file}: {verdict.outcome}" + ("" if verdict.fine else f"\n{verdict.detail}"))

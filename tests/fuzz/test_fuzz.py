@@ -6,7 +6,6 @@ import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
-import fuzz_limits
 import fuzz_seeds as seeds
 import pytest
 from fuzz_case import Case, Entry, Link
@@ -98,9 +97,8 @@ def test_a_run_goes_on(judge: Judge) -> None:
 # --- that the judge sees ----------------------------------------------------------------------------------
 
 
-def bad(judge: Judge, monkeypatch: pytest.MonkeyPatch, misdeed: str, *, anywhere: bool = False) -> str:
+def bad(judge: Judge, misdeed: str, *, anywhere: bool = False) -> str:
     """The verdict on a command that does what the Python code ``misdeed`` does."""
-    from rankless import cli
 
     def main(_: list[str]) -> int:
         names: dict[str, object] = {}
@@ -109,9 +107,9 @@ def bad(judge: Judge, monkeypatch: pytest.MonkeyPatch, misdeed: str, *, anywhere
         assert isinstance(code, int)
         return code
 
-    monkeypatch.setattr(cli, "main", main)
     files: dict[str, Entry] = {"in/a": b"a", "link": Link("in/a"), **seeds.EVIL}
-    return judge(Case(("digest",), files, ("out",), anywhere=anywhere)).outcome
+    case = Case(("digest",), files, ("out",), anywhere=anywhere)
+    return judge(case, main, processor=0.3, clock=0.3).outcome
 
 
 @pytest.mark.parametrize(
@@ -146,11 +144,9 @@ def bad(judge: Judge, monkeypatch: pytest.MonkeyPatch, misdeed: str, *, anywhere
         ("import sys; print('Oh', file=sys.stderr); code = 2", "stray output"),
     ],
 )
-def test_the_judge_sees(judge: Judge, monkeypatch: pytest.MonkeyPatch, misdeed: str, outcome: str) -> None:
-    monkeypatch.setattr(fuzz_limits, "PROCESSOR", 0.3)
-    monkeypatch.setattr(fuzz_limits, "CLOCK", 0.3)
+def test_the_judge_sees(judge: Judge, misdeed: str, outcome: str) -> None:
     before = set(Path("/").iterdir())
-    assert bad(judge, monkeypatch, misdeed) == outcome
+    assert bad(judge, misdeed) == outcome
     assert set(Path("/").iterdir()) == before
     if "'/a'" in misdeed:
-        assert bad(judge, monkeypatch, misdeed, anywhere=True) == "accepted"
+        assert bad(judge, misdeed, anywhere=True) == "accepted"

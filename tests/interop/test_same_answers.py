@@ -184,7 +184,7 @@ def test_data_with_the_classes_in_another_order_and_spelling(net: Path, capsys):
     assert "owl  → (dropped)" in captured.err
     assert "computed_in" in captured.out and "fp32" in captured.out
     assert cli.main([*words, "owl"]) == 2
-    assert "expected the data's class and the model's" in capsys.readouterr().err
+    assert "expected DATA=MODEL pairs separated by commas" in capsys.readouterr().err
 
 
 def test_a_box_is_shown_under_its_best_class_or_not_at_all(net: Path):

@@ -39,7 +39,7 @@ def test_what_is_written_is_a_number_or_numbers(text, meant):
 
 @pytest.mark.parametrize("text", ["0,x", ",", "1,,2", "-1,2", "cuda:0,1"])
 def test_what_is_neither_is_an_error(text):
-    with pytest.raises(UserError, match="expected a number, auto, or the numbers of GPUs, as in 0,2"):
+    with pytest.raises(UserError, match="expected a number, auto, or GPU numbers, as in 0,2"):
         devices_here(text)
 
 

@@ -85,7 +85,7 @@ def test_where_last_names_no_checkpoint_it_is_said_and_put_right(
         if last == "?"
         else "points to a missing checkpoint (step-000000099); "
     )
-    assert capfd.readouterr().err == f"{warning}rankless train --resume --run {run.path} fixes it\n"
+    assert capfd.readouterr().err == f"{warning}to fix this, run: {run.again}\n"
     assert train(load(run.recipe), run.path, devices=1, resume=True) == 0
     out, err = capfd.readouterr()
     assert err == f"{warning}using the newest complete checkpoint ({whole.name})\n"
@@ -128,4 +128,4 @@ def test_a_low_confidence_that_finds_nothing_is_not_advised_again(finished, tmp_
     words = [str(file), "digits:val:0-1", "--out", str(tmp_path / "out"), "--confidence", "0.01"]
     assert cli.main(["predict", *words]) == 0
     advice = capfd.readouterr().out.splitlines()[-1]
-    assert "no score came near --confidence 0.01; train for longer" in advice
+    assert "no score was close to --confidence 0.01; train for longer" in advice

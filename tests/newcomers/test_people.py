@@ -128,7 +128,7 @@ def test_an_ultralytics_yaml(person: Person, boxes: Callable[..., Path]) -> None
         "import yolo.pt --model yolov4-tiny --out start.safetensors", code=2
     )
     person(f"train data.root=mine.yaml {NARROW} {SHORT} optim.lr=0.01 --devices 1 --run runs/mine")
-    assert person.scores("runs/mine")["images"] == 4
+    assert person.scores("runs/mine --split train")["images"] == 8
     person("export runs/mine --format darknet --out mine")
     read_by_opencv(person.folder / "mine")
 

@@ -95,7 +95,7 @@ def test_a_port_that_is_taken(growing: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_mistakes(growing: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, sentence in (
         (["--port", "8000"], "--port: has no effect without --web; add --web"),
-        (["--web", "--port", "70000"], "--port is 70000: expected 1 to 65535"),
+        (["--web", "--port", "70000"], "--port is 70000: expected a number from 1 to 65535"),
         (["--web", "--port", "x"], "--port"),
     ):
         assert cli.main(["watch", str(growing), *words]) == 2

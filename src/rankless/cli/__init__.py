@@ -46,11 +46,11 @@ Rankless trains image detectors and classifiers on one device or on many: the sa
 
 Start with:
   rankless doctor              Check whether this machine can train.
-  rankless train digits        Train a detector on built-in data, in minutes.
+  rankless train digits        Train a detector on built-in data in minutes.
   rankless data check DATA     Check your own data set for mistakes.
-  rankless train DATA          Train on it, with a recipe chosen for the data.
+  rankless train DATA          Train on your data, with suitable settings.
   rankless predict RUN IMAGES  Detect objects in images and draw them.
-  rankless report RUN          Write a page of scores, curves and images.
+  rankless report RUN          Write a report with scores, curves and images.
 
 All commands: rankless --help
 """

@@ -18,7 +18,7 @@ from cyclopts import (
 
 from rankless.errors import UserError, nearest, one_of, printable
 
-_EXPECTED = {int: "a whole number", float: "a number", bool: "no value, because the option is a switch"}
+_EXPECTED = {int: "a whole number", float: "a number", bool: "no value, because it is a switch"}
 
 
 def as_user_error(error: CycloptsError) -> UserError:
@@ -47,6 +47,7 @@ def as_user_error(error: CycloptsError) -> UserError:
         if used:
             return UserError(f"{printable(used)} needs a value; {see}")
         what = str(error.argument.parameter.help or "a value").partition(". ")[0].rstrip(".")
+        what = re.sub(r" \([^)]*\)", "", what)
         return UserError(f"{error.argument.name} is missing: expected {what[:1].lower()}{what[1:]}; {see}")
     if isinstance(error, CoercionError) and error.token is not None:
         name = error.token.keyword or (error.argument.name if error.argument else "the argument")
@@ -65,7 +66,7 @@ def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
 
     name = option.lstrip("-").replace("-", "_").lower()
     if name == "device" and command == "export":
-        return "; exports are computed on the CPU; remove --device"
+        return "; remove it, because exports are computed on the CPU"
     if command in COMMANDS and (known := COMMANDS[command].get(name) or WORDS.get(name)):
         return f"; use {known.format('VALUE')}"
     meant = OPTIONS.get(name) or ELSEWHERE.get(name)

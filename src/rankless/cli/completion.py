@@ -1,6 +1,6 @@
 """Complete commands, options, recipes, keys, models and runs in bash, zsh and fish.
 
-On every Tab, the shell's script calls ``rankless __complete``, which uses cyclopts' engine.
+When Tab is pressed, the shell script calls ``rankless __complete``, which uses cyclopts' engine.
 :mod:`rankless.cli.candidates` provides recipes, keys, models and runs.
 """
 
@@ -111,12 +111,12 @@ def install_completion(shell: _Shell = None, /) -> int:
     """Install Tab completion of commands, recipes, keys and runs."""
     from cyclopts.completion.install import add_to_rc_file, get_default_completion_path
 
-    known = _known(shell)
+    known = _known(shell, "--install-completion")
     path = get_default_completion_path(known, "rankless")
     path.write_text(_SCRIPTS[known], encoding="utf-8")
     if known != "fish":
         add_to_rc_file(path, "rankless", known)
-    needs = " that run: autoload -Uz compinit && compinit" if known == "zsh" else ""
+    needs = " if .zshrc runs: autoload -Uz compinit && compinit" if known == "zsh" else ""
     say(f"written: {path}; completion works in new shells{needs}")
     return 0
 
@@ -124,19 +124,17 @@ def install_completion(shell: _Shell = None, /) -> int:
 @app.command(name="--show-completion", group=OPTIONS, usage="Usage: rankless --show-completion [SHELL]")
 def show_completion(shell: _Shell = None, /) -> int:
     """Print the script that --install-completion installs."""
-    print(_SCRIPTS[_known(shell)].lstrip("\n"), end="")
+    print(_SCRIPTS[_known(shell, "--show-completion")].lstrip("\n"), end="")
     return 0
 
 
-def _known(shell: str | None) -> Literal["bash", "zsh", "fish"]:
+def _known(shell: str | None, option: str) -> Literal["bash", "zsh", "fish"]:
     from cyclopts.completion.detect import ShellDetectionError, detect_shell
 
     try:
         shell = shell or detect_shell()
     except ShellDetectionError:
-        raise UserError(
-            "SHELL is not set, and the current shell could not be detected: expected bash, zsh or fish"
-        ) from None
+        raise UserError(f"{option}: cannot detect the current shell; expected bash, zsh or fish") from None
     if shell not in _SCRIPTS:
-        raise UserError(f"SHELL is '{printable(shell)}': expected bash, zsh or fish")
+        raise UserError(f"{option} is '{printable(shell)}': expected bash, zsh or fish")
     return cast(Literal["bash", "zsh", "fish"], shell)

@@ -26,7 +26,7 @@ from rankless.cli.options import (
     repeatable,
     whole_number,
 )
-from rankless.errors import UserError, check_all, counted
+from rankless.errors import UserError, check_all
 from rankless.printing import print_json, say
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ Out = Annotated[Path, Parameter(help="A new folder for the result.", metavar="FO
     sort_key=1,
     usage="Usage: rankless data check ROOT [OPTIONS]",
     help_epilogue="""\
-The exit code is 0 if the data has no errors, 1 if it has some, and 2 for a mistake in the command.
+The exit code is 0 if the data has no errors, 1 if it has some, and 2 for a
+mistake in the command.
 
 Examples:
   rankless data check mydata
@@ -153,7 +154,7 @@ def stats(
     else:
         print_statistics(stats)
         if outputs is not None:
-            say(f"\ndrawn: {out}" + (" (replaced)" if outputs.replaced else ""))
+            say(f"\nwritten: {out}" + (" (replaced)" if outputs.replaced else ""))
     return 0
 
 
@@ -213,7 +214,7 @@ def show(
     )
     contact_sheet.write(selected, out, outputs)
     unreadable = sum(one.image is None for one in selected.shown)
-    failed = f", {unreadable} not readable" if unreadable else ""
+    failed = f", {unreadable} unreadable" if unreadable else ""
     say(f"{selected.title}{failed}: {out}" + (" (replaced)" if outputs.replaced else ""))
     return 0
 
@@ -263,12 +264,13 @@ def anchors(
             allow_leading_hyphen=True,
         ),
     ] = None,
-    seed: Annotated[int, Parameter(help="Random seed of k-means.", metavar="N")] = 0,
+    seed: Annotated[int, Parameter(help="Random seed for k-means.", metavar="N")] = 0,
     as_json: Json = False,
 ) -> int:
     """Compute anchors that fit the boxes, with k-means."""
     number = None if count is None else whole_number("--count", count)
     size = None if image_size is None else _size(image_size)
+    from rankless.cli.data_text import print_anchors
     from rankless.curation.fitting_anchors import fitted_anchors
 
     fitted = fitted_anchors(
@@ -283,17 +285,8 @@ def anchors(
     )
     if as_json:
         print_json(fitted.as_json())
-        return 0
-    default = fitted.default
-    height, width = fitted.image_size
-    anchors, boxes = counted(len(fitted.anchors), "anchor"), counted(fitted.boxes, "box", "boxes")
-    say(f"{anchors} for {boxes} on an input of {width} × {height} pixels")
-    published = f"with the {len(default.anchors)} anchors of {model}: {default.average_iou:.4f}"
-    say(f"average IoU {fitted.average_iou:.4f}; {published}\n")
-    say(fitted.recipe_line)
-    if len(fitted.anchors) != len(default.anchors):
-        count = counted(len(default.anchors), "anchor")
-        say(f"\n{model} has {count}; to use another number, set model.num_anchors (anchors per head)")
+    else:
+        print_anchors(fitted)
     return 0
 
 
@@ -301,9 +294,7 @@ def _size(text: str) -> tuple[int, int]:
     written = re.fullmatch(r"\[?\s*\d{1,5}\s*([,x×]\s*\d{1,5}\s*)?\]?", text)
     numbers = [int(word) for word in re.findall(r"\d+", text)] if written else []
     if not written or min(numbers) < 8:
-        raise UserError(
-            f"--image-size is '{text}': expected a side in pixels, or height,width, as in 320,512"
-        )
+        raise UserError(f"--image-size is '{text}': expected a side or height,width in pixels, as in 320,512")
     if any(side % 32 for side in numbers):
         near = ",".join(str(max(32, round(side / 32) * 32)) for side in numbers)
         raise UserError(f"--image-size is '{text}': a detector needs multiples of 32, such as {near}")
@@ -314,8 +305,9 @@ def _size(text: str) -> tuple[int, int]:
     sort_key=5,
     usage="Usage: rankless data convert ROOT --to FORMAT --out FOLDER [OPTIONS]",
     help_epilogue="""\
-The command lists the information that the new format cannot store. It then reads the result back and
-compares everything else, bit for bit. The exit code is 0 if everything is equal, otherwise 1.
+The command lists the information that the new format cannot store. It then
+reads the result back and compares everything else, bit for bit. The exit code
+is 0 if everything is equal, otherwise 1.
 
 Example:
   rankless data convert VOCdevkit --to coco --out voc-as-coco
@@ -359,8 +351,9 @@ def _report_conversion(done: Converted, as_json: bool) -> int:
     sort_key=6,
     usage="Usage: rankless data split ROOT --out FOLDER [OPTIONS]",
     help_epilogue="""\
-An image's name determines its split, so adding images does not move the others, except with --stratify.
-Duplicates and near duplicates stay in the same split.
+An image's name determines its split, so adding images does not move the
+others, except with --stratify. Duplicates and near duplicates stay in the same
+split.
 
 Examples:
   rankless data split mydata --val 0.2 --test 0.1 --out mydata-split
@@ -393,10 +386,10 @@ def split(
             help="Keep near duplicates in the same split. Identical images always stay together.",
         ),
     ] = True,
-    seed: Annotated[int, Parameter(help="Random seed of the split.", metavar="N")] = 0,
+    seed: Annotated[int, Parameter(help="Random seed for the split.", metavar="N")] = 0,
     source: Annotated[
         tuple[str, ...],
-        Parameter(name="--split", help="Split only this existing split. Repeatable.", metavar="NAME"),
+        Parameter(name="--split", help="Use only this existing split. Repeatable.", metavar="NAME"),
         repeatable,
     ] = (),
     format: Format = "auto",
@@ -478,29 +471,14 @@ def pack(
 
 def _fill(root: str, format: str, words: tuple[str, ...], as_json: bool) -> int:
     name, overrides = recipe_and_overrides(words)
+    from rankless.cli.data_text import print_filled
     from rankless.curation.filling import fill
     from rankless.recipe import load
 
     overrides = [*overrides, f"data.root={root}", f"data.format={format}"]
     done = fill(load.load(name, overrides) if name else load.default(overrides))
     if as_json:
-        print_json(
-            [
-                {
-                    "split": one.split,
-                    "images": one.images,
-                    "unreadable": [[problem.path, problem.reason] for problem in one.unreadable],
-                }
-                for one in done
-            ]
-        )
-        return 0
-    for one in done:
-        failed = f", {len(one.unreadable)} cannot be read" if one.unreadable else ""
-        say(f"{one.split}: {counted(one.images, 'image')}{failed}")
-        for note in one.notes:
-            say(f"  {note}")
-        for problem in one.unreadable[:20]:
-            say(f"  {problem.path}: {problem.reason}")
-    print("training with data.cache=disk reads this cache")
+        print_json([one.as_json() for one in done])
+    else:
+        print_filled(done)
     return 0

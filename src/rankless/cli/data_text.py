@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +19,10 @@ from rankless.data.index.annotations import Annotations
 from rankless.data.index.findings import KINDS, Findings
 from rankless.errors import counted, escaped
 from rankless.printing import say
+
+if TYPE_CHECKING:  # these import PyTorch
+    from rankless.curation.filling import Filled
+    from rankless.curation.fitting_anchors import FittedAnchors
 
 FIRST = 3
 """Maximum number of findings of each kind to list; ``--json`` has more."""
@@ -52,8 +57,8 @@ def print_check(checked: Checked) -> None:
         _print_findings(checked.between)
     if checked.quick:
         say("\nonly headers were read: no image was decoded or compared")
-    wrong = f"wrong: {counted(checked.wrong, 'finding')} (✗); {remedy(checked)}"
-    say("\nnothing is wrong" if checked.ok else f"\n{wrong}")
+    wrong = f"errors: {counted(checked.wrong, 'finding')} (✗); {remedy(checked)}"
+    say("\nno errors found" if checked.ok else f"\n{wrong}")
 
 
 def _print_findings(findings: Findings, instead: Mapping[str, str] | None = None) -> None:
@@ -83,12 +88,12 @@ def print_conversion(done: Converted) -> None:
     for sentence in done.lost:
         say(f"  {sentence}")
     if done.differences:
-        say("read back and compared: not equal")
+        say("read back and compared: different from the original")
         for sentence in done.differences:
             say(f"  {sentence}")
     else:
-        what = "all else is" if done.lost else "images' sizes, classes and boxes are"
-        say(f"read back and compared: {what} equal, bit for bit")
+        what = "everything else is" if done.lost else "image sizes, classes and boxes are"
+        say(f"read back and compared: {what} bit-identical")
 
 
 def print_division(done: Divided) -> None:
@@ -105,6 +110,32 @@ def print_division(done: Divided) -> None:
     counts = done.counts()
     names = next(iter(done.splits.values())).class_names
     _print_classes(table, names, list(counts.values()), list(fractions_of(counts).values()))
+
+
+def print_anchors(fitted: FittedAnchors) -> None:
+    """Print the fitted anchors and how well they and the model's default anchors match the boxes."""
+    default, model = fitted.default, fitted.model
+    height, width = fitted.image_size
+    anchors, boxes = counted(len(fitted.anchors), "anchor"), counted(fitted.boxes, "box", "boxes")
+    say(f"{anchors} for {boxes} on an input of {width} × {height} pixels")
+    published = f"with the {len(default.anchors)} anchors of {model}: {default.average_iou:.4f}"
+    say(f"average IoU {fitted.average_iou:.4f}; {published}\n")
+    say(fitted.recipe_line)
+    if len(fitted.anchors) != len(default.anchors):
+        count = counted(len(default.anchors), "anchor")
+        say(f"\n{model} has {count}; to use another number, set model.num_anchors (anchors per head)")
+
+
+def print_filled(done: Sequence[Filled]) -> None:
+    """Print how many images of each split are cached, and which ones cannot be read."""
+    for one in done:
+        failed = f", {len(one.unreadable)} cannot be read" if one.unreadable else ""
+        say(f"{one.split}: {counted(one.images, 'image')}{failed}")
+        for note in one.notes:
+            say(f"  {note}")
+        for problem in one.unreadable[:20]:
+            say(f"  {problem.path}: {problem.reason}")
+    print("to use this cache, train with data.cache=disk")
 
 
 def print_statistics(stats: Statistics) -> None:
@@ -130,7 +161,7 @@ def print_statistics(stats: Statistics) -> None:
 
 
 def _rows(splits: Sequence[SplitStatistics]) -> list[tuple[str, list[str]]]:
-    """Return the title and the cells of each row. Cells that do not apply are empty."""
+    """Return each row's title and its cells, one per split. Cells without a value are empty."""
     boxed = [each.boxes is not None for each in splits]
 
     def share(part: int, whole: int | None) -> str:
@@ -141,7 +172,7 @@ def _rows(splits: Sequence[SplitStatistics]) -> list[tuple[str, list[str]]]:
 
     return [
         ("images", [f"{each.images:,}" for each in splits]),
-        ("  not readable", [f"{each.unreadable:,}" if each.unreadable else "" for each in splits]),
+        ("  unreadable", [f"{each.unreadable:,}" if each.unreadable else "" for each in splits]),
         ("  without boxes", where_boxed([share(each.empty, each.images) for each in splits])),
         ("  width", [_spread(each.width, 0) for each in splits]),
         ("  height", [_spread(each.height, 0) for each in splits]),
@@ -150,11 +181,11 @@ def _rows(splits: Sequence[SplitStatistics]) -> list[tuple[str, list[str]]]:
         ("boxes", where_boxed([f"{each.boxes or 0:,}" for each in splits])),
         ("  difficult", [f"{each.difficult:,}" if each.difficult else "" for each in splits]),
         ("  crowd", [f"{each.crowd:,}" if each.crowd else "" for each in splits]),
-        ("  in an image", [_spread(each.boxes_per_image, 0) for each in splits]),
+        ("  per image", [_spread(each.boxes_per_image, 0) for each in splits]),
         ("  small (below 32²)", where_boxed([share(each.small, each.boxes) for each in splits])),
         ("  medium (below 96²)", where_boxed([share(each.medium, each.boxes) for each in splits])),
         ("  large", where_boxed([share(each.large, each.boxes) for each in splits])),
-        ("  side / image's", [_spread(each.box_side, 3) for each in splits]),
+        ("  side / image side", [_spread(each.box_side, 3) for each in splits]),
         ("  width / height", [_spread(each.box_aspect, 2) for each in splits]),
     ]
 
@@ -177,14 +208,14 @@ def _spread(values: Spread | None, digits: int) -> str:
 def _print_classes(
     table: Table, names: Sequence[str], counts: Sequence[Sequence[int]], shares: Sequence[Sequence[float]]
 ) -> None:
-    """Print the table with a row for each class. ``counts`` and ``shares`` have a sequence for each split."""
+    """Add a row for each class and print the table. ``counts`` and ``shares`` have one entry per split."""
     rows = zip(names, zip(*counts, strict=True), zip(*shares, strict=True), strict=True)
     for name, count, share in islice(rows, MOST_CLASSES):
         pairs = zip(count, share, strict=True)
         table.add_row(escaped(name), *(cell for c, s in pairs for cell in (f"{c:,}", f"{s:.1%}")))
     _print(table)
     if len(names) > MOST_CLASSES:
-        say(f"… and {len(names) - MOST_CLASSES:,} more classes; --json has all")
+        say(f"… and {len(names) - MOST_CLASSES:,} more classes; --json lists all")
 
 
 def _counted(each: Annotations) -> str:

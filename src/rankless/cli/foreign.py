@@ -19,7 +19,7 @@ OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("a", "arch", "model"), _RECIPE),
     "adam": "optim.name=adam",
     "b": BATCH_KEY,
-    "backend": "not needed: NCCL between CUDA devices, gloo between others",
+    "backend": "not needed: NCCL is used between CUDA devices, and gloo otherwise",
     **dict.fromkeys(("cfg", "model_def"), "model.cfg"),
     "classes_path": "data.classes",
     **dict.fromkeys(("data", "data_config", "data_dir", "data_path"), "data.root"),
@@ -32,7 +32,7 @@ OPTIONS: Mapping[str, str] = {
     "lr_scheduler": "schedule.name",
     "momentum": "optim.momentum",
     "multiscale_training": "data.multi_scale=0.5",
-    "no_val": "data.val=none, which skips evaluations; data without splits is then all used for training",
+    "no_val": "data.val=none, which skips evaluations and, if the data has no splits, trains on all images",
     **dict.fromkeys(("dist_backend", "dist_url", "n", "n_gpu", "np", "nproc", "nproc_per_node"), _PLAN),
     **dict.fromkeys(("num_gpus", "ranks", "world_size"), _PLAN),
     **dict.fromkeys(("output_dir", "save_dir"), RUN),
@@ -40,8 +40,8 @@ OPTIONS: Mapping[str, str] = {
     "r": "--resume --run RUN",
     "seed": "seed",
     "start_epoch": (
-        "--resume --run RUN, which continues at the saved step; weights of other programs "
-        "(model.pretrained) start at epoch 0"
+        "--resume --run RUN, which continues at the saved step; training from model.pretrained always starts "
+        "at epoch 0"
     ),
     **dict.fromkeys(("wd", "weight_decay"), "optim.weight_decay"),
 }
@@ -87,14 +87,14 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
 """Rankless equivalents of other programs' options, for each Rankless command."""
 
 WORDS: Mapping[str, str] = {
-    **dict.fromkeys(("model", "weights"), "the first argument, a run or a weights file"),
+    **dict.fromkeys(("model", "weights"), "the first argument (a run or a weights file)"),
     "source": "the arguments after the first",
 }
 """Other programs' options whose values are positional arguments in Rankless."""
 
 
 def key_of(name: str) -> str:
-    """Return the recipe key for another trainer's option, or an empty string."""
+    """Return the recipe key for another trainer's option, or an empty string if there is none."""
     if name in SECTIONS and name not in OPTIONS:
         return f"{name}.{SECTIONS[name]}"
     key = (OPTIONS.get(name) or ELSEWHERE.get(name, "")).partition(", ")[0]
@@ -113,9 +113,9 @@ _NO = ("false", "0", "no", "off", "none")
 
 
 def line_of_yolo(tokens: Sequence[str]) -> str:
-    """Translate the words of a ``yolo`` or Darknet command, such as ``detect train data=my.yaml``.
+    """Translate a ``yolo`` or Darknet command, such as ``detect train data=my.yaml``.
 
-    Return an empty string for other words.
+    Return an empty string for any other command.
     """
     if line := _line_of_darknet(tokens[list(tokens[:1]) == ["darknet"] :]):
         return line
@@ -175,7 +175,9 @@ def refuse_foreign(arguments: Sequence[str], faults: Callable[[Sequence[str]], S
     said = []
     for key in [key for key in theirs if _meaning(command, key) in there]:
         other = there[_meaning(command, key)].partition("=")[0]
-        said.append(f"'{printable(f'{key}={theirs.pop(key)}')}': the same as {other}; remove one of them")
+        said.append(
+            f"'{printable(f'{key}={theirs.pop(key)}')}': means the same as {other}; remove one of them"
+        )
     if wrong := ", ".join(f"'{printable(f'{key}={value}')}'" for key, value in theirs.items()):
         said.insert(0, f"{wrong}: unknown {'argument' if len(theirs) == 1 else 'arguments'}")
     if faults([command, "TARGET", *rest]):  # the suggested command would have the same faults
@@ -187,7 +189,7 @@ def refuse_foreign(arguments: Sequence[str], faults: Callable[[Sequence[str]], S
 
 
 def _meaning(command: str, word: str) -> str:
-    """Return the Rankless option, without dashes, or the recipe key that corresponds to a word."""
+    """Return the Rankless option (without dashes) or the recipe key that an argument stands for."""
     name = word.partition("=")[0].lstrip("-").replace("-", "_")
     return re.split("[= ]", COMMANDS[command].get(name, name))[0].lstrip("-")
 
@@ -223,7 +225,7 @@ def _line_of(command: str, words: Sequence[str], values: Mapping[str, str]) -> s
     more += _devices(device, command)
     line = " ".join(["rankless", command, target, *sources, *words[len(firsts) :], *more])
     note = f"{note}, then " if note else ""
-    without = f"; left out: {', '.join(left)}" if left else ""
+    without = f"; not translated: {', '.join(left)}" if left else ""
     return printable(f"{note}run: {line}{without}", 500)
 
 

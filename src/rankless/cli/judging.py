@@ -72,7 +72,7 @@ def evaluate(
     as_json: Json = False,
 ) -> int:
     """Evaluate a run, a weights file or an export."""
-    environments.refuse("evaluate", "run it once, without the launcher; --devices sets the number of devices")
+    environments.refuse("evaluate", "run it once without the launcher, and set --devices")
     _, count, pairs, *_ = check_all(
         lambda: compute_on(device),
         lambda: devices_here(devices),
@@ -182,37 +182,37 @@ def errors(
     for source, reason in found.unreadable[:_UNREADABLE]:
         say(f"{source}: {reason}", file=sys.stderr)
     _print_errors(found, most)
-    say(f"drawn: {out}" if found.images else "nothing is wrong")
+    say(f"written: {out}" if found.images else "no errors found")
     return 0
 
 
 def _print_errors(found: ModelErrors, count: int) -> None:
     from rankless.curation.errors_sheet import doubt, summary
 
-    say(f"{counted(len(found.images), 'image')} of {found.readable:,} with errors ({found.split})")
+    say(f"{len(found.images):,} of {counted(found.readable, 'image')} with errors ({found.split})")
     if found.is_blind and found.readable:
         best = f" (the highest score is {found.best:.2g})" if found.best else ""
         say(
-            f"the model found nothing: no detection scores {found.confidence:g} or more{best}; train for "
-            "longer, or use a lower --confidence"
+            f"the model found nothing: no detection has a score of {found.confidence:g} or more{best}; "
+            "train for longer, or use a lower --confidence"
         )
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(found.counts().items()))
     if kinds:
         say(f"errors: {kinds}")
     if found.images:
-        say(f"\nworst images (total error of each{_first(len(found.images), count)})")
+        say(f"\nworst images, by total error{_first(len(found.images), count)}")
     for image in found.images[:count]:
         say(f"{image.cost:6.2f}  {image.source}: {summary(found, image)}")
     if doubtful := found.doubtful():
-        what = f"{counted(len(doubtful), 'label')} to check, where the model disagrees"
-        say(f"\n{what} (the most certain first{_first(len(doubtful), count)})")
+        what = f"{counted(len(doubtful), 'label')} to check, most doubtful first"
+        say(f"\n{what}{_first(len(doubtful), count)}")
     for wrong, one in doubtful[:count]:
         where = "" if not any(one.box) else f" at {', '.join(f'{side:.0f}' for side in one.box)}"
         say(f"{one.doubt:6.2f}  {wrong.source}: {doubt(found, one)}{where}")
 
 
 def _first(there: int, count: int) -> str:
-    return f"; {count:,} of {there:,}" if there > count else ""
+    return f" ({count:,} of {there:,} shown)" if there > count else ""
 
 
 def check_chains(runs: Sequence[Path], *, as_json: bool) -> int:
@@ -245,7 +245,7 @@ def check_chains(runs: Sequence[Path], *, as_json: bool) -> int:
         elif chain.lines:
             checked = counted(len(chain.sound), "checkpoint")
             removed = len({line.checkpoint for line in chain.lines} - {*chain.sound})
-            say(f"{checked} checked, {removed:,} removed earlier; nothing was changed")
+            say(f"{checked} checked, {removed:,} removed earlier; no problems found")
     return 0 if all(report["ok"] for report in reports) else 1
 
 
@@ -287,9 +287,9 @@ def audit(
     as_json: Json = False,
 ) -> int:
     """Repeat parts of a run and compare the results with its checkpoints, bit for bit."""
-    environments.refuse("audit", "run it once, without the launcher; --devices sets the number of devices")
+    environments.refuse("audit", "run it once without the launcher, and set --devices")
     if every and steps != "1":
-        raise UserError("--steps: has no effect with --all; remove one of the two")
+        raise UserError("--steps: has no effect with --all; remove --steps or --all")
     fix_instruction_set(None, [], run)
     _, count, wanted, drawn, *_ = check_all(
         lambda: compute_on(device),

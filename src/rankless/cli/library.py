@@ -26,8 +26,8 @@ from rankless.cli.options import (
     refuse_stray,
     whole_number,
 )
-from rankless.errors import UserError, check_all, escaped
-from rankless.printing import print_json, print_models, print_result, say
+from rankless.errors import UserError, check_all
+from rankless.printing import print_json, print_models, print_pairs, print_result, say
 
 
 @app.command(
@@ -187,7 +187,7 @@ def import_(
         overrides=overrides,
         force=force,
     )
-    counts = f"{report.taken} of {report.tensors} tensors of {report.model}"
+    counts = f"imported {report.taken} of {report.tensors} tensors of {report.model}"
     lines = (*report.notes, f"{counts}; {report.sha256}  {report.weights}")
     print_result(report.as_json(), lines, as_json=as_json)
     return 0
@@ -216,7 +216,8 @@ def export(
         Parameter(
             help="onnx, openvino, torchscript, pt2 (torch.export), triton (a model repository), pth (a "
             "PyTorch state dict), darknet (.cfg, .weights and .names) or folder (weights with a model card, "
-            "for sharing)."
+            "for sharing).",
+            metavar="FORMAT",
         ),
     ],
     out: Annotated[
@@ -234,7 +235,10 @@ def export(
         flag,
     ] = False,
     confidence: Annotated[
-        float | None, Parameter(help="With --nms: minimum score of the detections to keep. Default: 0.25.")
+        float | None,
+        Parameter(
+            help="With --nms: minimum score of the detections to keep. Default: 0.25.", metavar="SCORE"
+        ),
     ] = None,
     batch: Annotated[
         str | None, Parameter(help="Fix the batch size. By default, any batch size is accepted.", metavar="N")
@@ -318,7 +322,7 @@ def list_(
     if not found:
         raise UserError(
             f"PATTERN is '{pattern}': no published weights match; expected a pattern such as 'yolov4*' or "
-            "'timm/convnext*'; to list those of Darknet and torchvision, run: rankless weights list"
+            "'timm/convnext*'; to list the weights of Darknet and torchvision, run: rankless weights list"
         )
     entries = [one.as_json() for one in found]
     if as_json:
@@ -330,13 +334,9 @@ def list_(
         size = f"{one['about_bytes'] / 1e6:.1f}" if one["about_bytes"] else ""
         facts = f"{one['name']:{width}}  {size:>6}  {one['checked_by']:21}  {one['score'] or ''}"
         lines.append((facts.rstrip(), f"{one['license']}, {one['address']}"))
-    left = max(len(facts) for facts, _ in lines)
-    longest = max(left + 2 + len(rest) for _, rest in lines)
-    columns = shutil.get_terminal_size((longest, 24)).columns  # without a terminal, one line each
-    for facts, rest in lines:
-        print(escaped(f"{facts:{left}}  {rest}") if longest <= columns else f"{facts}\n    {escaped(rest)}")
+    print_pairs(lines)
     if not pattern:
-        print("timm's: rankless weights list 'timm/*'")
+        print("to list timm's weights, run: rankless weights list 'timm/*'")
     return 0
 
 
@@ -344,9 +344,10 @@ def list_(
     sort_key=2,
     usage="Usage: rankless weights get NAME [OPTIONS]",
     help_epilogue="""\
-Each file is downloaded once, into the cache of torch.hub (torchvision), of the Hugging Face Hub (timm) or
-of Rankless (Darknet). RANKLESS_WEIGHTS_MIRROR is the URL of a folder with copies of the files.
-model.pretrained=hf://OWNER/NAME, without a file, downloads a whole transformers model when training starts.
+Each file is downloaded once, into the cache of torch.hub (torchvision), of the
+Hugging Face Hub (timm) or of Rankless (Darknet). RANKLESS_WEIGHTS_MIRROR is
+the URL of a folder with copies of the files. model.pretrained=hf://OWNER/NAME,
+without a file, downloads a whole transformers model when training starts.
 
 Examples:
   rankless weights get yolov4-tiny
@@ -384,7 +385,7 @@ def get(
         path, sha256 = published.fetch(wanted)
         confirmed = wanted.checked_by != "unconfirmed"
         checked = (
-            f"checked ({wanted.checked_by})" if confirmed else "unconfirmed: its checksum is not published"
+            f"checked ({wanted.checked_by})" if confirmed else "unconfirmed, because no checksum is published"
         )
         about = f"{checked}; license: {wanted.license}"
         model, default = wanted.models[0], published.named(wanted.models[0]) == wanted
@@ -396,5 +397,5 @@ def get(
         path = to / path.name
     say(f"{path} ({path.stat().st_size:,} bytes)")
     say(f"SHA-256 {sha256}, {about}")
-    say(f"next: rankless train fine-tune {use} data.root=DATA")
+    say(f"to train: rankless train fine-tune {use} data.root=DATA")
     return 0

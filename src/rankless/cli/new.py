@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     sort_key=1.5,
     usage="Usage: rankless new ROOT [OPTIONS]",
     help_epilogue="""\
-If the data has no validation split, NAME-split is created next to the recipe NAME.yaml. This new folder
-contains the split data with links to the images.
+If the data has no validation split, NAME-split is created next to the recipe
+NAME.yaml. This new folder contains the split data with links to the images.
 
 Examples:
   rankless new mydata
@@ -93,13 +93,13 @@ def new(
     _say_facts(facts)
     for note in facts.notes:
         say(f"note: {note}")
-    say(f"recipe: {file} ({counted(len(settings(facts, pretrained or '')), 'key')}, each with its reason)")
-    say(f"train it: rankless train {shlex.quote(str(file))}")
+    say(f"recipe: {file} ({counted(len(settings(facts, pretrained or '')), 'key')}, each with a reason)")
+    say(f"to train it: rankless train {shlex.quote(str(file))}")
     return 0
 
 
 def holds_data(word: str | None) -> bool:
-    """Return whether a word in place of a recipe is a folder with a data set."""
+    """Return whether the given word is a folder with a data set and not a run."""
     if word is None or not Path(word).is_dir() or (Path(word) / "recipe.yaml").exists():
         return False
     from rankless.data.formats.registry import recognize
@@ -112,7 +112,7 @@ def holds_data(word: str | None) -> bool:
 
 
 def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = None) -> Recipe:
-    """Return the recipe that ``rankless new`` would write, with the overrides applied; print its values.
+    """Return the recipe that ``rankless new`` would write, with overrides applied, and print its values.
 
     For ``undo``, see :func:`rankless.curation.facts.facts_of`.
     """
@@ -132,7 +132,7 @@ def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = N
     _say_values(recipe, [each.key for each in settings(facts, pretrained)], overrides)
     named = f"published/{recipe.model.name}" if pretrained == "published" else pretrained
     more = f" --pretrained {shlex.quote(named)}" if named else ""
-    say(f"to see the reasons, and to change the values: rankless new {shlex.quote(folder)}{more}")
+    say(f"to see the reasons or change the values: rankless new {shlex.quote(folder)}{more}")
     return recipe
 
 
@@ -148,7 +148,7 @@ def say_fine_tuning(recipe: Recipe, overrides: Sequence[str], *, is_here: bool) 
     except UserError:
         if is_here:
             raise
-        why = "200 training images, because the data is not here"
+        why = "200 training images, because the data is not on this machine"
     say(f"fine-tune, with values for {why}:")
     _say_values(recipe, [each.key for each in fine_tuning.settings(1, known=True)], overrides)
 
@@ -175,7 +175,7 @@ def _check_task(pretrained: str, root: str, facts: Facts) -> None:
 
 
 def folders_like(name: str) -> str:
-    """Return a hint that a data folder is also accepted, and the name of a similar folder, if any."""
+    """Return a hint that a data folder is also accepted, with the name of a similar folder if any exists."""
     folders = [folder.name for folder in Path().iterdir() if folder.is_dir()]
     return f"; a folder with data is also accepted{nearest(name.rstrip('/'), folders)}"
 

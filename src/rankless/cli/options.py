@@ -54,8 +54,8 @@ def group(**options: Any) -> App:
 _MODEL = ("task", "model", "model.name", "model.cfg")
 _PRETRAINED = "model.pretrained"
 _NO_RECIPE = (
-    "the recipe is missing: expected its name first, as in rankless train yolov4-tiny data.root=DATA (boxes) "
-    "or rankless train resnet18 data.root=DATA (a folder per class); see: rankless recipes"
+    "the recipe is missing: expected its name first, as in rankless train yolov4-tiny data.root=DATA (to "
+    "detect) or rankless train resnet18 data.root=DATA (to classify); see: rankless recipes"
 )
 _OTHER_THAN_DIGITS = ("data.root", "data", *_MODEL)
 
@@ -99,14 +99,14 @@ def _data_of(recipe: str) -> str:
     except UserError as error:
         return f"fix the recipe first: {'; '.join(error.problems)}"
     if named.root == "digits":
-        return "its data is data.root=digits, which is built in; to see it: rankless data show digits"
+        return "its data is the built-in data.root=digits; to see it: rankless data show digits"
     try:
         data = located(named)
     except UserError as error:
         return f"its data cannot be found: {'; '.join(error.problems)}"
     more = "" if data.format == "auto" else f" --format {data.format}"
     command = f"rankless data check {shlex.quote(data.root)}{more}"
-    return f"its data is data.root={named.root}; to check that: {command}"
+    return f"its data is data.root={named.root}; to check it: {command}"
 
 
 Root = Annotated[
@@ -190,7 +190,7 @@ def compute_on(device: str) -> None:
             )
     elif device != "auto":
         raise UserError(
-            f"--device is '{device}': expected cpu, cuda or auto; --devices selects GPUs, as in "
+            f"--device is '{device}': expected cpu, cuda or auto; to select GPUs, use --devices, as in "
             "--devices 0,2 or --devices 1,"
         )
 
@@ -199,8 +199,8 @@ def device_count(devices: str) -> int | None:
     """Return the number given by ``--devices``, or None for ``auto``."""
     if "," in devices:
         raise UserError(
-            f"--devices is {devices}, which selects GPUs, but only their number can be given here: expected "
-            "a number or auto; to choose GPUs, set CUDA_VISIBLE_DEVICES on their machine"
+            f"--devices is {devices}, which selects GPUs, but only their number can be set here: expected "
+            "a number or auto; to select GPUs, set CUDA_VISIBLE_DEVICES on their machine"
         )
     if devices == "0":
         raise UserError("--devices is 0: expected at least 1 device, or auto; to select GPU 0, use '0,'")
@@ -213,9 +213,7 @@ def devices_here(devices: str) -> int | tuple[int, ...] | None:
         return device_count(devices)
     words = [word.strip() for word in devices.removesuffix(",").split(",")]
     if not all(word.isdecimal() and len(word) < 5 for word in words):
-        raise UserError(
-            f"--devices is '{devices}': expected a number, auto, or the numbers of GPUs, as in 0,2"
-        )
+        raise UserError(f"--devices is '{devices}': expected a number, auto, or GPU numbers, as in 0,2")
     return tuple(map(int, words))
 
 
@@ -265,8 +263,8 @@ def class_pairs(given: str) -> list[list[str]]:
     wrong = [pair[0] for pair in pairs if len(pair) != 2 or not pair[0]]
     if wrong or not pairs:
         raise UserError(
-            f"--classes-map has '{name}': expected the data's class and the model's, as in "
-            "'motorbike=motorcycle', separated by commas, or a file with such pairs"
+            f"--classes-map has '{name}': expected DATA=MODEL pairs separated by commas, as in "
+            "'motorbike=motorcycle', or a file with one pair per line"
             for name in wrong or [given]
         )
     return pairs
@@ -281,7 +279,7 @@ def refuse_without(needed: str, options: Mapping[str, object]) -> None:
 
 
 def refuse_stray(words: Sequence[str], example: str) -> None:
-    """Raise a UserError for words without ``=``, with ``example`` as the correct form."""
+    """Raise a UserError for words without ``=``. The message shows ``example`` as a valid override."""
     if stray := [word for word in words if "=" not in word]:
         raise UserError(f"'{word}': expected key=value, as in {example}" for word in stray)
 
@@ -296,7 +294,7 @@ def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """Return the recipe's name (the first word without ``=``, or None) and the other words as overrides."""
     name = next((word for word in words if "=" not in word), None)
     if name == "":
-        raise UserError("the recipe is an empty string; expected the name of a recipe or a file")
+        raise UserError("the recipe is an empty string: expected the name of a recipe or a file")
     overrides = list(words)
     if name is not None:
         overrides.remove(name)
@@ -376,7 +374,7 @@ def _load_recipe(name: str | None, overrides: Sequence[str], *, check_model: boo
 
 
 def _fine_tuning(recipe: Recipe) -> list[str]:
-    """Return overrides that adapt ``fine-tune`` to the training images, or [] if the data is elsewhere."""
+    """Return overrides that adapt ``fine-tune`` to its training images, or [] if they cannot be read."""
     try:
         task = opened_task(recipe)
     except UserError:
@@ -447,7 +445,7 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
     if begins and not is_named and folder_of(pretrained) is None:
         given = _problems_of_weights(Path(pretrained), trained_weights_of)
         problems += [
-            f"model.pretrained is '{pretrained}': {one.removeprefix(f'{pretrained}: ')}"
+            f"model.pretrained is '{pretrained}': {one.removeprefix(f'{pretrained}: ').removeprefix('is ')}"
             f"{'' if Path(pretrained).suffix or Path(pretrained).exists() else f'; {PUBLISHED}'}"
             for one in given
         ]

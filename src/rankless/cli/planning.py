@@ -40,7 +40,7 @@ from rankless.printing import print_result, say
     usage="Usage: rankless plan [RECIPE] [KEY=VALUE ...] [OPTIONS]",
     help_epilogue="""\
 Examples:
-  rankless plan digits --devices 8x4 --bandwidth 25GB/s --latency 20us --out plan.png
+  rankless plan digits --devices 8x4 --bandwidth 25GB/s --out plan.png
   rankless plan my.yaml --devices 64x8 --bandwidth 100Gbit/s --step-ms 210
   rankless plan digits --check 1,2,4
 """,
@@ -110,7 +110,7 @@ def plan(
         from rankless.launch.planning import plot
 
         plot.plot(found, f"{Path(name).stem}: predicted", out, outputs)
-        say(f"drawn: {out}", file=sys.stderr if as_json else sys.stdout)
+        say(f"written: {out}", file=sys.stderr if as_json else sys.stdout)
     return 0
 
 
@@ -142,7 +142,7 @@ def _plan_options(
     def refuse_both() -> None:
         if check is not None and (wrong := [name for name, value in others.items() if value is not None]):
             raise UserError(
-                f"--check trains on this machine, but {' and '.join(wrong)} would describe other machines; "
+                f"--check trains on this machine, so it cannot be combined with {' and '.join(wrong)}; "
                 f"remove --check, or {' and '.join(wrong)}"
             )
 
@@ -197,6 +197,7 @@ def benchmark(
         Parameter(
             help="Duration of the measurement in seconds. Default: 30 in total for training, and 3 for each "
             "format.",
+            metavar="SECONDS",
             show_default=False,
         ),
     ] = None,
@@ -247,7 +248,7 @@ def _refuse(options: dict[str, object], wanted: str, given: str) -> None:
 
 def _training(words: Sequence[str], devices: str, seconds: float, as_json: bool, *, pure: bool) -> int:
     count = device_count(devices)
-    environments.refuse("benchmark", "run it once, without the launcher")
+    environments.refuse("benchmark", "run it once without the launcher")
     chosen, name = recipe_of(words)
     check_recipe(chosen, begins=False)
     from rankless.launch.planning.bench import bench as measure

@@ -190,7 +190,7 @@ def _as_overrides(options: dict[str, str | None], overrides: Sequence[str]) -> l
 
 @contextmanager
 def _name_given_options(options: dict[str, str | None]) -> Iterator[None]:
-    """Inside the context, make errors about recipe keys name the options that the user gave."""
+    """Within the context, errors about recipe keys name the options that the user gave."""
     try:
         yield
     except UserError as error:
@@ -220,11 +220,11 @@ def _expand_lists(sources: Sequence[str]) -> tuple[str, ...]:
             text = sys.stdin.read() if source == "@-" else reading.read_text(Path(source[1:]))
         except (OSError, UnicodeDecodeError) as error:
             problems.append(
-                f"'{source}': the list cannot be read: {reading.reason(error)}; expected a path on each line"
+                f"'{source}': the list cannot be read: {reading.reason(error)}; expected one path per line"
             )
             continue
         if not (lines := [line for line in text.splitlines() if line.strip()]):
-            problems.append(f"'{source}': the list is empty; expected a path on each line")
+            problems.append(f"'{source}': the list is empty; expected one path per line")
         every += lines
     for one in every:
         is_named = one.startswith(("digits:", "webcam:")) or "://" in one
@@ -239,7 +239,7 @@ def _camera_hint(source: str) -> str:
     if not source.isdigit() and not source.startswith("/dev/video"):
         return ""
     there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
-    return f"; a camera is webcam:0 or /dev/video0; cameras here: {there}"
+    return f"; for a camera, use webcam:0 or /dev/video0 (cameras on this machine: {there})"
 
 
 def _fix_instruction_set(target: Path) -> None:
@@ -290,9 +290,9 @@ def _summary(report: PredictionReport, found: Counter[str], frames: int) -> str:
     if report.failed:
         failed = len(report.failed)
         parts.append(
-            f"{counted(failed, 'source')} not read completely"
+            f"{counted(failed, 'source')} could not be read completely"
             if frames
-            else f"{counted(failed, 'image')} not readable"
+            else f"{counted(failed, 'image')} could not be read"
         )
     if report.removed:
         parts.append(f"{counted(len(report.removed), 'file')} of an earlier prediction removed")
@@ -303,8 +303,8 @@ def _summary(report: PredictionReport, found: Counter[str], frames: int) -> str:
 
 def _lower_confidence(best: float, confidence: float) -> str:
     if not best:
-        return f"no score came near --confidence {confidence:g}; train for longer"
+        return f"no score was close to --confidence {confidence:g}; train for longer"
     steps = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0)
     lower = next(step for step in steps if step < best)
-    said = f"the highest score is {best:.2g}, and --confidence is {confidence:g}; try --confidence {lower:g}"
+    said = f"the highest score is {best:.2g}, but --confidence is {confidence:g}; try --confidence {lower:g}"
     return said if best >= _LOW else f"{said}, or train for longer"

@@ -39,9 +39,14 @@ class JobOptions:
     """Options common to all kinds of clusters."""
 
     out: Annotated[
-        str | None, Parameter(name=("--out", "--run"), help="The run directory. Default: runs/RECIPE-JOB.")
+        str | None,
+        Parameter(
+            name=("--out", "--run"), help="The run directory. Default: runs/RECIPE-JOB.", metavar="PATH"
+        ),
     ] = None
-    name: Annotated[str | None, Parameter(help="Job name. Default: the recipe's name.")] = None
+    name: Annotated[str | None, Parameter(help="Job name. Default: the recipe's name.", metavar="NAME")] = (
+        None
+    )
     cpus: Annotated[str | None, Parameter(help="Number of CPU cores per rank.", metavar="N")] = None
     sinks: Annotated[
         tuple[str, ...],
@@ -71,7 +76,7 @@ def _request(
 
     def read() -> str | None:
         if not recipe:
-            raise UserError("no recipe given: expected a shipped recipe's name or a YAML file")
+            raise UserError("no recipe given: expected the name of a shipped recipe or a YAML file")
         chosen, _ = recipe_of(words)
 
         def refuse_placeholders() -> None:  # other paths may exist on the cluster
@@ -98,7 +103,7 @@ def _request(
     usage="Usage: rankless submit slurm RECIPE [KEY=VALUE ...] [OPTIONS]",
     help_epilogue="""\
 Examples:
-  rankless submit slurm yolov4 data.root=mydata --nodes 2 --devices 4 --time 4:00:00
+  rankless submit slurm yolov4 data.root=mydata --nodes 2 --time 4:00:00
   rankless submit slurm my.yaml epochs=9 --gres gpu:a100:1 --dry-run
 """,
 )
@@ -107,20 +112,27 @@ def slurm(
     nodes: Nodes = "1",
     devices: Devices = "1",
     options: Options = JobOptions(),
-    partition: Annotated[str | None, Parameter(help="Passed to sbatch as --partition.")] = None,
+    partition: Annotated[
+        str | None, Parameter(help="Passed to sbatch as --partition.", metavar="NAME")
+    ] = None,
     time: Annotated[
         str | None,
         Parameter(
-            help="Passed to sbatch as --time. A job that reaches this limit is requeued and continues."
+            help="Passed to sbatch as --time. A job that reaches this limit is requeued and continues.",
+            metavar="TIME",
         ),
     ] = None,
-    account: Annotated[str | None, Parameter(help="Passed to sbatch as --account.")] = None,
-    qos: Annotated[str | None, Parameter(help="Passed to sbatch as --qos.")] = None,
+    account: Annotated[str | None, Parameter(help="Passed to sbatch as --account.", metavar="NAME")] = None,
+    qos: Annotated[str | None, Parameter(help="Passed to sbatch as --qos.", metavar="NAME")] = None,
     gres: Annotated[
         str | None,
-        Parameter(help="Passed to sbatch as --gres. 'none' requests no GPU. Default: gpu:DEVICES."),
+        Parameter(
+            help="Passed to sbatch as --gres. 'none' requests no GPU. Default: gpu:DEVICES.", metavar="GRES"
+        ),
     ] = None,
-    memory: Annotated[str | None, Parameter(help="Memory per machine, passed to sbatch as --mem.")] = None,
+    memory: Annotated[
+        str | None, Parameter(help="Memory per machine, passed to sbatch as --mem.", metavar="SIZE")
+    ] = None,
     python: Annotated[
         str,
         Parameter(
@@ -145,7 +157,7 @@ def slurm(
         return 0
     number = cluster.submit(text)
     print(text)
-    say(f"job {number}; its output: {request.name}-{number}.log; save and stop: scancel {number}")
+    say(f"submitted job {number} (log: {request.name}-{number}.log); to save and stop it: scancel {number}")
     return 0
 
 
@@ -154,24 +166,27 @@ def slurm(
     usage="Usage: rankless submit kubernetes RECIPE [KEY=VALUE ...] --image IMAGE --claim CLAIM [OPTIONS]",
     help_epilogue="""\
 Examples:
-  rankless submit kubernetes my.yaml --image me/rankless:1 --claim work --nodes 2 --devices 4 --apply
-  rankless submit kubernetes digits --image me/rankless:1 --claim work --plain | kubectl apply -f -
+  rankless submit kubernetes my.yaml --image me/img:1 --claim work --apply
+  rankless submit kubernetes digits --image me/img:1 --claim work | kubectl apply -f -
 """,
 )
 def kubernetes(
     *recipe: Words,
-    image: Annotated[str, Parameter(help="A container image with Rankless installed.")],
+    image: Annotated[str, Parameter(help="A container image with Rankless installed.", metavar="IMAGE")],
     claim: Annotated[
         str,
         Parameter(
             help="A PersistentVolumeClaim for data and runs, used as the working directory. Several machines "
-            "need access mode ReadWriteMany."
+            "need access mode ReadWriteMany.",
+            metavar="CLAIM",
         ),
     ],
     nodes: Nodes = "1",
     devices: Devices = "1",
     options: Options = JobOptions(),
-    namespace: Annotated[str | None, Parameter(help="Kubernetes namespace. Default: kubectl's.")] = None,
+    namespace: Annotated[
+        str | None, Parameter(help="Kubernetes namespace. Default: kubectl's.", metavar="NAME")
+    ] = None,
     plain: Annotated[bool, Parameter(help="Use an Indexed Job instead of Kubeflow Trainer."), flag] = False,
     gpu: Annotated[
         str,
@@ -179,7 +194,7 @@ def kubernetes(
             help="Kubernetes resource name of the devices; none for processes on CPUs.", metavar="RESOURCE"
         ),
     ] = "nvidia.com/gpu",
-    memory: Annotated[str | None, Parameter(help="Memory per machine, as in 64Gi.")] = None,
+    memory: Annotated[str | None, Parameter(help="Memory per machine, as in 64Gi.", metavar="SIZE")] = None,
     runtime: Annotated[
         str, Parameter(help="Kubeflow Trainer runtime.", metavar="NAME")
     ] = "torch-distributed",
@@ -192,7 +207,7 @@ def kubernetes(
 
     def refuse_both() -> None:
         if apply and options.dry_run:
-            raise UserError("--apply submits the job, but --dry-run only prints it; remove one of the two")
+            raise UserError("--apply submits the job, but --dry-run only prints it; remove one of them")
 
     given = {"--name": options.name, "--image": image, "--claim": claim, "--namespace": namespace}
     given |= {"--gpu": gpu, "--memory": memory, "--runtime": runtime}
@@ -215,13 +230,16 @@ def kubernetes(
     help_epilogue="""\
 Examples:
   rankless submit ray my.yaml --address auto --devices 8
-  rankless submit ray digits --address 10.0.0.1:6379 --devices 4 --out /data/runs/digits
+  rankless submit ray digits --address 10.0.0.1:6379 --out /data/runs/digits
 """,
 )
 def ray(
     *recipe: Words,
     address: Annotated[
-        str, Parameter(help="The cluster address: HOST:PORT, or auto on a machine of the cluster.")
+        str,
+        Parameter(
+            help="The cluster address: HOST:PORT, or auto on a machine of the cluster.", metavar="ADDRESS"
+        ),
     ],
     devices: Annotated[
         str, Parameter(help="Total number of GPUs or, if the job uses no GPUs, of processes.", metavar="N")

@@ -141,15 +141,20 @@ def train_here(given: TrainOptions) -> int:
         try:
             return load_recipe(name, overrides)
         except UserError as error:
-            if name is not None and Path(name).is_dir() and not (Path(name) / "recipe.yaml").exists():
-                from rankless.data.formats.registry import recognize
-
-                recognize(name)  # raises an error that says why the folder is not a data set
-            if name is None or os.path.lexists(name):
+            if name is None:
                 raise
-            gone = f"'{name}': no such file"
+            if (Path(name) / "recipe.yaml").exists():
+                start, hint = f"{name}: this is a", f"; to continue the run: {RunDirectory(Path(name)).again}"
+            elif os.path.lexists(name):
+                if Path(name).is_dir():
+                    from rankless.data.formats.registry import recognize
+
+                    recognize(name)  # raises an error that says why the folder is not a data set
+                raise
+            else:
+                start, hint = f"'{name}': no such file", folders_like(name)
             raise UserError(
-                f"{one}{folders_like(name)}" if one.startswith(gone) else one for one in error.problems
+                f"{one}{hint}" if one.startswith(start) else one for one in error.problems
             ) from None
 
     _, devices, (chosen, name), *_ = check_all(
@@ -203,10 +208,10 @@ def train_here(given: TrainOptions) -> int:
 def train_over_ssh(given: TrainOptions, hosts: str) -> int:
     """Train on several machines, or start a detached run on them."""
     given.refuse(
-        device="applies only to this machine; remove --device; each host uses its GPUs, if any",
-        inline="trains in this process, but --hosts starts other processes; remove one of the two",
+        device="applies only to this machine, and each host uses its GPUs, if any; remove --device",
+        inline="trains in this process, but --hosts starts other processes; remove one of them",
         download="downloads files to this machine only; remove --download",
-        parallel="runs ranks as threads of one process, but --hosts starts processes; remove one of the two",
+        parallel="runs ranks as threads of one process, but --hosts starts processes; remove one of them",
     )
     from rankless.launch.hosts.names import parse_hosts
     from rankless.launch.job import Wanted
@@ -214,10 +219,10 @@ def train_over_ssh(given: TrainOptions, hosts: str) -> int:
     name, overrides = given.recipe()
     least, parsed = whole_number("--min-hosts", given.min_hosts), parse_hosts(hosts)
     if least > len(parsed):
-        raise UserError(f"--min-hosts is {least}: expected 1 to {len(parsed)}, the number of --hosts")
+        raise UserError(f"--min-hosts is {least}: expected a number from 1 to {len(parsed)} (all hosts)")
     if given.devices != "auto" and all(host.devices for host in parsed):
         raise UserError(
-            f"--devices is {given.devices}, but --hosts already gives the number of devices of every host; "
+            f"--devices is {given.devices}, but --hosts already gives the number of devices for every host; "
             "remove --devices"
         )
     count, resume = device_count(given.devices), given.resume
@@ -245,13 +250,13 @@ def train_as_rank(given: TrainOptions, environment: Environment) -> int:
     def read() -> Wanted:
         if given.hosts is not None:
             raise UserError(
-                "--hosts: starts the ranks itself, but a launcher has started this one; remove --hosts"
+                "--hosts: starts ranks itself, but a launcher has started this rank; remove --hosts"
             )
         given.refuse(
-            device="a launcher has started this rank; to use the CPU, set RANKLESS_CPU=1 for all ranks",
-            inline="a launcher has started this rank; remove --inline",
-            download="several ranks would download at once; download first, without the launcher",
-            parallel="a launcher has started this rank; remove --parallel",
+            device="not available under a launcher; to use the CPU, set RANKLESS_CPU=1 for all ranks",
+            inline="not available under a launcher; remove --inline",
+            download="not available under a launcher; run --download first, without the launcher",
+            parallel="not available under a launcher; remove --parallel",
         )
         asked = _wanted(given, is_first=environment.rank == 0)
         return replace(asked, run=given.run, resume=given.resume, sinks=given.sinks)
@@ -386,7 +391,7 @@ def verify(
     as_json: Json = False,
 ) -> int:
     """Check that the weights are bit-identical for any number of processes or hosts."""
-    environments.refuse("verify", "run it once, without the launcher")
+    environments.refuse("verify", "run it once without the launcher")
     if hosts is not None and device != "auto":
         raise UserError("--device: applies only to this machine; remove --device")
     _, step_count, (chosen, _), sizes = check_all(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     help_epilogue="""\
 Examples:
   rankless tune digits --trials 10 epochs=5
-  rankless tune my.yaml --search optim.lr=0.001..0.1 --search 'data.augment=light|heavy'
+  rankless tune my.yaml --search 'data.augment=light|heavy'
   rankless tune --resume --out runs/tune-my --trials 40
 """,
 )
@@ -65,7 +65,7 @@ def tune(
     devices: Devices = "auto",
 ) -> int:
     """Tune a recipe's hyperparameters, such as the learning rate. Each trial is a run."""
-    environments.refuse("tune", "run it once, without the launcher; --devices sets the number of devices")
+    environments.refuse("tune", "run it once without the launcher, and set --devices")
     count, many = check_all(lambda: devices_here(devices), lambda: whole_number("--trials", trials))
     from rankless.launch import fork_server
     from rankless.launch.tuning import page
@@ -80,19 +80,17 @@ def tune(
         fork_server.start()  # forked ranks inherit the redirected output
         code = run_trials(record, many, devices=count, output=output)
     if len(record.ranked()) > 1:
-        say("\nthe best first:")
+        say("\ntrials, best first:")
         for line in record.table():
             say(line)
     if code:
         say(f"to continue: rankless tune --resume --out {shell_word(record.folder)} --trials {many}")
     elif best := record.ranked()[:1]:
-        others = (
-            "all others are also kept" if record.search.keeps_all else "those of other trials are removed"
-        )
-        say(f"the best weights are in {record.run(best[0].number)}; {others}")
+        others = "kept" if record.search.keeps_all else "removed"
+        say(f"the best weights are in {record.run(best[0].number)}; all others were {others}")
         say(f"to train with these values: {record.command(best[0])}")
     if record.trials:
-        say(f"all trials in a page: {record.folder / page.NAME}")
+        say(f"report of all trials: {record.folder / page.NAME}")
     return code
 
 
@@ -117,7 +115,7 @@ def _resume(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None, 
     if recipe or search:
         raise UserError(
             "--resume uses the recorded recipe and ranges; remove the recipe, key=value and --search, or "
-            "start another search"
+            "start a new search without --resume"
         )
     record = opened(out)
     record.search = replace(record.search, keeps_all=record.search.keeps_all or keeps_all)

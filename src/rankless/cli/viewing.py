@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     sort_key=3,
     usage="Usage: rankless runs [DIR] [OPTIONS]",
     help_epilogue="""\
-States: running, finished, stopped (on request), failed (with an error), died (a process was
-killed), interrupted (the machine or the launcher stopped), new (no step finished yet),
-on HOST (started with --detach, and coordinated by HOST).
+States: running, finished, stopped (on request), failed (with an error),
+died (a process was killed), interrupted (the machine or the launcher stopped),
+new (no step finished yet), on HOST (started with --detach, and coordinated by
+HOST).
 
 Examples:
   rankless runs
@@ -62,7 +63,7 @@ def runs(
             say(_line(one))
     for problem, run in ((dangling(run, "last"), run) for run in every):
         if problem:
-            warn(f"{problem}; {run.again} fixes it")
+            warn(f"{problem}; to fix this, run: {run.again}")
     return 0
 
 
@@ -81,8 +82,8 @@ def watch(
         str,
         Parameter(
             name="RUN",
-            help="The run directory, or HOST:DIRECTORY for another machine, relative to the home directory "
-            "there. A detached run is found automatically.",
+            help="The run directory, or HOST:DIRECTORY for a run on another machine (relative to the home "
+            "directory there). A detached run is found automatically.",
         ),
     ],
     /,
@@ -123,17 +124,17 @@ def _serve_report(target: str, port: int | None) -> int:
 
     run = Path(target)
     if port is not None and port > 65535:
-        raise UserError(f"--port is {port}: expected 1 to 65535")
+        raise UserError(f"--port is {port}: expected a number from 1 to 65535")
     if not run.exists() and ":" in target:
         host, _, there = target.partition(":")
         raise UserError(
-            f"--web: {target} is on another machine; expected a run here; to view it here, run: "
+            f"--web: {target} is on another machine; expected a run on this one; to view it here, run: "
             f"ssh -L 8765:127.0.0.1:8765 {host} rankless watch {there} --web"
         )
     wait_for(run)
     with suppress(KeyboardInterrupt), report_server(run, port) as server:
-        say(f"the report of {run}: http://{HOST}:{server.server_port}/")
-        say("Ctrl-C closes it and leaves the training running")
+        say(f"report of {run}: http://{HOST}:{server.server_port}/")
+        say("press Ctrl-C to close it; training continues")
         sys.stdout.flush()
         server.serve_forever()
     return 0
@@ -212,7 +213,7 @@ def report(
         try:
             page.write(collected, target, digests)
         except OSError as error:
-            raise UserError(f"{target}: cannot be written ({error.strerror}); give another --out") from None
+            raise UserError(f"{target}: cannot be written ({error.strerror}); choose another --out") from None
     else:
         outputs.refuse_inputs(path for one in collected for path in (one.run.journal, one.run.recipe))
         with outputs.writing(target) as part:

@@ -24,6 +24,10 @@ class Filled:
     unreadable: tuple[UnreadableImage, ...]
     notes: tuple[str, ...]
 
+    def as_json(self) -> dict[str, Any]:
+        failed = [[one.path, one.reason] for one in self.unreadable]
+        return {"split": self.split, "images": self.images, "unreadable": failed}
+
 
 def fill(recipe: Recipe) -> list[Filled]:
     """Decode a recipe's training and validation images into the cache, at the resolution the recipe needs.

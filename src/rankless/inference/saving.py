@@ -56,10 +56,8 @@ def refuse_unfit(kinds: frozenset[str], finder: Finder) -> None:
     if isinstance(finder, CustomFinder):
         fit, what = set(_OF_ANY_TASK), f"'{finder.name}' is a custom task"
     if unfit := [name for name in KINDS if name in kinds - fit]:
-        raise UserError(
-            f"--save contains {name}, but {what}; expected {one_of(k for k in KINDS if k in fit)}"
-            for name in unfit
-        )
+        expected = one_of(name for name in KINDS if name in fit)
+        raise UserError(f"--save contains {', '.join(unfit)}, but {what}; expected {expected}")
 
 
 @dataclass

@@ -147,7 +147,6 @@ _PURE_WORDS = ("O3", "bf16-pure", "fp16-pure", "pure-bf16", "pure-fp16")
 _SYNC_WORDS = ("SyncBatchNorm", "SyncBN", "sync_bn", "syncbn")
 
 VALUES: Mapping[tuple[str, str], str] = {
-    ("data.format", "yolo"): "use darknet",
     ("precision", "O0"): "use fp32",
     ("precision", "O1"): "use bf16 or fp16",
     ("precision", "O2"): _WHOLE,

@@ -28,9 +28,8 @@ def shipped() -> dict[str, str]:
 def shipped_text(name: str) -> str:
     """Return the text of a shipped recipe, including the header."""
     if name not in shipped():
-        raise UserError(
-            f"no shipped recipe '{name}': expected one of {', '.join(shipped())}{nearest(name, shipped())}"
-        )
+        hint = nearest(name, shipped()) or f": expected one of {', '.join(shipped())}"
+        raise UserError(f"no shipped recipe '{name}'{hint}")
     return (_FOLDER / f"{name}.yaml").read_text("utf-8")
 
 

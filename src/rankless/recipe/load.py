@@ -273,20 +273,17 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
         return shipped_text(name), f"{name}.yaml"
     is_path = isinstance(source, Path) or bool(re.search(r"[/\\]|\.ya?ml$", name))
     if not is_path and not path.exists():
-        raise UserError(f"{_missing(name)}{_instead_of(name, check_name)}")
+        raise UserError(_missing(name, _instead_of(name, check_name)))
     try:
         return reading.read_text(path, reading.YAML), name
     except FileNotFoundError:
         beside = [str(file) for pattern in ("*.yaml", "*.yml") for file in path.parent.glob(pattern)]
         near = nearest(name, beside) or (f"; {other}" if (other := other_yolo(path.stem)) else "")
         near = near or nearest(path.stem, shipped())
-        raise UserError(f"{_missing(name)}{near}") from None
+        raise UserError(_missing(name, near)) from None
     except IsADirectoryError:
         if (path / "recipe.yaml").is_file():
-            expected = (
-                f"a recipe file, such as {path}/recipe.yaml; to continue the run: "
-                f"rankless train --resume --run {shell_word(path)}"
-            )
+            expected = f"a recipe file, such as {path}/recipe.yaml"
         else:
             expected = (
                 f"a recipe; if it contains data, add data.root={shell_word(name)} to a recipe, or create a "
@@ -299,9 +296,10 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
 
 
-def _missing(name: str) -> str:
-    known = ", ".join(shipped())
-    return f"'{name}': no such file, folder or shipped recipe; expected a recipe file or one of {known}"
+def _missing(name: str, hint: str) -> str:
+    is_typo = hint.startswith("; did you mean")
+    known = "" if is_typo else f"; expected a recipe file or one of {', '.join(shipped())}"
+    return f"'{name}': no such file, folder or shipped recipe{known}{hint}"
 
 
 def _instead_of(name: str, check_name: NameCheck | None) -> str:

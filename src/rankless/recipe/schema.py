@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import InitVar, field
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
@@ -164,9 +164,12 @@ class Augment:
         """Ignore the preset, which the validator has already expanded."""
 
 
-Format = Literal[
-    "auto", "webdataset", "coco", "voc", "darknet", "fiftyone", "hugging-face", "csv", "lines", "cifar",
-    "oxford-pets", "image-folder",
+Format = Annotated[
+    Literal[
+        "auto", "webdataset", "coco", "voc", "darknet", "fiftyone", "hugging-face", "csv", "lines", "cifar",
+        "oxford-pets", "image-folder",
+    ],
+    BeforeValidator(lambda name: "darknet" if name == "yolo" else name),
 ]  # fmt: skip
 
 
@@ -180,7 +183,7 @@ class Data:
     folder: Name = "data"
     """Folder with the files of ``torchvision/NAME`` (``root`` in torchvision)."""
     format: Format = "auto"
-    """Format of the data; ``auto`` detects it."""
+    """Format of the data. ``auto`` detects it, and ``yolo`` means ``darknet``."""
     train: Name = "train"
     """Name of the split to train on, or its annotation file, relative to ``root``."""
     val: Name = "val"

@@ -129,7 +129,10 @@ def test_the_table_fits_into_80_columns() -> None:
     [
         (["--seconds", "0"], "--seconds is 0: expected a number above 0 and at most 3600"),
         (["--devices", "3"], "--devices is 3, but a step has only 2 micro-batches"),
-        (["--devices", "0,1"], "--devices is 0,1, which selects GPUs, but only their number"),
+        (
+            ["--devices", "0,1"],
+            "--devices is 0,1, which selects GPUs, but only their number can be set here",
+        ),
         (["data.root=/nowhere"], "data.root is '/nowhere': no such file or folder"),
     ],
 )

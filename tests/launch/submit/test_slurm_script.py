@@ -194,4 +194,4 @@ def test_sbatch_gets_the_script_and_its_refusal_is_reported(tmp_path, monkeypatc
     assert cli.main(command) == 0
     out = capsys.readouterr().out
     assert (tmp_path / "script").read_text() in out
-    assert "job 41; its output: digits-41.log" in out
+    assert "submitted job 41 (log: digits-41.log)" in out
