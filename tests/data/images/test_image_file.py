@@ -53,7 +53,8 @@ def test_an_orientation_that_only_xmp_states(tmp_path: Path, xmp: bytes) -> None
     RGB.save(tmp_path / "a.jpg", xmp=xmp)
     with Image.open(tmp_path / "a.jpg") as image:
         expected = np.asarray(ImageOps.exif_transpose(image))
-    assert expected.shape[:2] == ((30, 20) if b"6" in xmp else (20, 30))
+        written = image.info.get("xmp", b"")  # Pillow writes it since version 11
+    assert expected.shape[:2] == ((30, 20) if b"6" in written else (20, 30))
     assert np.array_equal(rows(read(tmp_path / "a.jpg")), expected)
 
 
