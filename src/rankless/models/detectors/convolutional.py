@@ -132,7 +132,7 @@ class LayerGraph(nn.Module):
         outputs = []
         for number, (layer, built) in enumerate(zip(self.network.layers, self.layers.values(), strict=True)):
             read = [maps[source] for source in self.sources[number]]
-            if isinstance(layer, net.Yolo | net.AnchorFree):
+            if isinstance(layer, (net.Yolo, net.AnchorFree)):  # torch.compile in PyTorch 2.9 knows no unions
                 outputs.append(read[0] if isinstance(layer, net.Yolo) else built(read[0]))
                 made = read[0]
             else:
