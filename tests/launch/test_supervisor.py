@@ -210,19 +210,13 @@ def test_a_damaged_archive_leaves_nothing(client, tmp_path):
     assert list((tmp_path / ".cache/code").iterdir()) == []
 
 
-def test_processes_that_the_machine_hides_are_not_looked_at(monkeypatch):
+def test_processes_that_the_machine_hides_are_not_looked_at(tmp_path):
     """As /proc is where it is mounted with hidepid=1."""
-    read = Path.read_bytes
-
-    def hidden(path: Path) -> bytes:
-        if path == Path("/proc/1/stat"):
-            raise PermissionError(1, "Operation not permitted", str(path))
-        return read(path)
-
-    monkeypatch.setattr(Path, "read_bytes", hidden)
-    with subprocess.Popen(["sleep", "60"]) as child:
-        assert child.pid in supervisor.descendants()
-        child.kill()
+    for pid, stat in (("1", None), ("77", f"77 (a) b) S {os.getpid()} 1"), ("78", "78 (c) Z 77 1")):
+        (tmp_path / pid).mkdir()
+        if stat:
+            (tmp_path / pid / "stat").write_text(stat)
+    assert supervisor.descendants(tmp_path) == {77}
 
 
 def test_a_killed_supervisor_takes_a_host_process_along(client):

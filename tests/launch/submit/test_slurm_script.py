@@ -24,11 +24,12 @@ NASTY = 'a b\'; touch "x" `id` $(id) $HOME \\ & | > * # \n#SBATCH --nodes=9'
 words = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=20)
 
 
-def test_the_script_is_the_one_that_was_read(monkeypatch, capsys):
-    monkeypatch.setattr(Path, "cwd", lambda: Path("/home/me/my project"))
+def test_the_script_is_the_one_that_was_read(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my project").mkdir()
+    monkeypatch.chdir(tmp_path / "my project")
     words = "yolov4 data.root=mine --nodes 2 --devices 4 --time 4:00:00 --partition gpu"
     assert cli.main(["submit", "slurm", *words.split(), *WORDS]) == 0, capsys.readouterr()
-    text = capsys.readouterr().out
+    text = capsys.readouterr().out.replace(str(tmp_path), "/home/me")
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text(), "if that is meant: UPDATE_GOLDEN=1, and read it"
