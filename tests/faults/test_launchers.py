@@ -23,6 +23,7 @@ from listening import listening
 from process_server import SERVER, Forked
 from rankless.hardware.network import public_address
 from rankless.runs.directory import RunDirectory
+from waiting import until
 
 pytestmark = [
     pytest.mark.processes,
@@ -84,18 +85,18 @@ class Ranks:
     def ends(self, *codes: int) -> list[str]:
         """Check the exit codes; what was printed, rank by rank."""
         found = [process.wait(timeout=120) for process in self.processes]
+        assert found == [*codes], self.printed()
+        return self.printed()
+
+    def printed(self) -> list[str]:
         for output in self.outputs:
             output.seek(0)
-        printed = [output.read() for output in self.outputs]
-        assert found == [*codes], printed
-        return printed
+        return [output.read() for output in self.outputs]
 
     def until(self, condition: Callable[[], Any]) -> None:
-        end = time.monotonic() + 120
-        while not condition():
-            if time.monotonic() > end or any(process.poll() is not None for process in self.processes):
-                self.ends()
-            time.sleep(0.01)
+        until(
+            condition, 120, over=lambda: any(p.poll() is not None for p in self.processes), said=self.printed
+        )
 
 
 def srun(*sizes: int, **more: str) -> list[dict[str, str]]:

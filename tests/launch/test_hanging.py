@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +15,7 @@ from rankless.errors import UserError
 from rankless.launch import ranks
 from rankless.launch.hanging import FORK_SERVER, STOPPED, HangDetector, patience
 from rankless.launch.job import Pulse, leave_pulse, read_pulse
+from waiting import until
 
 
 class Watched:
@@ -40,8 +40,7 @@ def sleeper():
 
 
 def wait_for_state(pid: int, state: str) -> None:
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != state:
-        time.sleep(0.01)
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == state)
 
 
 @pytest.mark.processes

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import pytest
 from rankless.launch.hosts import supervisor
 from rankless.launch.hosts.channel import Channel, Events
 from rankless.launch.hosts.names import Host
+from waiting import until
 
 pytestmark = pytest.mark.processes
 
@@ -80,7 +80,7 @@ class Client:
     def orphan(self) -> int:
         """The process of ``ORPHAN`` that nobody knows."""
         path = self.folder / "orphan"
-        wait_for(lambda: path.exists() and path.read_text())
+        until(lambda: path.exists() and path.read_text())
         return int(path.read_text())
 
 
@@ -101,13 +101,6 @@ def client(tmp_path):
         one.process.kill()
         one.process.wait()
         one.stdout.close()
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:
@@ -225,7 +218,7 @@ def test_a_killed_supervisor_takes_a_host_process_along(client):
     one.orphan()
     child = int(Path(f"/proc/{one.process.pid}/task/{one.process.pid}/children").read_text().split()[0])
     one.process.send_signal(signal.SIGKILL)
-    wait_for(lambda: not is_alive(child))
+    until(lambda: not is_alive(child))
     os.kill(one.orphan(), signal.SIGKILL)
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rankless import cli
 from rankless.launch.submit import slurm
 from rankless.launch.submit.request import Request
+from waiting import until
 
 GOLDEN = Path(__file__).parent / "golden" / "two_nodes.sbatch"
 WORDS = ["--python", "/opt/venv/bin/python", "--dry-run"]
@@ -137,10 +138,7 @@ def test_a_warning_reaches_the_ranks_and_the_job_is_requeued(tmp_path, number, p
     rank += "echo by itself >> log; exit 85"
     cluster = Cluster(tmp_path, rank)
     process = cluster.start(a_script(tmp_path))
-    end = time.monotonic() + 30
-    while not (tmp_path / "up").exists():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until((tmp_path / "up").exists)
     process.send_signal(number)
     if number == signal.SIGTERM:
         time.sleep(0.2)
