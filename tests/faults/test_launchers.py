@@ -194,7 +194,7 @@ def disks(tmp_path):
     shared, own = tmp_path / "disk", tmp_path / "other"
     for folder in (shared, own):
         folder.mkdir()
-    return shared, own, [str(HERE / "another_disk.py"), str(shared), str(own)]
+    return shared, own, [str(HERE / "prepared.py"), "disk", str(shared), str(own)]
 
 
 def test_a_requeued_job_goes_on_when_the_machine_of_rank_0_was_lost(tmp_path, disks, recipe, expected):
