@@ -383,9 +383,9 @@ class Process:
     user: int
 
 
-def processes(root: Path = Path("/proc")) -> list[Process]:
+def processes() -> list[Process]:
     found = []
-    for folder in root.iterdir():
+    for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         try:
