@@ -52,7 +52,7 @@ LEVELS: list[tuple[str, Callable[[], Check], str, str]] = [
     ("warning", lambda: here.memory(GB), "1.0 GB free", "ps aux"),
     ("error", lambda: here.memory(GB // 4), "0.2 GB free", "ps aux"),
     ("error", lambda: here.shared_memory(Path("/nowhere")), "does not exist", "--shm-size"),
-    ("error", lambda: here.shared_memory(Path("/"), GB // 100), "0.0 GB free of ", "--shm-size"),
+    ("error", lambda: here.shared_memory(Path("/"), GB // 100), "10.0 MB free of ", "--shm-size"),
     ("warning", lambda: here.shared_memory(Path("/"), GB // 2), "0.5 GB free of ", "--shm-size"),
     ("ok", lambda: here.shared_memory(Path("/"), 4 * GB), "4.0 GB free of ", ""),
     ("ok", lambda: here.open_files(65536), "65536", ""),
@@ -232,10 +232,10 @@ def test_what_hangs_or_fails_is_a_finding_and_the_rest_is_looked_at():
     def refuses() -> Check:
         raise UserError("c: no such file")
 
-    found = check.run({"a": hangs, "b": fails, "c": refuses, "d": lambda: ok("d", "fine")}, 0.5)
+    found = check.run({"a": hangs, "b": fails, "c": refuses, "d": lambda: ok("d", "fine")}, 0.2)
     stuck.set()
     assert [one.level for one in found] == ["error", "warning", "error", "ok"]
-    assert found[0].value == "no answer within 0.5 s"
+    assert found[0].value == "no answer within 0.2 s"
     assert found[1].value == "could not be checked (ValueError: odd)"
     assert found[2].value == "c: no such file"
 
