@@ -25,6 +25,7 @@ from rankless.runs.directory import RunDirectory
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from process_server import AVAILABLE, SERVER, TAG, Forked
 from small_disk import mounted as small_disk  # noqa: F401  # for benchmarks/faults.py
+from waiting import until
 
 if TYPE_CHECKING:
     import pytest
@@ -67,12 +68,7 @@ class Watched:
 
     def until(self, condition: Callable[[], Any], seconds: float = 60) -> Any:
         """Wait for something; fail where it does not come or the run ends before."""
-        end = time.monotonic() + seconds
-        while not (value := condition()):
-            if time.monotonic() > end or self.process.poll() is not None:
-                raise AssertionError(f"it did not come, the run printed:\n{self.text()}")
-            time.sleep(0.01)
-        return value
+        return until(condition, seconds, over=lambda: self.process.poll() is not None, said=self.text)
 
     def wait(self, seconds: float = 120) -> int:
         try:

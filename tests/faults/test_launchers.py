@@ -23,6 +23,7 @@ from listening import listening
 from process_server import SERVER, Forked
 from rankless.hardware.network import public_address
 from rankless.runs.directory import RunDirectory
+from waiting import until
 
 pytestmark = [
     pytest.mark.processes,
@@ -84,18 +85,18 @@ class Ranks:
     def ends(self, *codes: int) -> list[str]:
         """Check the exit codes; what was printed, rank by rank."""
         found = [process.wait(timeout=120) for process in self.processes]
+        assert found == [*codes], self.printed()
+        return self.printed()
+
+    def printed(self) -> list[str]:
         for output in self.outputs:
             output.seek(0)
-        printed = [output.read() for output in self.outputs]
-        assert found == [*codes], printed
-        return printed
+        return [output.read() for output in self.outputs]
 
     def until(self, condition: Callable[[], Any]) -> None:
-        end = time.monotonic() + 120
-        while not condition():
-            if time.monotonic() > end or any(process.poll() is not None for process in self.processes):
-                self.ends()
-            time.sleep(0.01)
+        until(
+            condition, 120, over=lambda: any(p.poll() is not None for p in self.processes), said=self.printed
+        )
 
 
 def srun(*sizes: int, **more: str) -> list[dict[str, str]]:
@@ -193,7 +194,7 @@ def disks(tmp_path):
     shared, own = tmp_path / "disk", tmp_path / "other"
     for folder in (shared, own):
         folder.mkdir()
-    return shared, own, [str(HERE / "another_disk.py"), str(shared), str(own)]
+    return shared, own, [str(HERE / "prepared.py"), "disk", str(shared), str(own)]
 
 
 def test_a_requeued_job_goes_on_when_the_machine_of_rank_0_was_lost(tmp_path, disks, recipe, expected):

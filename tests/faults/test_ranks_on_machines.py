@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from harness_for_faults import FINDS_TASK, RECIPE, outcome, reached
 
 from rankless.runs.directory import RunDirectory
+from waiting import until
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "machines"))
 from rig import Rig, why_not
@@ -49,11 +49,7 @@ def test_two_machines_are_one_training_and_each_has_all_of_it(tmp_path, expected
         for name in NAMES:
             (rig.files(name) / "small.yaml").write_text(RECIPE)
         ranks = started(rig, "small.yaml")
-        until = time.monotonic() + 100
-        while reached(runs[0]) < 2:
-            if time.monotonic() > until or any(rank.poll() for rank in ranks):
-                ended(ranks, 85)
-            time.sleep(0.02)
+        until(lambda: reached(runs[0]) >= 2, 100, over=lambda: any(rank.poll() for rank in ranks))
         for name in NAMES:
             assert {address for address, port in rig.listening(name) if port != 22} == {rig.address(name)}
         processes = rig.processes("h2").items()

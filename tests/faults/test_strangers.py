@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -23,6 +22,7 @@ from rankless.launch.job import Job, read_notes, write_job
 from rankless.recipe.load import load, to_json
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
+from waiting import until
 
 pytestmark = [
     pytest.mark.processes,
@@ -113,10 +113,7 @@ def test_agents_that_count_restarts_differently_meet_and_resume(tmp_path, expect
     run.path.mkdir()
     agents = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with ranks(job, agents, [0, 0, 0]) as first:
-        until = time.monotonic() + 120
-        while (run.pointed("last") or 0) < 3:
-            assert time.monotonic() < until and not any(process.poll() for process in first)
-            time.sleep(0.01)
+        until(lambda: (run.pointed("last") or 0) >= 3, 120, over=lambda: any(one.poll() for one in first))
     with ranks(job, agents, [0, 2]) as second:
         assert [process.wait(120) for process in second] == [0, 0]
     assert [entry["at"] for entry in journal.read(run.journal) if entry.get("event") == "resume"] != []

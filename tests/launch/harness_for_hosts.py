@@ -8,14 +8,15 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
-from rankless.launch.hosts import coordinator, host_pool, messages
+from rankless.launch.hosts import messages
 from rankless.launch.hosts.channel import Access, Events
+from rankless.launch.hosts.coordinator import Coordinator
 from rankless.launch.hosts.messages import Command, Event
 from rankless.launch.hosts.names import Host, parse_hosts
 from rankless.launch.job import Wanted
@@ -49,6 +50,8 @@ class Machine:
     heard: list[str] = field(default_factory=list)  # every command, in order
     channel: FakeChannel | None = None
     pending: int | None = None
+    deaf: bool = False  # does not end a round that it is told to end
+    why: str = "no route"  # what is said when it is not up
 
     def reply(self, do: str, request: dict[str, Any]) -> Reply:
         if do in self.answers:
@@ -89,11 +92,11 @@ def ended(found: dict[str, Any]) -> dict[str, Any]:
 class FakeChannel:
     """What :class:`rankless.launch.hosts.channel.Channel` does, of a :class:`Machine`."""
 
-    machines: dict[str, Machine]
-
-    def __init__(self, host: Host, ssh: Sequence[str], python: str, events: Events) -> None:
+    def __init__(
+        self, machines: dict[str, Machine], host: Host, ssh: Sequence[str], python: str, events: Events
+    ) -> None:
         self.host, self.events, self.is_open = host, events, True
-        self.machine = self.machines[host.name]
+        self.machine = machines[host.name]
         self.since = time.monotonic()
 
     @property
@@ -117,7 +120,7 @@ class FakeChannel:
             self.put({"hello": {}})
             self.answer({"ready": 1})
         else:
-            self.put({"lost": "no route"})
+            self.put({"lost": self.machine.why})
 
     def send(self, do: str, **request: Any) -> None:
         pass
@@ -131,7 +134,7 @@ class FakeChannel:
         do = request.pop("do")
         self.machine.heard.append(do)
         if do in ("request", "abandon"):
-            if self.machine.pending is not None:
+            if self.machine.pending is not None and not self.machine.deaf:
                 self.end(STOPPED if do == "request" else ABANDONED)
             return
         if (reply := self.machine.reply(do, request)) is not None:
@@ -155,14 +158,14 @@ class Cluster:
     """Machines, and the coordinator of a training on them."""
 
     machines: dict[str, Machine]
-    coordinator: coordinator.Coordinator
+    coordinator: Coordinator
     requests: Requests
 
     def off(self, name: str) -> None:
         machine = self.machines[name]
         machine.up = False
         if machine.channel is not None:
-            machine.channel.put({"lost": "no route"})
+            machine.channel.put({"lost": machine.why})
 
     def when(self, condition: Callable[[], object], do: Callable[[], object]) -> None:
         """Do something once, as soon as something is true, while the coordinator waits."""
@@ -177,17 +180,16 @@ class Cluster:
         self.coordinator.pool.pump = pumped  # type: ignore[method-assign]
 
 
-def cluster(patch: pytest.MonkeyPatch, *machines: Machine, **wanted: Any) -> Cluster:
+def cluster(*machines: Machine, **wanted: Any) -> Cluster:
     """A coordinator and its hosts; each waits for nothing."""
     by_name = {machine.name: machine for machine in machines}
-    patch.setattr(FakeChannel, "machines", by_name, raising=False)
-    patch.setattr(host_pool, "Channel", FakeChannel)
-    patch.setattr(coordinator, "_RETRY", 0.0)
     fields = {"least": 1, "resume": False, "recipe": RECIPE, "run": Path("runs/x"), **wanted}
     asked = Wanted(overrides=(), name="x", devices=1, sinks=(), **fields)
     requests = Requests()
-    hosts = parse_hosts(",".join(by_name))
-    return Cluster(by_name, coordinator.Coordinator(asked, hosts, ACCESS, requests), requests)
+    made = Coordinator(asked, parse_hosts(",".join(by_name)), ACCESS, requests)
+    made.pool.channel_of = partial(FakeChannel, by_name)  # type: ignore[assignment]
+    made.hosts.retry = 0.0
+    return Cluster(by_name, made, requests)
 
 
 def interrupt(cluster: Cluster) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import signal
 from pathlib import Path
@@ -20,7 +19,6 @@ import rankless
 from rankless.cli import main
 from rankless.errors import UserError
 from rankless.files import checksums
-from rankless.hardware import instruction_set
 from rankless.launch.audit import Audit, AuditReport, Interval, examine, other_facts
 from rankless.launch.requests import Requests
 from rankless.models.checkpoints.tensor_file import metadata_of
@@ -306,13 +304,16 @@ def test_a_run_of_an_earlier_version_has_no_chain(run):
     assert found.notes == [f"{report.notes[0]}; the hash chain starts at step 8"]
 
 
-def test_another_cpu_is_refused_unless_the_recipe_fixes_the_instructions(trained, monkeypatch):
-    was = instruction_set.model()
-    monkeypatch.setattr(instruction_set, "model", lambda: "Another 9000")
-    with pytest.raises(UserError, match=re.escape(f"the CPU was {was} in the run and is Another 9000 here")):
+def test_another_machine_is_refused_and_another_cpu_unless_the_recipe_fixes_the_instructions(
+    trained, monkeypatch
+):
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Another")
+    with pytest.raises(UserError, match="OPENBLAS_CORETYPE was not set in the run and is Another here"):
         audited(trained)
     facts = {"hardware.CPU": "A", "versions.torch": "1", "variables.MKL_CBWR": "AVX2"}
-    assert list(other_facts(facts, {**facts, "hardware.CPU": "B"}, Recipe(cpu_isa="avx2"))) == []
+    other = {**facts, "hardware.CPU": "B"}
+    assert list(other_facts(facts, other, Recipe())) == ["the CPU was A in the run and is B here"]
+    assert list(other_facts(facts, other, Recipe(cpu_isa="avx2"))) == []
     assert list(other_facts(facts, {"versions.torch": "2"}, Recipe())) == [
         "torch was 1 in the run and is 2 here",
         "MKL_CBWR was AVX2 in the run and is not set here",

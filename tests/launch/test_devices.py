@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import pytest
-import torch
 
 from rankless import cli
 from rankless.cli.options import devices_here
 from rankless.errors import UserError
-from rankless.launch import devices
 from rankless.launch.devices import LeftOut, visible
-
-Machine = Callable[..., None]
 
 
 @pytest.fixture
-def machine(monkeypatch):
-    def has(gpus: int, limited: str | None = None) -> None:
-        monkeypatch.delenv("RANKLESS_CPU", raising=False)
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        if limited is not None:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", limited)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-
-    return has
+def limit(monkeypatch):
+    """Set CUDA_VISIBLE_DEVICES, or remove it if None."""
+    monkeypatch.delenv("RANKLESS_CPU", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return lambda numbers: numbers and monkeypatch.setenv("CUDA_VISIBLE_DEVICES", numbers)
 
 
 @pytest.mark.parametrize(
@@ -54,24 +45,23 @@ def test_what_is_neither_is_an_error(text):
         (2, "GPU-8932f937,MIG-1", (1,), "MIG-1"),
     ],
 )
-def test_the_processes_see_the_chosen_ones(gpus, limited, chosen, seen, machine):
-    machine(gpus, limited)
-    with visible(chosen) as count:
+def test_the_processes_see_the_chosen_ones(gpus, limited, chosen, seen, limit):
+    limit(limited)
+    with visible(chosen, gpus) as count:
         assert count == len(chosen) and os.environ["CUDA_VISIBLE_DEVICES"] == seen
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == limited
 
 
 @pytest.mark.parametrize("devices", [None, 3])
-def test_a_number_leaves_them_as_they_are(devices, machine):
-    machine(4, "1,2,3,0")
-    with visible(devices) as count:
+def test_a_number_leaves_them_as_they_are(devices, limit):
+    limit("1,2,3,0")
+    with visible(devices, 4) as count:
         assert count == devices and os.environ["CUDA_VISIBLE_DEVICES"] == "1,2,3,0"
 
 
 def test_devices_are_left_out_round_by_round(monkeypatch):
-    monkeypatch.setattr(devices, "gpu_count", lambda: 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9,5,7,1")
-    left_out = LeftOut()
+    left_out = LeftOut(gpus=4)
     assert left_out.variables() == {}
     left_out.add([1])
     assert left_out.variables() == {"CUDA_VISIBLE_DEVICES": "9,7,1"}
@@ -82,9 +72,8 @@ def test_devices_are_left_out_round_by_round(monkeypatch):
         left_out.variables()
 
 
-def test_without_gpus_there_are_fewer_ranks(monkeypatch):
-    monkeypatch.setattr(devices, "gpu_count", lambda: 0)
-    left_out = LeftOut()
+def test_without_gpus_there_are_fewer_ranks():
+    left_out = LeftOut(gpus=0)
     left_out.add([1])
     left_out.add([1])
     assert (left_out.variables(), len(left_out.numbers)) == ({}, 2)
@@ -112,9 +101,9 @@ def test_without_gpus_there_are_fewer_ranks(monkeypatch):
         ),
     ],
 )  # fmt: skip
-def test_what_is_not_there_is_one_sentence(gpus, limited, chosen, problem, machine):
-    machine(gpus, limited)
-    with pytest.raises(UserError) as caught, visible(chosen):
+def test_what_is_not_there_is_one_sentence(gpus, limited, chosen, problem, limit):
+    limit(limited)
+    with pytest.raises(UserError) as caught, visible(chosen, gpus):
         pass
     assert caught.value.problems == (problem,)
 

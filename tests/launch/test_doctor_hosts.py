@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import io
 import socket
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -128,40 +125,33 @@ def test_names_that_lead_elsewhere():
     assert found.fix.endswith("add this line to /etc/hosts there: 10.0.0.1 node-a")
 
 
-@contextmanager
-def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[reach.Listener]:
-    monkeypatch.setattr(reach, "own_addresses", lambda: ["127.0.0.1"])
-    listening = reach.Listener(echo=True)
-    try:
-        yield listening
-    finally:
-        listening.close()
+@pytest.fixture
+def ports():
+    """The ports of a listener that echoes, by address."""
+    listening = reach.Listener(echo=True, addresses=["127.0.0.1"])
+    yield listening.ports()
+    listening.close()
 
 
-def test_large_packets_go_there_and_back(monkeypatch):
-    with echo(monkeypatch) as listening:
-        found = reach.attempt("127.0.0.1", listening.ports()["127.0.0.1"], large=True)
+def test_large_packets_go_there_and_back(ports):
+    found = reach.attempt("127.0.0.1", ports["127.0.0.1"], large=True)
     assert found == {"source": "127.0.0.1", "interface": "lo", "mtu": found["mtu"], "large": True}
     assert found["mtu"] > 1000
 
 
-def test_a_host_that_swallows_packets_or_refuses(monkeypatch):
-    monkeypatch.setattr(reach, "WAIT", 0.2)
+def test_a_host_that_swallows_packets_or_refuses():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        assert not reach.attempt("127.0.0.1", port, large=True)["large"]
+        assert not reach.attempt("127.0.0.1", port, large=True, wait=0.2)["large"]
     assert reach.attempt("127.0.0.1", port, large=True) == {"failed": "Connection refused"}
 
 
-def test_all_hosts_are_tried_and_named(monkeypatch):
-    with echo(monkeypatch) as listening:
-        ports = listening.ports()
-        monkeypatch.setattr(reach, "own_addresses", lambda: ["192.0.2.1"])
-        targets = {
-            "b": {"ports": {**ports, "192.0.2.1": 9}, "host": "localhost"},
-            "c": {"ports": {}, "host": "nobody.invalid"},
-        }
-        found = reach.probe(targets, large=True)
+def test_all_hosts_are_tried_and_named(ports):
+    targets = {
+        "b": {"ports": {**ports, "192.0.2.1": 9}, "host": "localhost"},
+        "c": {"ports": {}, "host": "nobody.invalid"},
+    }
+    found = reach.probe(targets, large=True, own=["192.0.2.1"])
     assert list(found["b"]["tried"]) == ["127.0.0.1"]  # the other address is this machine's own
     assert "127.0.0.1" in found["b"]["resolved"]
     assert found["c"] == {"tried": {}, "resolved": []}
@@ -228,10 +218,9 @@ def test_a_host_that_does_not_get_done_is_given_up():
     ]
 
 
-def test_a_host_with_an_older_version_says_so(monkeypatch):
+def test_a_host_with_an_older_version_says_so():
     answers = io.BytesIO()
-    monkeypatch.setattr(sys, "stdin", io.StringIO('{"do": "dance", "reply_to": 7}\n'))
-    host.HostProcess(answers)._read()
+    host.HostProcess(answers, ['{"do": "dance", "reply_to": 7}\n'])._read()
     reply = msgspec.json.decode(answers.getvalue(), type=Answer)
     assert reply.reply_to == 7
     assert reply.problems[0].endswith(

@@ -119,25 +119,15 @@ def test_what_is_no_rank_is_taken_for_none(variables):
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, r"^MASTER_PORT: not set"),
         ({k: v for k, v in MPIRUN.items() if "LOCAL" not in k}, r"OMPI_COMM_WORLD_LOCAL_RANK is not set"),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "1"}, r"TASKS_PER_NODE is '2'"),
-    ],
-)
-def test_what_makes_no_sense_is_an_error(variables, message):
-    with pytest.raises(UserError, match=message):
-        environments.detect(variables)
-
-
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
+        # Several machines need an address.
         ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, r"several machines.*mpirun -x MASTER_ADDR=HOST"),
         ({**HYDRA, **ALONE}, r"mpiexec -genv MASTER_ADDR HOST"),
         ({**SRUN, "SLURM_STEP_NODELIST": "n[1-"}, r"SLURM_STEP_NODELIST is 'n\[1-'"),
     ],
 )
-def test_several_machines_need_an_address(variables, message):
-    environment = environments.detect(variables)
+def test_what_makes_no_sense_is_an_error(variables, message):
     with pytest.raises(UserError, match=message):
-        environment.export({})
+        standard(variables)
 
 
 @pytest.mark.processes

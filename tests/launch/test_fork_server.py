@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from rankless.launch import fork_server
-
 pytestmark = pytest.mark.processes
 
 # A launcher whose workers note what they are, and end as their first argument says.
@@ -104,9 +102,3 @@ def test_a_forked_worker_is_what_a_new_interpreter_would_be(tmp_path):
         assert note["files"] == []
         assert note["blocked"] == sorted([signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
         assert note["handlers"] == [str(signal.SIG_DFL), str(signal.SIG_IGN)]
-
-
-def test_nothing_is_forked_from_a_process_that_is_not_the_command_alone(monkeypatch):
-    monkeypatch.setattr(fork_server, "_running", None)
-    fork_server.start()
-    assert fork_server.running() is None

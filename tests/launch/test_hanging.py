@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +15,7 @@ from rankless.errors import UserError
 from rankless.launch import ranks
 from rankless.launch.hanging import FORK_SERVER, STOPPED, HangDetector, patience
 from rankless.launch.job import Pulse, leave_pulse, read_pulse
+from waiting import until
 
 
 class Watched:
@@ -40,8 +40,7 @@ def sleeper():
 
 
 def wait_for_state(pid: int, state: str) -> None:
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != state:
-        time.sleep(0.01)
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == state)
 
 
 @pytest.mark.processes
@@ -117,16 +116,17 @@ def test_only_what_a_process_itself_has_told_counts(tmp_path):
     assert read_pulse(job, 1, os.getpid()) is None
 
 
-def test_a_process_that_no_signal_ends_is_an_error_that_names_it(monkeypatch):
+@pytest.mark.processes
+def test_a_process_that_no_signal_ends_is_an_error_that_names_it():
     """As one whose driver or disk does not answer in the kernel: waiting for it would never end."""
-    monkeypatch.setattr(ranks, "_UNKILLABLE", 0.01)
 
     def wait(seconds: float) -> int:
         raise subprocess.TimeoutExpired("rank", seconds)
 
-    killed = list[tuple[int, int]]()
-    monkeypatch.setattr(os, "killpg", lambda *about: killed.append(about))
-    process = SimpleNamespace(pid=77, poll=lambda: None, wait=wait)
-    with pytest.raises(UserError, match=r"rank 4 \(process 77\) could not be killed"):
-        ranks.Ranks._kill_all(SimpleNamespace(processes={4: process, 5: process}))  # type: ignore[arg-type]
-    assert killed == [(77, signal.SIGKILL)] * 2
+    sleeping = [subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2)]
+    processes = {
+        4 + i: SimpleNamespace(pid=one.pid, poll=one.poll, wait=wait) for i, one in enumerate(sleeping)
+    }
+    with pytest.raises(UserError, match=rf"rank 4 \(process {sleeping[0].pid}\) could not be killed"):
+        ranks.Ranks._kill_all(SimpleNamespace(processes=processes))  # type: ignore[arg-type]
+    assert [one.wait(30) for one in sleeping] == [-signal.SIGKILL] * 2, "all of them were told"

@@ -20,25 +20,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 from harness_for_hosts import DONE, FAILED, STOPPED, Cluster, Machine, cluster, interrupt, reached
 
 from rankless.cli import main
-from rankless.errors import INTERRUPTED, LOST_PEER, UserError
-from rankless.launch.hosts import coordinator, host_pool, messages
+from rankless.errors import LOST_PEER, UserError
+from rankless.launch.hosts import messages
 from rankless.launch.hosts.host import HostProcess
 from rankless.launch.hosts.host_pool import HostPool
 from rankless.launch.hosts.names import parse_hosts
 from rankless.launch.job import LEFT_OUT
 
 
-@pytest.fixture
-def connected(monkeypatch):
+def connected(*machines: Machine) -> HostPool:
     """Connect to some machines, and return them as hosts."""
-
-    def connect(*machines: Machine) -> HostPool:
-        pool = cluster(monkeypatch, *machines).coordinator.pool
-        pool.connect(pool.members)
-        pool.wait_ready()
-        return pool
-
-    return connect
+    pool = cluster(*machines).coordinator.pool
+    pool.connect(pool.members)
+    pool.wait_ready()
+    return pool
 
 
 def problems(found: Cluster) -> tuple[str, ...]:
@@ -47,19 +42,19 @@ def problems(found: Cluster) -> tuple[str, ...]:
     return error.value.problems
 
 
-def test_a_run_to_its_end(monkeypatch, capsys):
-    assert cluster(monkeypatch, Machine("h1"), Machine("h2")).coordinator.train() == 0
+def test_a_run_to_its_end(capsys):
+    assert cluster(Machine("h1"), Machine("h2")).coordinator.train() == 0
     assert capsys.readouterr() == ("connecting to h1, h2\nthe report\nthe run directory is on h1, h2\n", "")
 
 
-def test_a_host_that_could_not_save_the_end_is_named(monkeypatch, capsys):
+def test_a_host_that_could_not_save_the_end_is_named(capsys):
     hosts = [Machine("h1"), Machine("h2"), Machine("h3")]
     for host, step in zip(hosts, (240, 40, 240), strict=True):
         # A run that is new at the start, and there at the end.
         host.answers["holds"] = lambda _, step=step: {
             "exists": False, "has_run": False, "step": step if hosts[0].joined else None
         }  # fmt: skip
-    assert cluster(monkeypatch, *hosts).coordinator.train() == 0
+    assert cluster(*hosts).coordinator.train() == 0
     out, err = capsys.readouterr()
     assert "the run directory is on h1, h3\n" in out
     assert (
@@ -67,21 +62,21 @@ def test_a_host_that_could_not_save_the_end_is_named(monkeypatch, capsys):
     )
 
 
-def test_a_start_that_fails_on_one_host_leaves_nothing_on_the_others(monkeypatch):
+def test_a_start_that_fails_on_one_host_leaves_nothing_on_the_others():
     one, two = Machine("h1"), Machine("h2", answers={"begin": {"problems": ["runs/x: not a run directory"]}})
-    assert problems(cluster(monkeypatch, one, two)) == ("h2: runs/x: not a run directory",)
+    assert problems(cluster(one, two)) == ("h2: runs/x: not a run directory",)
     assert "withdraw" in one.heard and not one.joined
 
 
-def test_hosts_that_no_other_reaches(monkeypatch):
+def test_hosts_that_no_other_reaches():
     deaf = Machine("h2", answers={"listen": {"value": {}}})
-    (problem,) = problems(cluster(monkeypatch, Machine("h1"), deaf))
+    (problem,) = problems(cluster(Machine("h1"), deaf))
     assert "h2: cannot be reached by h1 at any of its addresses (it has none)" in problem
 
 
-def test_a_host_that_is_lost_and_comes_back(monkeypatch, capsys):
+def test_a_host_that_is_lost_and_comes_back(capsys):
     one, two = Machine("h1", [None, None, DONE]), Machine("h2", [None, DONE])
-    found = cluster(monkeypatch, one, two)
+    found = cluster(one, two)
     found.when(lambda: one.pending and two.pending, lambda: found.off("h2"))
     found.when(lambda: one.heard.count("round") == 2, lambda: setattr(two, "up", True))
     assert found.coordinator.train() == 0
@@ -101,9 +96,9 @@ def test_a_host_that_is_lost_and_comes_back(monkeypatch, capsys):
         {"facts": None},  # an answer that never comes
     ],
 )
-def test_a_host_that_comes_back_and_cannot_join_ends_no_round(bad, monkeypatch, capsys):
+def test_a_host_that_comes_back_and_cannot_join_ends_no_round(bad, capsys):
     one, two, pumps = Machine("h1", [None, None]), Machine("h2", [None]), itertools.count()
-    found = cluster(monkeypatch, one, two)
+    found = cluster(one, two)
     found.when(lambda: one.pending and two.pending, lambda: found.off("h2"))
     found.when(lambda: one.heard.count("round") == 2, lambda: vars(two).update(up=True, answers=bad))
     found.when(
@@ -115,9 +110,9 @@ def test_a_host_that_comes_back_and_cannot_join_ends_no_round(bad, monkeypatch, 
     assert capsys.readouterr().err.count("h2 cannot join") == int(None not in bad.values())
 
 
-def test_ctrl_c_while_a_host_joins_lets_the_ranks_save(monkeypatch):
+def test_ctrl_c_while_a_host_joins_lets_the_ranks_save():
     one, two = Machine("h1", [None]), Machine("h2", [None])
-    found = cluster(monkeypatch, one, two)
+    found = cluster(one, two)
     found.when(lambda: one.pending and two.pending, lambda: found.off("h2"))
     found.when(lambda: one.heard.count("round") == 2, lambda: setattr(two, "up", True))
     tell = found.coordinator._send_to_round
@@ -133,9 +128,9 @@ def test_ctrl_c_while_a_host_joins_lets_the_ranks_save(monkeypatch):
     assert one.heard.count("request") == 1  # a second one would end them at once
 
 
-def test_ctrl_c_before_the_start_takes_back_what_was_made(monkeypatch, capsys):
+def test_ctrl_c_before_the_start_takes_back_what_was_made(capsys):
     one, two = Machine("h1"), Machine("h2", answers={"begin": None})
-    found = cluster(monkeypatch, one, two)
+    found = cluster(one, two)
     found.when(lambda: "begin" in two.heard, lambda: interrupt(found))
     assert found.coordinator.train() == 130
     assert "stopped by SIGINT before the training began" in capsys.readouterr().err
@@ -143,9 +138,9 @@ def test_ctrl_c_before_the_start_takes_back_what_was_made(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("dry_run_steps", [0, 2])
-def test_ctrl_c_in_a_round(dry_run_steps, monkeypatch, capsys):
+def test_ctrl_c_in_a_round(dry_run_steps, capsys):
     one, two = Machine("h1", [None]), Machine("h2", [None])
-    found = cluster(monkeypatch, one, two, least=2, dry_run_steps=dry_run_steps)
+    found = cluster(one, two, least=2, dry_run_steps=dry_run_steps)
     found.when(lambda: one.pending and two.pending, lambda: interrupt(found))
     assert found.coordinator.train() == 130
     again = "rankless train --resume --run runs/x --hosts h1,h2 --min-hosts 2"
@@ -155,27 +150,27 @@ def test_ctrl_c_in_a_round(dry_run_steps, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("stubborn", ["asked", "abandoned"])
-def test_ranks_that_do_not_end_are_not_waited_for_without_end(stubborn, monkeypatch):
-    monkeypatch.setattr(coordinator, "GRACE", 0.2)
-    one, two = Machine("h1", [None, DONE]), Machine("h2", [None if stubborn == "asked" else FAILED, DONE])
-    found = cluster(monkeypatch, one, two)
-    monkeypatch.setattr(host_pool.Channel, "end", lambda *_: None)  # never
+def test_ranks_that_do_not_end_are_not_waited_for_without_end(stubborn):
+    first = None if stubborn == "asked" else FAILED
+    one, two = Machine("h1", [None, DONE], deaf=True), Machine("h2", [first, DONE], deaf=True)
+    found = cluster(one, two)
+    found.coordinator.grace = 0.2
     if stubborn == "asked":
         found.when(lambda: one.pending, lambda: interrupt(found))
     assert found.coordinator.train() == (130 if stubborn == "asked" else 0)
 
 
-def test_a_host_that_cannot_run_its_ranks_is_left_out(monkeypatch, capsys):
+def test_a_host_that_cannot_run_its_ranks_is_left_out(capsys):
     full = {"problems": ["runs/x/.job: No space left on device"]}
     one, two = Machine("h1", [FAILED, DONE]), Machine("h2", [full])
-    found = cluster(monkeypatch, one, two)
+    found = cluster(one, two)
     found.when(lambda: "round" in two.heard, lambda: two.answers.update(begin=full))
     assert found.coordinator.train() == 0
     assert "lost h2 (runs/x/.job: No space left on device)" in capsys.readouterr().err
     assert two.heard.count("round") == 1
 
 
-def test_devices_that_computed_wrongly_are_not_used_again(monkeypatch, capsys):
+def test_devices_that_computed_wrongly_are_not_used_again(capsys):
     """One of three on one host, and the only one of another, which is not asked to come back."""
     wrong = {"code": LEFT_OUT, "cause": "rank 1 on h1 (CPU) is excluded after a silent error in step 6"}
     asked: dict[str, list[tuple[int, list[int]]]] = {"h1": [], "h2": []}
@@ -191,7 +186,7 @@ def test_devices_that_computed_wrongly_are_not_used_again(monkeypatch, capsys):
     one, two = Machine("h1"), Machine("h2")
     one.answers["round"] = round_of("h1", {"1": wrong, "0": {"code": LOST_PEER, "cause": "lost"}}, [1])
     two.answers["round"] = round_of("h2", {"3": {**wrong, "cause": "rank 3"}}, [0])
-    found = cluster(monkeypatch, one, two)
+    found = cluster(one, two)
     for member, host in zip(found.coordinator.pool.members, parse_hosts("h1:3,h2:1"), strict=True):
         member.host = host
     assert found.coordinator.train() == 0
@@ -199,14 +194,14 @@ def test_devices_that_computed_wrongly_are_not_used_again(monkeypatch, capsys):
     assert "lost h2; restarting from the newest checkpoint on h1" in capsys.readouterr().err
 
 
-def test_too_few_that_can_run_their_ranks_is_an_error(monkeypatch):
+def test_too_few_that_can_run_their_ranks_is_an_error():
     one, two = Machine("h1", [None]), Machine("h2", [{"problems": ["no space left"]}])
-    assert problems(cluster(monkeypatch, one, two, least=2)) == ("h2: no space left",)
+    assert problems(cluster(one, two, least=2)) == ("h2: no space left",)
 
 
-def test_a_host_that_the_others_do_not_reach_any_more_is_left_out(monkeypatch, capsys):
+def test_a_host_that_the_others_do_not_reach_any_more_is_left_out(capsys):
     machines = [Machine(f"h{number}", [FAILED, DONE]) for number in (1, 2, 3)]
-    found = cluster(monkeypatch, *machines)
+    found = cluster(*machines)
 
     def reached_but(targets: dict[str, Any], cut: set[str]) -> dict[str, Any]:
         return {"value": {i: reached(() if i in cut else one["ports"]) for i, one in targets.items()}}
@@ -222,18 +217,18 @@ def test_a_host_that_the_others_do_not_reach_any_more_is_left_out(monkeypatch, c
     assert [machine.heard.count("round") for machine in machines] == [2, 1, 2]
 
 
-def test_no_progress_three_times_ends_it(monkeypatch, capsys):
+def test_no_progress_three_times_ends_it(capsys):
     one = Machine("h1", [FAILED])
-    assert cluster(monkeypatch, one, Machine("h2", [FAILED])).coordinator.train() == 1
+    assert cluster(one, Machine("h2", [FAILED])).coordinator.train() == 1
     error = capsys.readouterr().err
     assert "rank 0 was killed by SIGKILL; giving up after 3 restarts without a new checkpoint" in error
     assert one.heard.count("round") == 5  # the first one got to step 4
 
 
-def test_what_hosts_have_saved_that_are_all_lost_is_not_guessed(monkeypatch, capsys):
+def test_what_hosts_have_saved_that_are_all_lost_is_not_guessed(capsys):
     """All lose their connection in the first round, and come back."""
     machines = [Machine(name, [None, DONE]) for name in ("h1", "h2")]
-    found = cluster(monkeypatch, *machines)
+    found = cluster(*machines)
     found.when(
         lambda: all(one.pending for one in machines), lambda: [found.off(one.name) for one in machines]
     )
@@ -254,7 +249,7 @@ def test_what_hosts_have_saved_that_are_all_lost_is_not_guessed(monkeypatch, cap
 
 
 @pytest.mark.parametrize("saves", [True, False])
-def test_losing_all_hosts_again_and_again_is_hopeless_only_without_progress(saves, monkeypatch, capsys):
+def test_losing_all_hosts_again_and_again_is_hopeless_only_without_progress(saves, capsys):
     """How far they came they can only say when they are back."""
     one = Machine("h1", [*[None] * 6, DONE])
 
@@ -263,7 +258,7 @@ def test_losing_all_hosts_again_and_again_is_hopeless_only_without_progress(save
         return {"exists": rounds > 0, "has_run": rounds > 0, "step": 10 * rounds if saves else None}
 
     one.answers["holds"] = holds
-    found = cluster(monkeypatch, one)
+    found = cluster(one)
     pump = found.coordinator.pool.pump
 
     def pumped(seconds: float) -> None:
@@ -277,10 +272,9 @@ def test_losing_all_hosts_again_and_again_is_hopeless_only_without_progress(save
     assert ("giving up" in capsys.readouterr().err) is not saves
 
 
-def test_a_stop_that_no_host_has_answered_does_not_say_that_nothing_was_saved(monkeypatch, capsys):
-    one = Machine("h1", [None])
-    found = cluster(monkeypatch, one)
-    monkeypatch.setattr(host_pool.Channel, "end", lambda *_: None)
+def test_a_stop_that_no_host_has_answered_does_not_say_that_nothing_was_saved(capsys):
+    one = Machine("h1", [None], deaf=True)
+    found = cluster(one)
     found.when(lambda: one.pending, lambda: (interrupt(found), found.off("h1")))
     assert found.coordinator.train() == 130
     assert (
@@ -289,7 +283,7 @@ def test_a_stop_that_no_host_has_answered_does_not_say_that_nothing_was_saved(mo
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_a_silent_host_is_lost_soon_only_where_ranks_miss_it(missing, connected):
+def test_a_silent_host_is_lost_soon_only_where_ranks_miss_it(missing):
     """The client's own cable may be out: then nothing is wrong between the hosts."""
     two = Machine("h2")
     pool = connected(Machine("h1"), two)
@@ -300,7 +294,7 @@ def test_a_silent_host_is_lost_soon_only_where_ranks_miss_it(missing, connected)
         assert [bool(member.lost) for member in pool.members] == [False, is_lost]
 
 
-def test_a_host_whose_process_hangs_is_lost(monkeypatch, connected):
+def test_a_host_whose_process_hangs_is_lost(monkeypatch):
     """Its supervisor lives and answers; the process says for how long nobody has looked at its ranks."""
     monkeypatch.setenv("RANKLESS_PATIENCE", "70")
     machines = [Machine("h1"), Machine("h2"), Machine("h3")]
@@ -313,14 +307,12 @@ def test_a_host_whose_process_hangs_is_lost(monkeypatch, connected):
     assert [member.lost for member in pool.members] == [said, "", said]
 
 
-def test_a_process_says_for_how_long_nobody_has_looked_at_its_ranks(monkeypatch):
-    events = io.BytesIO()
-    process = HostProcess(events)
+def test_a_process_says_for_how_long_nobody_has_looked_at_its_ranks():
+    process = HostProcess(io.BytesIO())
 
     def beats(count: int) -> list[int]:
-        events.seek(0)
-        events.truncate()
-        monkeypatch.setattr(sys, "stdin", io.StringIO('{"do": "beat"}\n' * count))
+        events = process.events = io.BytesIO()
+        process.source = ['{"do": "beat"}\n'] * count
         process._read()
         return [json.loads(line)["beat"] for line in events.getvalue().splitlines()]
 
@@ -346,7 +338,7 @@ def test_a_process_whose_supervisor_is_stopped_ends(monkeypatch):
     assert killed == [signal.SIGKILL] and 120 < len(slept) < 160
 
 
-def test_a_client_that_was_asleep_itself_loses_no_host(connected):
+def test_a_client_that_was_asleep_itself_loses_no_host():
     one = Machine("h1")
     pool = connected(one)
     one.up = False
@@ -356,7 +348,7 @@ def test_a_client_that_was_asleep_itself_loses_no_host(connected):
     assert not pool.members[0].lost
 
 
-def test_an_old_reply_is_not_taken_for_a_new_one(connected):
+def test_an_old_reply_is_not_taken_for_a_new_one():
     late = Machine("h1", answers={"clock": None})
     pool = connected(late)
     pool.order(pool.members[0], messages.Clock())
@@ -364,15 +356,15 @@ def test_an_old_reply_is_not_taken_for_a_new_one(connected):
     assert pool.ask(pool.members, messages.Discard(), 5) == {0: messages.Answer(reply_to=2)}
 
 
-def test_two_names_of_one_machine(monkeypatch):
-    found = cluster(monkeypatch, Machine("h1"), Machine("h2"))
+def test_two_names_of_one_machine():
+    found = cluster(Machine("h1"), Machine("h2"))
     for machine in found.machines.values():
         facts = machine.reply("facts", {"recipe": "", "run": ""})
         machine.answers["facts"] = {"value": {**facts["value"], "machine": "same"}}
     assert problems(found) == ("h1, h2: these are the same machine; list it once, such as h1:2",)
 
 
-def test_how_a_host_was_lost_that_had_much_to_say(connected, capsys):
+def test_how_a_host_was_lost_that_had_much_to_say(capsys):
     pool = connected(Machine("h1"))
     noise = {"err": base64.b64encode("größe \x1b[2J\n".encode()).decode()}
     for event in (noise, {"ended": -9}):
@@ -381,7 +373,7 @@ def test_how_a_host_was_lost_that_had_much_to_say(connected, capsys):
     assert capsys.readouterr().err == "[h1] größe \\x1b[2J\n"
 
 
-def test_a_line_without_end_is_shown_in_parts(connected, capsys):
+def test_a_line_without_end_is_shown_in_parts(capsys):
     pool = connected(Machine("h1"))
     for _ in range(3):
         pool._take(pool.members[0], messages.Event(err=b"x" * 60_000))
@@ -389,33 +381,33 @@ def test_a_line_without_end_is_shown_in_parts(connected, capsys):
     assert "[h1] " in capsys.readouterr().err
 
 
-def test_a_host_that_prints_without_end_keeps_nobody_from_ctrl_c(monkeypatch, connected):
+def test_a_host_that_prints_without_end_keeps_nobody_from_ctrl_c():
     pool, taken = connected(Machine("h1")), list[object]()
 
     def take(member: object, event: object) -> None:
         taken.append(event)
         pool._events.put((pool.members[0].channel, {}))
 
-    monkeypatch.setattr(pool, "_take", take)
+    pool._take = take  # type: ignore[method-assign]
     take(None, None)
     pool.pump(0.1)
     assert 1 < len(taken) < 100_000
 
 
-def test_a_host_that_cannot_be_used_names_the_line_to_run(monkeypatch):
+def test_a_host_that_cannot_be_used_names_the_line_to_run():
     """All the reasons are in ``test_doctor_hosts.py``."""
     said = "me@h1: Permission denied (publickey)."
-    found = cluster(monkeypatch, Machine("h1", up=False))
-    monkeypatch.setattr(host_pool.Channel, "start", lambda self, *_: self.put({"lost": said}))
-    (problem,) = problems(found)
+    (problem,) = problems(cluster(Machine("h1", up=False, why=said)))
     assert problem.startswith(f"h1: cannot be used ({said}); run ssh-copy-id h1")
 
 
-def test_stopped_by_one_host_stops_all(monkeypatch):
-    assert cluster(monkeypatch, Machine("h1", [STOPPED]), Machine("h2", [STOPPED])).coordinator.train() == 85
+def test_stopped_by_one_host_stops_all():
+    assert cluster(Machine("h1", [STOPPED]), Machine("h2", [STOPPED])).coordinator.train() == 85
 
 
-def test_ctrl_c_in_a_comparison_is_an_interrupt_and_no_error(monkeypatch, capsys):
-    monkeypatch.setattr(coordinator.Coordinator, "train", lambda _: INTERRUPTED)
-    assert main(["verify", "digits", "--hosts", "h1,h2"]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
+@pytest.mark.processes
+def test_ctrl_c_in_a_comparison_is_an_interrupt_and_no_error(tmp_path, capsys):
+    (tmp_path / "ssh").write_text("#!/bin/sh\nkill -INT $PPID\nexec sleep 0.5\n")
+    (tmp_path / "ssh").chmod(0o755)
+    assert main(["verify", "digits", "--hosts", "h1", "--ssh", str(tmp_path / "ssh")]) == 130
+    assert capsys.readouterr().err == "stopped by SIGINT before the training began\ninterrupted\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ import torch
 import rankless
 from rankless.cli import main
 from rankless.errors import INTERRUPTED, UserError
+from rankless.launch.requests import TWICE
 from rankless.models.checkpoints.weights import digest_file
 from rankless.recipe.load import load
 from rankless.runs.directory import RunDirectory
@@ -33,14 +35,15 @@ class Watcher(rankless.Sink):
 
     def step(self, entry: Mapping[str, Any]) -> None:
         self.seen.append(os.getpid())
-        for _ in range(self.kill_at.get(entry["step"], 0)):
+        for number in range(self.kill_at.get(entry["step"], 0)):
+            time.sleep(1.5 * TWICE * bool(number))  # so that the second one is one of its own
             os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.fixture
-def watcher(monkeypatch):
-    monkeypatch.setattr(Watcher, "seen", [])
-    monkeypatch.setattr(Watcher, "kill_at", {})
+def watcher():
+    Watcher.seen.clear()
+    Watcher.kill_at.clear()
     return Watcher
 
 
@@ -79,18 +82,17 @@ def test_it_is_this_process_and_the_weights_are_the_same(recipe, launched, tmp_p
 
 def test_ctrl_c_saves_and_the_run_goes_on(recipe, launched, tmp_path, watcher, capfd):
     run, sinks = tmp_path / "run", [Watcher]
-    watcher.kill_at = {2: 1}
+    watcher.kill_at[2] = 1
     assert rankless.train(recipe, run, inline=True, sinks=sinks) == INTERRUPTED
     assert "stopped by SIGINT; saved after step" in capfd.readouterr().err
     assert 2 <= RunDirectory(run).pointed("last") < STEPS
-    watcher.kill_at = {}
+    watcher.kill_at.clear()
     assert rankless.train(recipe, run, inline=True, resume=True, sinks=sinks) == 0
     assert weights_of(run) == launched
 
 
-def test_a_second_ctrl_c_interrupts(recipe, tmp_path, watcher, monkeypatch):
-    monkeypatch.setattr("rankless.launch.requests.TWICE", 0.0)
-    watcher.kill_at = {2: 2}
+def test_a_second_ctrl_c_interrupts(recipe, tmp_path, watcher):
+    watcher.kill_at[2] = 2
     with pytest.raises(KeyboardInterrupt):
         rankless.train(recipe, tmp_path / "run", inline=True, sinks=[Watcher])
     assert not torch.distributed.is_initialized()

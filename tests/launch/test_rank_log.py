@@ -16,14 +16,13 @@ def start(path: Path, why: str, text: str) -> None:
 
 def test_every_start_appends_after_a_header(tmp_path):
     path = tmp_path / "logs" / "rank-0.log"
+    assert last_traceback(path) == []
     start(path, "train begins", "Traceback (most recent call last):\nKeyError: 1\n")
     assert last_traceback(path) == ["Traceback (most recent call last):", "KeyError: 1"]
     start(path, "rank 1 was killed by SIGKILL", "hello\n")
     lines = path.read_text().splitlines()
     assert [lines[1], lines[2], lines[4]] == ["Traceback (most recent call last):", "KeyError: 1", "hello"]
-    for number, (line, why) in enumerate(
-        [(lines[0], "train begins"), (lines[3], "rank 1 was killed by SIGKILL")], start=1
-    ):
+    for number, line, why in ((1, lines[0], "train begins"), (2, lines[3], "rank 1 was killed by SIGKILL")):
         assert line.startswith("=== 2")
         assert line.endswith(f"  start {number} in this file, process {os.getpid()}: {why}")
     assert last_traceback(path) == [], "of the last start"
@@ -38,7 +37,3 @@ def test_a_long_one_is_put_aside(tmp_path):
     start(path, "again", "x" * LIMIT)
     start(path, "again", "short\n")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["rank-0.log", "rank-0.log.1"]
-
-
-def test_no_log_has_no_traceback(tmp_path):
-    assert last_traceback(tmp_path / "none.log") == []

@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from rankless import UserError, cli, train
-from rankless.launch import fork_server
 from rankless.recipe.load import default, dump
 from rankless.runs.directory import RunDirectory, weights_of
 
@@ -18,18 +17,11 @@ SMALL = ("batch.images=2", "epochs=1", "model.image_size=32", "precision=fp32", 
 ONE_PIXEL = ("data.train_images=4", "data.val_images=2", "batch.micro=1", *SMALL)
 
 
-@pytest.fixture
-def said(capfd):
-    return lambda: capfd.readouterr().out
-
-
 @pytest.mark.parametrize("is_there", [False, True])
-def test_nothing_of_it_stays(tmp_path, is_there, monkeypatch):
+def test_nothing_of_it_stays(tmp_path, is_there):
     run = tmp_path / "runs" / "run"
     if is_there:
         run.mkdir(parents=True)
-    else:  # the ranks of one of the two are new interpreters
-        monkeypatch.setattr(fork_server, "_running", None)
     with pytest.raises(UserError, match="gets only one value per channel"):
         train(default(ONE_PIXEL), run, devices=1)
     assert list(tmp_path.rglob("*")) == ([run.parent] if is_there else [])  # what was there stays
@@ -67,27 +59,20 @@ def test_a_run_that_goes_on_stays(tmp_path):
         weights_of(run.path)
 
 
-def test_training_is_announced_once_the_data_is_open(tmp_path, said):
+def test_training_is_announced_once_the_data_is_open(tmp_path, capfd):
     for split, names in (("train", "ab"), ("val", "abc")):
         for name in names:
             (tmp_path / "data" / split / name).mkdir(parents=True)
             Image.new("RGB", (32, 32)).save(tmp_path / "data" / split / name / "1.png")
-    recipe = default(
-        [
-            f"data.root={tmp_path / 'data'}",
-            "task=classify",
-            "model.name=resnet18",
-            "batch.images=2",
-            "batch.micro=2",
-        ]
-    )
+    words = ("task=classify", "model.name=resnet18", "batch.images=2", "batch.micro=2")
+    recipe = default([f"data.root={tmp_path / 'data'}", *words])
     with pytest.raises(UserError, match="'val' has classes that 'train' does not have: 'c'"):
         train(recipe, tmp_path / "run", devices=1)
-    assert "training in" not in said()
+    assert "training in" not in capfd.readouterr().out
     more = ("data.train_images=4", "data.val_images=2", "batch.micro=2", "evaluate.every=0")
     small = default([*more, *SMALL, "model.image_size=64", "epochs=2"])
     assert train(small, tmp_path / "run", devices=1) == 0
-    lines = said().splitlines()
+    lines = capfd.readouterr().out.splitlines()
     assert lines[0] == f"training in {tmp_path / 'run'} on 1 process, fp32, workers: 0 (auto)"
     assert any("epoch 2.00/2" in line for line in lines)
     (header,) = [line for line in lines if line.split()[:2] == ["epoch", "loss"]]  # for the scores, too

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import pytest
 from rankless.launch.hosts import supervisor
 from rankless.launch.hosts.channel import Channel, Events
 from rankless.launch.hosts.names import Host
+from waiting import until
 
 pytestmark = pytest.mark.processes
 
@@ -80,7 +80,7 @@ class Client:
     def orphan(self) -> int:
         """The process of ``ORPHAN`` that nobody knows."""
         path = self.folder / "orphan"
-        wait_for(lambda: path.exists() and path.read_text())
+        until(lambda: path.exists() and path.read_text())
         return int(path.read_text())
 
 
@@ -101,13 +101,6 @@ def client(tmp_path):
         one.process.kill()
         one.process.wait()
         one.stdout.close()
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:
@@ -210,19 +203,13 @@ def test_a_damaged_archive_leaves_nothing(client, tmp_path):
     assert list((tmp_path / ".cache/code").iterdir()) == []
 
 
-def test_processes_that_the_machine_hides_are_not_looked_at(monkeypatch):
+def test_processes_that_the_machine_hides_are_not_looked_at(tmp_path):
     """As /proc is where it is mounted with hidepid=1."""
-    read = Path.read_bytes
-
-    def hidden(path: Path) -> bytes:
-        if path == Path("/proc/1/stat"):
-            raise PermissionError(1, "Operation not permitted", str(path))
-        return read(path)
-
-    monkeypatch.setattr(Path, "read_bytes", hidden)
-    with subprocess.Popen(["sleep", "60"]) as child:
-        assert child.pid in supervisor.descendants()
-        child.kill()
+    for pid, stat in (("1", None), ("77", f"77 (a) b) S {os.getpid()} 1"), ("78", "78 (c) Z 77 1")):
+        (tmp_path / pid).mkdir()
+        if stat:
+            (tmp_path / pid / "stat").write_text(stat)
+    assert supervisor.descendants(tmp_path) == {77}
 
 
 def test_a_killed_supervisor_takes_a_host_process_along(client):
@@ -231,7 +218,7 @@ def test_a_killed_supervisor_takes_a_host_process_along(client):
     one.orphan()
     child = int(Path(f"/proc/{one.process.pid}/task/{one.process.pid}/children").read_text().split()[0])
     one.process.send_signal(signal.SIGKILL)
-    wait_for(lambda: not is_alive(child))
+    until(lambda: not is_alive(child))
     os.kill(one.orphan(), signal.SIGKILL)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import textwrap
 import threading
@@ -50,22 +51,18 @@ def recipe(small_recipe):
     return of
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def expected(recipe, tmp_path_factory):
     """The outcome of a case on one device, or with two processes."""
 
+    @functools.cache
     def of(case: str) -> tuple[str, list[dict[str, Any]]]:
-        if case not in OUTCOMES:
-            run = tmp_path_factory.mktemp("expected") / "run"
-            way: dict[str, Any] = {"devices": 2} if case == "classifier" else {"inline": True}
-            assert rankless.train(recipe(case), run, dry_run_steps=STEPS, **way) == 0
-            OUTCOMES[case] = outcome(run)
-        return OUTCOMES[case]
+        run = tmp_path_factory.mktemp("expected") / "run"
+        way: dict[str, Any] = {"devices": 2} if case == "classifier" else {"inline": True}
+        assert rankless.train(recipe(case), run, dry_run_steps=STEPS, **way) == 0
+        return outcome(run)
 
     return of
-
-
-OUTCOMES: dict[str, tuple[str, list[dict[str, Any]]]] = {}
 
 
 @pytest.mark.parametrize(("case", "size"), [("detector", 3), ("detector, bf16, sync", 2), ("classifier", 2)])
@@ -106,7 +103,7 @@ class Interrupting(rankless.Sink):
 """
 
 
-def test_ctrl_c_saves_and_processes_go_on(recipe, tmp_path, monkeypatch, capfd):
+def test_ctrl_c_saves_and_processes_go_on(recipe, tmp_path, capfd):
     (tmp_path / "interrupting.py").write_text(INTERRUPTING)
     run, short = tmp_path / "run", recipe("detector", "evaluate.every=0")
     sinks = [f"{tmp_path}/interrupting.py:Interrupting"]

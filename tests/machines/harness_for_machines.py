@@ -18,6 +18,7 @@ from harness_for_faults import RECIPE, Watched, entries, outcome, reached
 from rig import CLIENT, Rig
 
 from rankless.runs.directory import RunDirectory
+from waiting import until
 
 FAULTS = Path(__file__).parents[1] / "faults"
 LONG = ("epochs=12", "checkpoint.every=3")  # 60 steps
@@ -146,12 +147,12 @@ class HostsRun(Watched):
 
     def gone(self, seconds: float = 30) -> float:
         """Wait until nothing of the run is left on any host; how long it took."""
+
+        def left() -> list[Any]:
+            return [one for host in self.rig.numbers for one in self.rig.processes(host).items()]
+
         began = time.monotonic()
-        while left := {
-            host: self.rig.processes(host) for host in self.rig.numbers if self.rig.processes(host)
-        }:
-            assert time.monotonic() - began < seconds, f"orphans: {left}"
-            time.sleep(0.05)
+        until(lambda: not left(), seconds, said=left, every=0.05)
         return time.monotonic() - began
 
     def outcome(self, host: str) -> dict[str, Any]:

@@ -9,8 +9,10 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
+from collections.abc import Callable
 from pathlib import Path
+
+from waiting import until
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol", "squeue", "sinfo")
 _CONFIGURATION = """\
@@ -121,11 +123,12 @@ class Slurm:
         shown = self.ask("scontrol", "--oneliner", "show", "job", job)
         return shown.partition("JobState=")[2].partition(" ")[0]
 
-    def until(self, condition: object, seconds: float = 60) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = 60) -> None:
         """Wait for something; fail with the daemons' logs where it does not come."""
-        end = time.monotonic() + seconds
-        while not condition():  # type: ignore[operator]
-            if time.monotonic() > end:
-                logs = [path.read_text(errors="replace")[-2000:] for path in self.folder.glob("*.log")]
-                raise AssertionError("\n".join(["it did not come", *logs]))
-            time.sleep(0.1)
+        logs = self.folder.glob("*.log")
+        until(
+            condition,
+            seconds,
+            said=lambda: [one.read_text(errors="replace")[-2000:] for one in logs],
+            every=0.1,
+        )

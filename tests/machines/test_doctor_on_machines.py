@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import time
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from rig import CLIENT, Rig, why_not
 
 from rankless.launch.doctor.hosts import bandwidth
 from thorough import THOROUGH
+from waiting import until
 
 pytestmark = pytest.mark.processes
 
@@ -70,10 +70,7 @@ def test_hosts_that_are_well_are_measured(rig):
     assert found["shares"] == [1, 1]
     assert found["step"] > 0
     assert found["exchange"] > 0
-    until = time.monotonic() + 15
-    while left(rig, "h1") + left(rig, "h2"):
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    until(lambda: not left(rig, "h1") + left(rig, "h2"), 15)
     assert not (rig.files("h1") / "runs").exists()
 
 

@@ -169,7 +169,7 @@ def test_lines_that_are_none_are_left_out(tmp_path: Path, capsys: pytest.Capture
     [
         (WHOLE[:3], 1, "interrupted after step 2; continue with: rankless train --resume --run "),
         ((*WHOLE[:3], {"event": "error", "at": 2, "text": "no disk"}), 1, "failed after step 2"),
-        ((*WHOLE[:3], {"event": "stop", "at": 2, "text": ""}), 0, "stopped after step 2, and saved; "),
+        ((*WHOLE[:3], {"event": "stop", "at": 2, "text": ""}), 0, "saved and stopped after step 2; "),
         ((), 1, "no training has started here"),
         (({"event": "start", "at": 0, "world_size": 1}, *WHOLE[1:]), 0, "finished after step 4"),
     ],

@@ -15,7 +15,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @contextmanager
-def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
+def visible(devices: int | Sequence[int] | None, gpus: int | None = None) -> Iterator[int | None]:
     """Make only the listed GPUs visible to child processes, and yield the number of GPUs.
 
     GPUs are numbered as in PyTorch, which counts only those in ``CUDA_VISIBLE_DEVICES``. If ``devices`` is a
@@ -27,7 +27,9 @@ def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
     if isinstance(devices, str):
         raise UserError(f"devices is {devices!r}; expected a number, or a list of GPUs such as [0, 1]")
     # This queries the driver without starting CUDA, which would fix the set of visible GPUs.
-    there = 0 if os.environ.get("RANKLESS_CPU") else torch.cuda.device_count()
+    if os.environ.get("RANKLESS_CPU"):
+        gpus = 0
+    there = torch.cuda.device_count() if gpus is None else gpus
     before = os.environ.get(_VISIBLE)
     if problem := _problem(list(devices), there, before):
         raise UserError(problem)
@@ -48,13 +50,14 @@ class LeftOut:
     Without GPUs, each excluded device means one rank fewer, because ranks are not bound to cores.
     """
 
-    def __init__(self, numbers: Iterable[int] = ()) -> None:
+    def __init__(self, numbers: Iterable[int] = (), gpus: int | None = None) -> None:
         self.numbers = list(numbers)
+        self.gpus = gpu_count() if gpus is None else gpus
 
     def remaining(self) -> list[int]:
         """Return the numbers of the GPUs that ranks may use, or an empty list if there are none."""
-        there = [number for number in range(gpu_count()) if number not in self.numbers]
-        if gpu_count() and not there:
+        there = [number for number in range(self.gpus) if number not in self.numbers]
+        if self.gpus and not there:
             raise UserError("all GPUs of this machine have computed wrong results; continue on other GPUs")
         return there
 
@@ -67,7 +70,7 @@ class LeftOut:
         """Return the environment variables that hide the excluded GPUs from ranks."""
         if not self.numbers or not (there := self.remaining()):
             return {}
-        names = (os.environ.get(_VISIBLE) or ",".join(map(str, range(gpu_count())))).split(",")
+        names = (os.environ.get(_VISIBLE) or ",".join(map(str, range(self.gpus)))).split(",")
         return {_VISIBLE: ",".join(names[number].strip() for number in there)}
 
 

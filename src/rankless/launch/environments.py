@@ -24,6 +24,7 @@ class Environment(ABC):
     """The environment that a launcher gives a rank."""
 
     name = "the launcher"  # in messages
+    job_variable = ""  # the variable with the name of the job, if there is one
     leaves_orphans = False  # whether the ranks keep running when the launcher is killed
     address_hint = "set MASTER_ADDR to the name or address of the first machine"
 
@@ -45,11 +46,6 @@ class Environment(ABC):
     @abstractmethod
     def is_here(cls, variables: Mapping[str, str]) -> bool:
         """Check whether a launcher of this kind started this process as a rank."""
-
-    @classmethod
-    def job_of(cls, variables: Mapping[str, str]) -> str:
-        """Return the launcher's name for the job, or "" if there is none."""
-        return ""
 
     @abstractmethod
     def _read(self) -> None:
@@ -180,6 +176,7 @@ class Slurm(Environment):
     """
 
     name = "Slurm"
+    job_variable = "SLURM_JOB_ID"
 
     @classmethod
     def is_here(cls, variables: Mapping[str, str]) -> bool:
@@ -190,10 +187,6 @@ class Slurm(Environment):
             return False
         # Hydra's mpiexec runs a proxy as one task per node, and the ranks inherit that task's variables.
         return not variables.get("MPI_LOCALRANKID") or variables.get("PMI_SIZE") == tasks
-
-    @classmethod
-    def job_of(cls, variables: Mapping[str, str]) -> str:
-        return variables.get("SLURM_JOB_ID", "")
 
     def _read(self) -> None:
         self.rank, self.world_size = self.number("SLURM_PROCID"), self.number(_TASKS)
@@ -368,5 +361,5 @@ def speaks(variables: Mapping[str, str] = os.environ) -> bool:
 
 def job(variables: Mapping[str, str] = os.environ) -> str:
     """Return the name of the job, which stays the same after a restart or requeue, or "" if there is none."""
-    named = (variables.get(_JOB), *(kind.job_of(variables) for kind in _KINDS))
-    return next(filter(None, named), "")
+    names = (_JOB, *(kind.job_variable for kind in _KINDS))
+    return next(filter(None, map(variables.get, names)), None) or ""

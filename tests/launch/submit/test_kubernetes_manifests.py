@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from rankless import cli
 from rankless.errors import LOST_PEER, STOPPED
 from rankless.launch.submit import kubernetes
 from rankless.launch.submit.request import Request
+from waiting import until
 
 GOLDEN = Path(__file__).parent / "golden"
 WORDS = ["--nodes", "2", "--devices", "2", "--image", "me/rankless:1", "--claim", "work"]
@@ -208,10 +208,7 @@ def test_a_pod_that_is_evicted_lets_its_ranks_save(tmp_path):
     rank = "trap 'touch saved-$RANK; exit 85' TERM; touch up-$RANK; "
     rank += "for ((n = 0; n < 1200; n++)); do sleep 0.05; done"  # no $(…), in which Bash runs no trap
     pod = Pod(tmp_path, 1, rank)
-    end = time.monotonic() + 30
-    while len(list(tmp_path.glob("up-*"))) < 2:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: len(list(tmp_path.glob("up-*"))) == 2)
     pod.process.send_signal(signal.SIGTERM)
     assert pod.end()[0] == 85
     assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-2", "saved-3"]
@@ -222,8 +219,6 @@ def test_kubectl_gets_the_manifests_and_its_refusal_is_reported(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     command = ["submit", "kubernetes", "digits", *WORDS, "--apply"]
-    assert cli.main(command) == 2
-    assert "error: kubectl: no such command on this machine" in capsys.readouterr().err
     fake = tmp_path / "kubectl"
     fake.write_text("#!/bin/bash\nexec >&2\necho forbidden\nexit 1\n")
     fake.chmod(0o755)

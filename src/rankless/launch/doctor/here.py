@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import importlib
 import ipaddress
 import os
 import platform
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from rankless import __version__
 from rankless.errors import UserError, counted, in_gb, shell_word
@@ -89,17 +90,18 @@ def memory(free: int | None = None) -> Check:
     return warning("memory", value, fix) if free < 2 * GB else ok("memory", value)
 
 
-def shared_memory(folder: Path = _SHM) -> Check:
+def shared_memory(folder: Path = _SHM, free: int | None = None) -> Check:
     """Check the free space in /dev/shm, through which loader processes pass batches."""
     fix = "use docker run --shm-size 8g, or run mount -o remount,size=8G /dev/shm"
     try:
         usage = shutil.disk_usage(folder)
     except OSError as problem:
         return error("/dev/shm", f"does not exist ({problem.strerror})", fix)
-    value = f"{in_gb(usage.free)} free of {in_gb(usage.total)}"
-    if usage.free < GB // 8:
+    free = usage.free if free is None else free
+    value = f"{in_gb(free)} free of {in_gb(usage.total)}"
+    if free < GB // 8:
         return error("/dev/shm", f"{value}: loader processes can die with a bus error", fix)
-    return warning("/dev/shm", value, fix) if usage.free < GB else ok("/dev/shm", value)
+    return warning("/dev/shm", value, fix) if free < GB else ok("/dev/shm", value)
 
 
 def open_files(limit: int | None = None) -> Check:
@@ -144,12 +146,11 @@ class Cards:
     managed: bool  # whether the fabric manager is running
 
 
-def cards(root: Path = Path("/")) -> Cards:
+def cards(root: Path = Path("/"), torch: Any = None) -> Cards:
     """Return the visible GPUs of this machine; ``root`` is the folder that contains ``dev`` and ``proc``."""
-    import torch
-
     from rankless.engine.environment import nvidia_driver
 
+    torch = torch or importlib.import_module("torch")
     names: list[str] = []
     free: list[float] = []
     if torch.cuda.is_available():
@@ -382,9 +383,9 @@ class Process:
     user: int
 
 
-def processes(root: Path = Path("/proc")) -> list[Process]:
+def processes() -> list[Process]:
     found = []
-    for folder in root.iterdir():
+    for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         try:

@@ -48,7 +48,7 @@ class Coordinator:
     def __init__(self, wanted: Wanted, hosts: Sequence[Host], access: Access, requests: Requests) -> None:
         self.wanted, self.requests = wanted, requests
         self.pool = HostPool(hosts, access, self._urgent)
-        self.token = uuid.uuid4().hex
+        self.token, self.grace = uuid.uuid4().hex, GRACE
         self.hosts = Membership(self.pool, warn)
         self.has_started = False
         self.outcome = messages.DryRunOutcome()  # of a dry run, as are the traces
@@ -237,7 +237,7 @@ class Coordinator:
             self.pool.pump(0.1)
             self._report_losses()
             if self.requests.first is not None and not asked:
-                asked, until = True, time.monotonic() + GRACE
+                asked, until = True, time.monotonic() + self.grace
                 if (
                     not regrouping
                 ):  # otherwise, ranks are already saving, and a second request would kill them
@@ -247,18 +247,18 @@ class Coordinator:
             )
             self.pool.missing = failed
             if failed and not abandoned:
-                abandoned, until = True, min(until, time.monotonic() + GRACE)
+                abandoned, until = True, min(until, time.monotonic() + self.grace)
                 self._send_to_round(
                     [member for member in members if not member.replies], messages.Abandon(of=self.number)
                 )
             if not (asked or failed or regrouping) and self.hosts.readmit(self.training, self.token):
-                regrouping, until = True, time.monotonic() + GRACE
+                regrouping, until = True, time.monotonic() + self.grace
                 self._send_to_round(members, self._request(signal.SIGTERM))
             if time.monotonic() > until:
                 if asked:
                     raise StopNow
                 for member in waiting:
-                    self.pool.lose(member, f"its ranks did not end within {GRACE:.0f} s")
+                    self.pool.lose(member, f"its ranks did not end within {self.grace:.0f} s")
         self.pool.missing = False
         self._report_losses()
         replies = {member.index: member.replies.popleft() for member in members if member.replies}
@@ -330,7 +330,7 @@ class Membership:
     """The hosts that have joined the run, and the lost hosts that may return."""
 
     def __init__(self, pool: HostPool, warn: Callable[[str], None]) -> None:
-        self.pool, self.warn = pool, warn
+        self.pool, self.warn, self.retry = pool, warn, _RETRY
         self.joined: set[int] = set()  # indices of the hosts whose run directory is locked
         self._sent: dict[int, str] = {}  # last command to a returning host
         self._refused: Counter[int] = Counter()
@@ -412,7 +412,7 @@ class Membership:
     def _wait(self, member: Member) -> None:
         self._sent.pop(member.index, None)
         member.facts = {}
-        seconds = min(_RETRY * 2 ** min(self._refused[member.index], 10), _LONGEST)
+        seconds = min(self.retry * 2 ** min(self._refused[member.index], 10), _LONGEST)
         self._retry_at[member.index] = time.monotonic() + seconds
 
 

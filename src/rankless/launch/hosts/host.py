@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import asdict
 from functools import singledispatchmethod
@@ -60,10 +61,10 @@ _STEPS, _WARM_UP = 5, 2  # timed steps of a recipe, of which the first are exclu
 
 
 class HostProcess:
-    """A process that answers the commands of the coordinator on the stream ``events``."""
+    """A process that reads commands of the coordinator from ``source`` and answers them on ``events``."""
 
-    def __init__(self, events: IO[bytes]) -> None:
-        self.events = events
+    def __init__(self, events: IO[bytes], source: Iterable[str] = ()) -> None:
+        self.events, self.source = events, source
         self.commands: queue.SimpleQueue[Command[Any] | None] = queue.SimpleQueue()
         # Keyed by the round's number, because commands may arrive before or after their round.
         self.requests: dict[int, Requests] = {}
@@ -97,7 +98,7 @@ class HostProcess:
 
     def _read(self) -> None:
         """Read commands, and immediately handle heartbeats and commands about a running round."""
-        for text in sys.stdin:
+        for text in self.source:
             self.silent = 0
             try:
                 command = messages.COMMANDS.decode(text)
@@ -322,7 +323,7 @@ def main() -> int:
     name_process("rankless host")
     events = os.fdopen(int(os.environ.pop("EVENTS_FD")), "wb")
     os.set_inheritable(events.fileno(), False)
-    sys.stdin = os.fdopen(os.dup(0), encoding="utf-8")
+    source = os.fdopen(os.dup(0), encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -331,7 +332,7 @@ def main() -> int:
     if compute_device().type == "cpu":
         fork_server.allow()
         fork_server.start()
-    HostProcess(events).serve()
+    HostProcess(events, source).serve()
     return 0
 
 

@@ -72,6 +72,7 @@ class HostPool:
         self, hosts: Sequence[Host], access: Access, urgent: Callable[[], None] = lambda: None
     ) -> None:
         self.access, self.urgent = access, urgent
+        self.channel_of: Callable[[Host, Sequence[str], str, Events], Channel] = Channel
         self.members = [Member(host, index) for index, host in enumerate(hosts)]
         self.speaker: Member | None = None  # the host of rank 0, whose standard output is shown unchanged
         self.missing = False  # whether ranks have lost peers, so that a silent host counts as lost sooner
@@ -88,7 +89,9 @@ class HostPool:
             member.lines.clear()
             member.began_at = time.monotonic()
             try:
-                member.channel = Channel(member.host, self.access.ssh, self.access.helper, self._events)
+                member.channel = self.channel_of(
+                    member.host, self.access.ssh, self.access.helper, self._events
+                )
             except OSError as error:
                 member.channel, member.lost = None, f"{self.access.ssh[0]} cannot be started ({error})"
                 continue

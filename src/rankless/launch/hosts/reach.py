@@ -26,10 +26,10 @@ _LONGEST = 4 * WAIT  # seconds for a name server
 class Listener:
     """A listener on every address that other machines may reach; if ``echo``, it echoes received bytes."""
 
-    def __init__(self, *, echo: bool = False) -> None:
+    def __init__(self, *, echo: bool = False, addresses: Sequence[str] | None = None) -> None:
         self.echo, self._room = echo, threading.Semaphore(_AT_ONCE)
         self.sockets: dict[str, socket.socket] = {}
-        for address in own_addresses():
+        for address in own_addresses() if addresses is None else addresses:
             with suppress(UserError):  # the address is being set up, or was just removed
                 self.sockets[address] = listening_at(address, 0)
         for listener in self.sockets.values() if echo else ():
@@ -63,14 +63,14 @@ class Listener:
             self._room.release()
 
 
-def attempt(address: str, port: int, *, large: bool) -> dict[str, Any]:
+def attempt(address: str, port: int, *, large: bool, wait: float = WAIT) -> dict[str, Any]:
     """Connect to a :class:`Listener`; return this machine's address as ``source``, or an error as ``failed``.
 
     If ``large``, send more than one packet, and also return the ``interface``, its ``mtu``, and whether the
     bytes came back (``large``).
     """
     try:
-        connection = socket.create_connection((address, port), timeout=WAIT)
+        connection = socket.create_connection((address, port), timeout=wait)
     except OSError as error:
         return {"failed": error.strerror or str(error)}
     with connection:
@@ -84,7 +84,9 @@ def attempt(address: str, port: int, *, large: bool) -> dict[str, Any]:
         return {"source": source, "interface": interface, "mtu": mtu_of(interface), "large": came_back}
 
 
-def probe(targets: Mapping[str, Mapping[str, Any]], *, large: bool) -> dict[str, dict[str, Any]]:
+def probe(
+    targets: Mapping[str, Mapping[str, Any]], *, large: bool, own: Sequence[str] | None = None
+) -> dict[str, dict[str, Any]]:
     """Connect to other hosts at all their addresses at the same time.
 
     For each host, ``targets`` contains the ``ports`` of its :class:`Listener` by address, and a ``host`` name
@@ -92,7 +94,7 @@ def probe(targets: Mapping[str, Mapping[str, Any]], *, large: bool) -> dict[str,
     address (``tried``), and the addresses to which the name resolves (``resolved``).
     """
     # An address that this machine also has, such as that of a container bridge, does not lead to the host.
-    own = own_addresses()
+    own = own_addresses() if own is None else own
     found: dict[str, dict[str, Any]] = {name: {"tried": {}, "resolved": []} for name in targets}
 
     def connect(name: str, address: str, port: int) -> None:

@@ -250,10 +250,10 @@ def kill_all() -> None:
         time.sleep(0.02)
 
 
-def descendants() -> set[int]:
+def descendants(proc: Path = Path("/proc")) -> set[int]:
     """Return the process IDs of all living descendants of this process."""
     parents = {}
-    for folder in Path("/proc").iterdir():
+    for folder in proc.iterdir():
         if folder.name.isdigit():
             try:
                 state, parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:2]
