@@ -67,13 +67,17 @@ class Server(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "_PAUSE", 0.001)
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Server]]:
     handler = type("OneServer", (Server,), {"asked": [], "statuses": []})
     running = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setenv("RANKLESS_WEIGHTS_MIRROR", f"http://127.0.0.1:{running.server_port}/copies/")
-    monkeypatch.setattr(download, "_PAUSE", 0.001)
     yield handler
     running.shutdown()
     running.server_close()
@@ -181,7 +185,6 @@ def test_offline_nothing_is_asked_but_a_file_put_there_by_hand_is_taken(
 
 
 def test_no_network_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "_PAUSE", 0.001)
     monkeypatch.setenv("RANKLESS_WEIGHTS_MIRROR", "http://127.0.0.1:1")  # nothing listens there
     assert "http://127.0.0.1:1/net.weights: cannot be downloaded: [Errno 111]" in failing(OFFER, tmp_path)
     for mirror in ("file:///etc", "https://[::1/w", "https://mirror.example/gewürze", "http://a:b"):

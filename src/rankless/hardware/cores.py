@@ -16,10 +16,11 @@ def usable_cores(root: Path = Path("/")) -> int:
     ``root`` is the folder that contains ``proc`` and ``sys``.
     """
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(min([own, *_quotas(root)]), 1)
+    return max(min([own, *quotas(root)]), 1)
 
 
-def _quotas(root: Path) -> Iterator[int]:
+def quotas(root: Path) -> Iterator[int]:
+    """Yield the number of cores that each control group allows, rounded down."""
     for folder, is_v2 in control_groups("cpu", root):
         names = ("cpu.max",) if is_v2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         with suppress(OSError, ValueError):  # "max" is not a number: there is no limit
