@@ -8,16 +8,14 @@ from typing import get_args
 
 import pytest
 import yaml
-from pydantic import ValidationError
 
 from rankless.errors import UserError
 from rankless.files import yaml12
 from rankless.recipe import loss_kinds, model_kinds
-from rankless.recipe.installed import shipped
 from rankless.recipe.json_schema import schema
 from rankless.recipe.keys import KINDS, Kinds, leaves
 from rankless.recipe.load import changed, default, dump, from_json, load, to_json
-from rankless.recipe.schema import Augment, Data, Evaluate, Loss, Model, Recipe
+from rankless.recipe.schema import Augment, Data, Loss, Model, Recipe
 
 
 def problems_of(*overrides: str) -> list[str]:
@@ -160,23 +158,6 @@ def test_all_at_once_with_their_lines(tmp_path):
     assert "did you mean 'loss.smoothing'?" in caught.value.problems[3]
 
 
-@pytest.mark.parametrize(
-    ("build", "sentence"),
-    [
-        (lambda: Recipe(loss=Loss(class_weights="balanced")), "only the losses cross-entropy and focal"),
-        (lambda: Recipe(model=Model(name="resnet18"), loss=loss_kinds.Yolov4Loss()), "'loss.name' is"),
-        (lambda: Model(name="resnet18", anchors="kmeans"), "anchors"),
-        (lambda: Recipe(task="classify", data=Data(augment=Augment(mosaic=1.0)), evaluate=Evaluate(iou=0.5)),
-         "key 'data.augment.mosaic': it has an effect only with task 'detect', but the task is 'classify'\n"
-         "Recipe: key 'evaluate.iou'"),
-        (lambda: Recipe(data=Data(augment=Augment(erase=0.5))), "only with task 'classify'"),
-    ],
-)  # fmt: skip
-def test_python_refuses_the_same(build, sentence):
-    with pytest.raises((ValidationError, UserError), match=re.escape(sentence)):
-        build()
-
-
 def test_a_custom_task_may_read_every_key():
     given = [
         "task=my:Task",
@@ -187,16 +168,6 @@ def test_a_custom_task_may_read_every_key():
     recipe = default([*given, "data.augment.policy=randaugment"])
     assert from_json(to_json(recipe)) == recipe
     assert leaves(Recipe, Kinds("my:Task", "custom", "auto")).keys() == leaves(Recipe).keys()
-
-
-@pytest.mark.parametrize("name", sorted(shipped()))
-def test_what_is_recorded_are_the_keys_of_the_kind(name, tmp_path):
-    recipe = load(name)
-    (tmp_path / "r.yaml").write_text(dump(recipe))
-    assert load(tmp_path / "r.yaml") == recipe
-    assert not isinstance(recipe.model, model_kinds.CustomModel)
-    assert ("\n    mosaic:" in dump(recipe)) == (recipe.task == "detect")
-    assert ("class_weights" in dump(recipe)) == ("policy" in dump(recipe)) == (recipe.task == "classify")
 
 
 def test_another_model_brings_other_keys():
