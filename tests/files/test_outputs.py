@@ -184,7 +184,7 @@ def test_a_place_that_cannot_be_written_to_is_a_sentence(tmp_path):
         write(Path("/proc/none"), {"a": "x"})
     files = [tmp_path / "file" / "a", tmp_path / "file" / "b"]
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file: cannot be the output folder: .*file is a file"):
+    with pytest.raises(UserError, match=r"file: cannot be used as the output folder: .*file is a file"):
         Outputs(files, verb="predict", force=True)
 
 

@@ -149,7 +149,7 @@ def test_a_source_in_the_output_folder_is_refused(target):
 def test_an_output_folder_that_cannot_be_made_is_named(target):
     link = target.with_name("link")
     link.symlink_to("nowhere")
-    broken = f"cannot be the output folder: {link} is a broken link to nowhere; use another folder"
+    broken = f"cannot be used as the output folder: {link} is a broken link to nowhere; use another folder"
     proc = "cannot be created (No such file or directory); use another folder"
     for out, problem in ((link, broken), (link / "below", broken), (Path("/proc/no"), proc)):
         with pytest.raises(UserError) as caught:
@@ -177,7 +177,7 @@ def test_what_cannot_work_is_reported(target, tmp_path):
         with pytest.raises(UserError, match=f"device '{device}' .*; expected cpu, cuda") as caught:
             page.predict(target, [str(source)], out=tmp_path / "out", device=device)
         assert len(str(caught.value)) < 300
-    with pytest.raises(UserError, match=r"a\.png: cannot be the output folder"):
+    with pytest.raises(UserError, match=r"a\.png: cannot be used as the output folder"):
         page.predict(target, [str(source)], out=source, device="cpu")
     with pytest.raises(UserError, match="no such file"):
         page.predict(tmp_path / "none", [str(source)], out=tmp_path / "out", device="cpu")

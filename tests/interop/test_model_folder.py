@@ -135,7 +135,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"{out / 'model.safetensors'}: is an input of this command" in capsys.readouterr().err
     out = tmp_path / "a file"
     out.write_text("mine")
-    with pytest.raises(UserError, match=r"a file: cannot be the output folder: .* is a file"):
+    with pytest.raises(UserError, match=r"a file: cannot be used as the output folder: .* is a file"):
         export(source, format="folder", out=out)
 
 

@@ -62,7 +62,11 @@ class Outputs:
             if folder in self._lists:
                 continue
             if reason := unusable(folder):
-                where = f"{folder}: cannot be the output folder" if others else f"{first}: cannot be written"
+                where = (
+                    f"{folder}: cannot be used as the output folder"
+                    if others
+                    else f"{first}: cannot be written"
+                )
                 never.append(f"{where}: {reason}")
                 continue
             self._lists[folder] = OutputList(folder)

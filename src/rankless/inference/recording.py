@@ -46,7 +46,7 @@ class Recording:
         drawn = self._names if "annotated" in kinds else []
         files = [out / name for name in [*drawn, *saving.single_files(kinds)] or ["predictions.json"]]
         if reason := unusable(out):
-            raise UserError(f"--out {out}: cannot be the output folder: {reason}; use another folder")
+            raise UserError(f"--out {out}: cannot be used as the output folder: {reason}; use another folder")
         # A new folder has no files to protect.
         self.outputs = Outputs(files[:1] if self._is_new else files, verb="predict", force=force)
         self.outputs.refuse_inputs([*sources, opened.path])

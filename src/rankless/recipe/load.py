@@ -59,7 +59,7 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
     if key := key_of_file(str(source), ""):
         line = line_of_file(str(source), dict(one.partition("=")[::2] for one in several(overrides)))
         raise UserError(
-            f"{source}: expected a recipe as the first argument; give it as {key}={source}; {line}"
+            f"{source}: expected a recipe as the first argument; pass it as {key}={source}; {line}"
         )
     is_shipped = isinstance(source, str) and source in shipped()
     text, name = _text(source, check_name)

@@ -293,8 +293,9 @@ def _images(found: Bench) -> Iterator[tuple[str, str]]:
     cores = f"{idle} of {found.cores} cores are free" if idle > 0 else "no core is free"
     yield (
         "workers",
-        f"{share:.0%} of a step is spent waiting for images, with {found.workers} loader processes per "
-        f"device; try workers={more} ({cores})",
+        f"{share:.0%} of a step is spent waiting for images, with "
+        f"{counted(found.workers, 'loader process', 'loader processes')} per device; try workers={more} "
+        f"({cores})",
     )
     if data.cache == "none" and data.root != _BUILT_IN:
         yield "data.cache", "with ram or disk, every image is decoded only once; the weights stay the same"

@@ -149,7 +149,9 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None], free: i
 
 def _sizes(images: int, ranks: int) -> list[int]:
     if ranks > images:
-        raise UserError(f"--devices is {ranks}, but batch.images is {images}; use at most {images} devices")
+        raise UserError(
+            f"--devices is {ranks}, but batch.images is {images}; use at most {counted(images, 'device')}"
+        )
     return [size for size in range(1, images // ranks + 1) if images % size == 0]
 
 

@@ -256,8 +256,8 @@ def _line(one: Row, plan: Plan) -> str:
 
 def _model_notes(plan: Plan) -> Iterator[str]:
     yield (
-        "network: the part of a step spent waiting for the fixed tree's exchange; ring: the step with a ring "
-        "all-reduce instead; p: loader processes needed to deliver that many images"
+        "network: the part of a step spent waiting for the fixed tree's exchange; ring: the time of a step "
+        "with a ring all-reduce instead of the tree; p: the number of loader processes needed for this speed"
     )
     if plan.asked.devices > 1:
         yield (
