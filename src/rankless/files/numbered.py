@@ -11,7 +11,7 @@ from rankless.errors import UserError
 
 
 def numbered_folder(wanted: Path, option: str) -> Path:
-    """Create and return ``wanted``, or ``wanted-2``, ``-3`` … if it exists."""
+    """Create and return the first of ``wanted``, ``wanted-2``, ``wanted-3`` … that does not exist."""
     number, path = 1, wanted
     while True:
         try:
