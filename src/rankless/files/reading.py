@@ -52,7 +52,7 @@ def opened(path: str | os.PathLike[str], most: int | None = None) -> io.FileIO:
         if kind != stat.S_IFREG:
             raise _irregular(kind, name)
         if most is not None and state.st_size > most:
-            raise _too_large(state.st_size, "allowed", most, name)
+            raise _too_large(state.st_size, f"the allowed {most:,}", name)
         return io.FileIO(file, "rb")
     except BaseException:
         os.close(file)
@@ -69,7 +69,8 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
             size = len(content)
             if size <= limit:
                 return content
-    raise _too_large(size, "allowed" if most is not None else "available", limit, os.fspath(path))
+    most_text = f"the allowed {limit:,}" if most is not None else f"the {limit:,} bytes of free memory"
+    raise _too_large(size, most_text, os.fspath(path))
 
 
 def read_text(
@@ -121,9 +122,8 @@ def _read_up_to(file: io.FileIO, limit: int) -> bytes:
     return bytes(content)
 
 
-def _too_large(size: int, which: str, limit: int, name: str) -> OSError:
-    what = f"the {which} {limit:,}" + (" bytes of memory" if which == "available" else "")
-    return OSError(errno.EFBIG, f"it has {size:,} bytes, more than {what}", name)
+def _too_large(size: int, most: str, name: str) -> OSError:
+    return OSError(errno.EFBIG, f"it has {size:,} bytes, more than {most}", name)
 
 
 def _irregular(kind: int, name: str) -> OSError:

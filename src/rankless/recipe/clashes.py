@@ -33,9 +33,8 @@ def _of_model(recipe: Recipe) -> Iterator[tuple[str, ...]]:
         side = size if isinstance(size, int) else 416
         first = [round(fraction * side, 1) for fraction in anchors[0]]
         yield (
-            f"'model.anchors' has a side of {least:g} pixels; expected pixels of the input, at least 1; "
-            "multiply fractions of the image by the input's size: at "
-            f"{side} pixels, the first pair is {first}",
+            f"'model.anchors' has a side of {least:g} pixels; expected at least 1; multiply fractions of the "
+            f"image by the input's size: at {side} pixels, the first pair is {first}",
             "model.anchors",
         )
     if getattr(model, "config", "") and model.name.startswith("hf/") and model.name != "hf/config":
