@@ -55,7 +55,7 @@ class _YoloLoss(LossKeys):
     """Exponent of the focal losses."""
     alpha: Annotated[Literal["none"] | Fraction, _FOCAL] = "none"
     """Weight of positives in the focal losses; the weight of negatives is 1 - alpha. With ``none``, both
-    weigh the same."""
+    have the same weight."""
     ignore: Literal["auto"] | Fraction = "auto"
     """Predictions with a higher IoU than this with any ground-truth box do not count as negatives."""
     smoothing: Literal["auto"] | ProperFraction = "auto"

@@ -126,7 +126,7 @@ class Augment:
     duration such as ``10 epochs`` or ``10%`` (of the run)."""
     partners: Annotated[Literal["data", "batch"], DETECT_ONLY] = "data"
     """Where mosaic, mixup and copy-paste get other images: from all ``data``, or from the same
-    micro-``batch``, which decodes each image only once (detection)."""
+    micro-``batch``, so that each image is decoded only once (detection)."""
     copy_paste: Annotated[Fraction, DETECT_ONLY] = 0.0
     """Probability that objects from another image are pasted into this one (detection)."""
     crop: Annotated[Float, Field(gt=0, le=1), Reads(("classify",), ("classify",))] = 1.0
@@ -139,7 +139,7 @@ class Augment:
     jpeg: Fraction = 0.0
     """Probability of strong JPEG compression."""
     policy: Annotated[Literal["none", "randaugment", "trivialaugment"], CLASSIFY_ONLY] = "none"
-    """Policy of random operations (classification)."""
+    """Augmentation policy (classification)."""
     erase: Annotated[Fraction, CLASSIFY_ONLY] = 0.0
     """Probability that a rectangle is erased (classification)."""
     mixup: NotNegative = 0.0
@@ -178,7 +178,7 @@ class Data:
     """``digits`` (built in), a folder, a file such as a ``data.yaml``, ``torchvision/NAME``, or the address
     of tar shards, ``https://…`` or ``s3://…``."""
     folder: Name = "data"
-    """Folder with the files of ``torchvision/NAME``, which torchvision calls ``root``."""
+    """Folder with the files of ``torchvision/NAME`` (``root`` in torchvision)."""
     format: Format = "auto"
     """Format of the data; ``auto`` detects it."""
     train: Name = "train"
@@ -297,8 +297,8 @@ class Check:
 
     recompute: Annotated[CountOrZero, FREE] = 0
     """Number of steps between checks. In a check, each rank recomputes a micro-batch of another rank (a
-    single rank, one of its own), and loss and gradients are compared bit for bit. 0 disables the checks. They
-    do not change results."""
+    single rank recomputes one of its own), and loss and gradients are compared bit for bit. 0 disables the
+    checks. They do not change results."""
     exclude: Annotated[Bool, FREE] = False
     """If an error can be traced to a device, continue from the latest checkpoint without this device;
     otherwise, the run fails if the error repeats."""
