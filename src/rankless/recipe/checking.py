@@ -166,7 +166,7 @@ def _wrong_loss(tree: Mapping[str, Any]) -> dict[KeyPath, str]:
 
 
 def _wrong_values(recipe: type, flat: Flat, kinds: Kinds) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the path of each key whose value has the wrong type or is out of range, and a message."""
+    """Yield the path of each value of a wrong type or out of range, with a message."""
     known = leaves(recipe, kinds._replace(task=""))
     for path, value in flat.items():
         try:
@@ -182,7 +182,7 @@ def _wrong_values(recipe: type, flat: Flat, kinds: Kinds) -> Iterator[tuple[KeyP
 def _without_effect(
     recipe: type, flat: Flat, kinds: Kinds, bad: Mapping[KeyPath, str]
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the path of each given key that has no effect because of other keys, and a message."""
+    """Yield the path of each given key that other keys make ineffective, with a message."""
     known = leaves(recipe, kinds._replace(task=""))
     for path, value in flat.items():
         for only in known[path].conditions if path in known else ():

@@ -149,7 +149,7 @@ def _listed(words: list[str], joint: str) -> str:
 
 
 def _flat_pairs(value: Any) -> str:
-    """Return anchors that are grouped by head, [[[w, h], …], …], as one flat list, or ""."""
+    """Return anchors that are grouped by head as the text of a flat list, or "" for other values."""
     try:
         pairs = [(float(width), float(height)) for head in value for width, height in head]
     except (TypeError, ValueError):

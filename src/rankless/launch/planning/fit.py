@@ -195,7 +195,7 @@ class _Search:
         return not self.tried[micro].problem or self.tried[micro].too_small
 
     def _expected(self, micro: int) -> int:
-        """Extrapolate the memory for a size in bytes from the two largest sizes that fit; 0 if unknown."""
+        """Extrapolate the bytes that a size needs from the two largest sizes that fit, or return 0."""
         known = sorted((one.micro, one.memory) for one in self.tried.values() if one.memory)
         if len(known) < 2:
             return 0

@@ -46,19 +46,19 @@ def devices(text: str) -> tuple[int, int]:
 
 
 def bandwidth(text: str) -> float:
-    """Parse ``25GB/s`` or ``100Gbit/s`` as bytes per second."""
+    """Convert a bandwidth such as ``25GB/s`` or ``100Gbit/s`` to bytes per second."""
     return _quantity(
         "--bandwidth", text, _RATES, "a bandwidth above 0 with a unit, as in 25GB/s or 100Gbit/s"
     )
 
 
 def latency(text: str) -> float:
-    """Parse a time such as ``20us`` as seconds."""
+    """Convert a time such as ``20us`` to seconds."""
     return _quantity("--latency", text, _TIMES, "a time above 0 with a unit, as in 20us or 0.5ms")
 
 
 def milliseconds(text: str) -> float:
-    """Parse milliseconds such as ``210`` or ``210ms`` as seconds."""
+    """Convert milliseconds such as ``210`` or ``210ms`` to seconds."""
     scales = {"": 1e-3, "ms": 1e-3}
     return _quantity("--step-ms", text, scales, "a number of milliseconds above 0, as in 210")
 
