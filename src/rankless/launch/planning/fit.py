@@ -116,8 +116,8 @@ class Fitted:
 def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None], free: int | None = None) -> Fitted:
     """Find the largest micro-batch by training steps of increasing size in separate processes.
 
-    By default, as many ``devices`` share a step as in training, and a device may use the ``free`` bytes that
-    this machine has for it. ``say`` is called with progress lines.
+    By default, as many ``devices`` share a step as in training, and ``free`` is the memory in bytes that each
+    of them can use. ``say`` is called with progress lines.
     """
     recipe, _ = checked(recipe, None, [])
     recipe = with_precision(resolve_recipe(recipe))
