@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import get_args
 
 import pytest
@@ -136,26 +135,6 @@ def test_a_chosen_loss_has_its_keys():
 )  # fmt: skip
 def test_a_key_of_another_kind_is_named_with_its_kind(overrides, problem):
     assert problems_of(*overrides) == [problem]
-
-
-def test_all_at_once_with_their_lines(tmp_path):
-    (tmp_path / "r.yaml").write_text(
-        "task: classify\nmodel:\n  name: resnet18\n  width: 0.5\n  anchors: kmeans\n"
-        "loss:\n  gamma: 1\n  smothing: 0.1\ndata: {fit: stretch}\noptim: {lr: low}\n"
-    )
-    with pytest.raises(UserError) as caught:
-        load(tmp_path / "r.yaml", ["evaluate.tta=full"])
-    shown = [problem.replace(f"{tmp_path}/", "") for problem in caught.value.problems]
-    assert [re.split("': |' is", one)[0] for one in shown] == [
-        "r.yaml:4: key 'model.width",
-        "r.yaml:5: key 'model.anchors",
-        "r.yaml:7: key 'loss.gamma",
-        "r.yaml:8: key 'loss.smothing",
-        "r.yaml:9: key 'data.fit",
-        "r.yaml:10: 'optim.lr",
-        "command line: 'evaluate.tta",
-    ]
-    assert "did you mean 'loss.smoothing'?" in caught.value.problems[3]
 
 
 def test_a_custom_task_may_read_every_key():

@@ -205,6 +205,8 @@ optim:
   name: adamw
   lr: low
 model: {image_size: 5}
+loss: {assign: simota}
+data: {augment: {erase: 1}}
 epochs: 4
 """
     found = problems_of(tmp_path, text, "epochs=0", "optm.lr=3", "seed", "seed=1", "data.val=@")
@@ -216,6 +218,8 @@ epochs: 4
         "r.yaml:6: 'optim.nesterov'",
         "r.yaml:8: 'optim.lr'",
         "r.yaml:9: 'model.image_size'",
+        "r.yaml:10: key 'loss.assign': only the loss anchor-free has it; this model's loss",
+        "r.yaml:11: key 'data.augment.erase': it has an effect only with task 'classify', but the task",
         "command line: 'epochs'",
         "command line: key 'optm.lr': no such key; did you mean 'optim.lr'?",
         "command line: 'seed': expected key=value, as in optim.lr=0.02",
