@@ -132,6 +132,7 @@ def test_a_mistake_is_a_sentence(words, problem, capsys) -> None:
 @pytest.mark.usefixtures("forked_pages")
 def test_it_trains_both_in_turns_and_leaves_nothing_behind(tmp_path: Path, monkeypatch, capfd) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rankless.launch.planning.bench._ROUNDS", 1)
     words = [*SMALL, "data.multi_scale=0.5", "--devices", "2", "--seconds", "0.1", "--pure", "--json"]
     assert main(["benchmark", *words]) == 0
     found = json.loads(capfd.readouterr().out)
