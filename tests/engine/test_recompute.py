@@ -158,7 +158,7 @@ def test_what_was_recomputed_and_what_has_no_effect_is_reported() -> None:
         ("check: {exclude: true}", "'check.exclude' is true, but check.recompute is 0"),
         (
             "{check: {recompute: 5}, reduce: fast, batch_norm: sync}",
-            "batch_norm is 'sync' (micro-batches cannot be computed separately) and reduce is 'fast' (",
+            r"batch_norm is 'sync' \(micro-batches cannot be computed separately\) and reduce is 'fast' \(",
         ),
     ],
 )

@@ -15,6 +15,7 @@ from dataclasses import replace
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,13 +68,17 @@ class Server(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "_PAUSE", 0.001)
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Server]]:
     handler = type("OneServer", (Server,), {"asked": [], "statuses": []})
     running = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setenv("RANKLESS_WEIGHTS_MIRROR", f"http://127.0.0.1:{running.server_port}/copies/")
-    monkeypatch.setattr(download, "_PAUSE", 0.001)
     yield handler
     running.shutdown()
     running.server_close()
@@ -134,28 +139,42 @@ def test_the_first_digits_and_sha1_are_compared(server: type[Server], tmp_path: 
     assert obtain(Offer(OFFER.url, digest=sha1, algorithm="sha1"), tmp_path / "b")[1] == SHA
     message = failing(Offer(OFFER.url, digest="01234567"), tmp_path / "c")
     assert "expected net.weights with the SHA-256 01234567…" in message
+    server.has_length = False
+    assert obtain(replace(ONLY_SHA, about=len(CONTENT) // 2), tmp_path / "d")[1] == SHA
 
 
-@pytest.mark.parametrize("claims", [10, len(CONTENT) + 10])
-def test_a_length_that_is_not_the_published_one_is_refused(
-    server: type[Server], tmp_path: Path, claims: int
+ONLY_SHA = Offer(OFFER.url, digest=SHA)
+FAR_LESS = replace(ONLY_SHA, about=len(CONTENT) // 2 - 1)  # twice as much is the most that is taken
+PAGE = {"content": b"<!DOCTYPE html><html>please log in</html>", "kind": "text/html; charset=utf-8"}
+NONSENSE = ("ftp://127.0.0.1/net.weights", "http://[::1/net.weights", "http://ü/")
+
+
+@pytest.mark.parametrize(
+    ("vices", "offer", "problem"),
+    [
+        ({"claims": "10"}, UNCONFIRMED, "the server sent a file of 10 bytes; the download was discarded"),
+        (
+            {"claims": "1024010"},
+            UNCONFIRMED,
+            "a file of 1,024,010 bytes; the download was discarded; expected net.weights of 1,024,000 bytes "
+            "(no published checksum); ",
+        ),
+        ({"claims": "1024010", "tag": ""}, ONLY_SHA, "was lost after 1,024,000 of 1,024,010 bytes"),
+        (PAGE, OFFER, "the server sent a web page of 41 bytes; the download was discarded"),
+        (PAGE, ONLY_SHA, "the server sent a web page; the download was discarded"),
+        ({}, FAR_LESS, "the server sent a file of 1,024,000 bytes; the download was discarded"),
+        ({"has_length": False}, FAR_LESS, "sent more than 1,023,998 bytes; the download was discarded"),
+        *(({"target": to}, OFFER, "net.weights: cannot be downloaded: ") for to in NONSENSE),
+        ({"claims": "1" * 5000}, OFFER, "net.weights: cannot be downloaded: "),
+    ],
+)
+def test_a_server_that_sends_something_else_is_named(
+    server: type[Server], tmp_path: Path, vices: dict[str, Any], offer: Offer, problem: str
 ) -> None:
-    server.claims = str(claims)
-    message = failing(UNCONFIRMED, tmp_path)
-    assert f"the server sent a file of {claims:,} bytes; the download was discarded" in message
-    assert "expected net.weights of 1,024,000 bytes (no published checksum)" in message
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_server_that_promises_more_than_it_sends_is_named(server: type[Server], tmp_path: Path) -> None:
-    server.claims, server.tag = str(len(CONTENT) + 10), ""
-    assert "was lost after 1,024,000 of 1,024,010 bytes" in failing(Offer(OFFER.url, digest=SHA), tmp_path)
-
-
-def test_a_web_page_is_called_one(server: type[Server], tmp_path: Path) -> None:
-    server.content, server.kind = b"<!DOCTYPE html><html>please log in</html>", "text/html; charset=utf-8"
-    assert "the server sent a web page of 41 bytes" in failing(OFFER, tmp_path)
-    assert "the server sent a web page" in failing(Offer(OFFER.url, digest=SHA), tmp_path)
+    for name, value in vices.items():
+        setattr(server, name, value)
+    assert problem in failing(offer, tmp_path)
+    assert "discarded" not in problem or not [*tmp_path.iterdir()]
 
 
 def test_a_refusal_is_final_and_a_busy_server_is_asked_again(server: type[Server], tmp_path: Path) -> None:
@@ -181,7 +200,6 @@ def test_offline_nothing_is_asked_but_a_file_put_there_by_hand_is_taken(
 
 
 def test_no_network_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "_PAUSE", 0.001)
     monkeypatch.setenv("RANKLESS_WEIGHTS_MIRROR", "http://127.0.0.1:1")  # nothing listens there
     assert "http://127.0.0.1:1/net.weights: cannot be downloaded: [Errno 111]" in failing(OFFER, tmp_path)
     for mirror in ("file:///etc", "https://[::1/w", "https://mirror.example/gewürze", "http://a:b"):
@@ -241,21 +259,6 @@ def test_a_link_in_the_place_of_the_tag_is_not_followed(server: type[Server], tm
     assert (tmp_path / "mine").read_text() == "the user's"
 
 
-@pytest.mark.parametrize(
-    "vice",
-    [
-        *({"target": to} for to in ("ftp://127.0.0.1/net.weights", "http://[::1/net.weights", "http://ü/")),
-        {"claims": "1" * 5000},
-    ],
-)
-def test_a_redirect_or_length_that_makes_no_sense_is_a_sentence(
-    server: type[Server], tmp_path: Path, vice: dict[str, str]
-) -> None:
-    for name, value in vice.items():
-        setattr(server, name, value)
-    assert "net.weights: cannot be downloaded: " in failing(OFFER, tmp_path)
-
-
 def test_a_redirect_from_https_goes_to_https_only() -> None:
     request, headers = urllib.request.Request("https://a.example/w"), Message()
     follow = download._Redirects().redirect_request
@@ -264,16 +267,6 @@ def test_a_redirect_from_https_goes_to_https_only() -> None:
             follow(request, None, 302, "", headers, target)
     followed = follow(request, None, 302, "", headers, "https://b.example/w")
     assert followed is not None and followed.full_url == "https://b.example/w"
-
-
-@pytest.mark.parametrize("has_length", [True, False])
-def test_far_more_than_the_known_length_is_refused(
-    server: type[Server], tmp_path: Path, has_length: bool
-) -> None:
-    server.has_length = has_length
-    about = Offer(OFFER.url, digest=SHA, about=len(CONTENT) // 2 - 1)
-    assert "the server " in failing(about, tmp_path)
-    assert obtain(replace(about, about=len(CONTENT) // 2), tmp_path)[1] == SHA
 
 
 @pytest.mark.parametrize("tag", ["", f'"{"1" * 2000}"'])

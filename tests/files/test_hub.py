@@ -75,12 +75,8 @@ def kept(cache: Path, *files: str) -> Path:
 
 
 INDEX = b'{"weight_map": {"x": "1.safetensors", "y": "2.safetensors"}}'
-SHARDS = {
-    "config.json": b"{}",
-    "model.safetensors.index.json": INDEX,
-    "1.safetensors": b"{}",
-    "2.safetensors": b"{}",
-}
+SHARDS = dict.fromkeys(("config.json", "1.safetensors", "2.safetensors"), b"{}")
+SHARDS["model.safetensors.index.json"] = INDEX
 
 
 @pytest.mark.parametrize("missing", ["config.json", "1.safetensors", "2.safetensors"])

@@ -8,32 +8,15 @@ from pathlib import Path
 import pytest
 
 from rankless.errors import UserError
-from rankless.files import range_cache
 from rankless.files.range_cache import RangeCache, limit
-
-
-@pytest.fixture(autouse=True)
-def _any_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(range_cache, "_SPARE", 0.0)  # however little room the disk of the tests has
 
 
 def size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def test_what_is_put_in_comes_out(tmp_path: Path) -> None:
-    cache = RangeCache(tmp_path, 1 << 20)
-    assert cache.get("a") is None
-    cache.put("a", b"one")
-    cache.put("b", b"")
-    assert (cache.get("a"), cache.get("b"), cache.get("c")) == (b"one", b"", None)
-
-
-def test_it_keeps_within_its_limit_and_drops_what_was_used_least_recently(
-    tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.setattr(range_cache, "_SHARE", 1 << 30)
-    cache = RangeCache(tmp_path, 10_000)
+def test_it_keeps_within_its_limit_and_drops_what_was_used_least_recently(tmp_path: Path) -> None:
+    cache = RangeCache(tmp_path, 10_000, spare=0)
     for number in range(30):
         cache.put(str(number), bytes(984))
         assert cache.get("0") is not None  # and is used by that
@@ -45,22 +28,22 @@ def test_it_keeps_within_its_limit_and_drops_what_was_used_least_recently(
 
 
 @pytest.mark.parametrize(("most", "spare"), [(100, 0.0), (1 << 20, 1.0)])
-def test_neither_its_share_nor_the_disk_is_ever_filled(tmp_path: Path, monkeypatch, most, spare) -> None:
-    monkeypatch.setattr(range_cache, "_SPARE", spare)
-    cache = RangeCache(tmp_path, most)
+def test_neither_its_share_nor_the_disk_is_ever_filled(tmp_path: Path, most, spare) -> None:
+    cache = RangeCache(tmp_path, most, spare=spare)
     cache.put("a", bytes(200))
     assert cache.get("a") is None and size(tmp_path) == 0
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: bytes(len(data)), lambda data: b""])
-def test_a_damaged_file_counts_as_none(tmp_path: Path, damage) -> None:
-    cache = RangeCache(tmp_path, 1 << 20)
+def test_what_is_put_in_comes_out_and_a_damaged_file_counts_as_none(tmp_path: Path, damage) -> None:
+    cache = RangeCache(tmp_path, 1 << 20, spare=0)
     cache.put("a", b"one")
     (file,) = (file for file in tmp_path.rglob("*") if file.is_file())
     file.write_bytes(damage(file.read_bytes()))
     assert cache.get("a") is None and not file.exists()
     cache.put("a", b"one")
-    assert cache.get("a") == b"one"
+    cache.put("b", b"")
+    assert (cache.get("a"), cache.get("b"), cache.get("c")) == (b"one", b"", None)
 
 
 @pytest.mark.parametrize(
@@ -79,12 +62,10 @@ def test_no_size_is_a_sentence(monkeypatch) -> None:
             limit()
 
 
-def test_less_room_takes_effect_when_data_is_opened(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(range_cache, "_SHARE", 10_000)
-    many = RangeCache(tmp_path, 100_000)
+def test_less_room_takes_effect_when_data_is_opened(tmp_path: Path) -> None:
+    many = RangeCache(tmp_path, 100_000, 10_000, 0)
     for number in range(60):
         many.put(str(number), bytes(984))
     assert size(tmp_path) > 40_000
-    few = RangeCache(tmp_path, 20_000)
-    few.trim()
+    RangeCache(tmp_path, 20_000, 10_000, 0).trim()
     assert 0 < size(tmp_path) <= 20_000

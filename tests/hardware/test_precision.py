@@ -10,7 +10,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from rankless.errors import UserError
-from rankless.hardware import instruction_set, precision
+from rankless.hardware.instruction_set import computes_bf16
 from rankless.hardware.precision import autocast, resolve, without_layers
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -24,20 +24,14 @@ def test_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, i
     assert resolve("auto", CUDA) == expected
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ("avx2 avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16", "bf16"),
-        ("avx2 avx512f avx512bw avx512vl avx512dq avx512_vnni", "fp32"),
-        ("avx2", "fp32"),
-        ("", "fp32"),
-    ],
-)
-def test_auto_on_a_cpu(monkeypatch: pytest.MonkeyPatch, flags: str, expected: str) -> None:
-    monkeypatch.setattr(instruction_set, "flags", lambda: frozenset(flags.split()))
+def test_auto_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
         monkeypatch.delenv(name, raising=False)
-    assert resolve("auto", CPU) == expected
+    without = frozenset(["avx2", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"])
+    assert computes_bf16(features=without | {"avx512_bf16"})
+    for features in (without, frozenset(["avx2"]), frozenset()):
+        assert not computes_bf16(features=features)
+    assert resolve("auto", CPU) == ("bf16" if computes_bf16() else "fp32")
     assert resolve("auto", CPU, "avx2") == "fp32"
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")  # the processor could, oneDNN may not
     assert resolve("auto", CPU) == "fp32"
@@ -74,14 +68,11 @@ class Counting(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize("limited", [False, True])
-def test_functions_between_layers_are_replaced_on_limited_cpus_alone(
-    monkeypatch: pytest.MonkeyPatch, limited: bool
-) -> None:
-    monkeypatch.setattr(precision, "is_limited", lambda: limited)
+@pytest.mark.parametrize("limited_to", ["native", "avx2"], indirect=True)
+def test_functions_between_layers_are_replaced_on_limited_cpus_alone(limited_to: str) -> None:
     with Counting() as counting:
         with without_layers():
             torch.sqrt(torch.ones(1))
-        assert (counting.calls > 0) is limited
+        assert (counting.calls > 0) == (limited_to == "avx2")
         torch.sqrt(torch.ones(1))
         assert counting.calls

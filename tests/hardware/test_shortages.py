@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -13,12 +15,7 @@ CARD = (
     "CUDA out of memory. Tried to allocate 2.25 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.10 "
     "GiB is free. Including non-PyTorch memory, this process has 77.99 GiB memory in use."
 )
-
-
-def caught(act: object) -> Exception:
-    with pytest.raises(Exception) as found:
-        act()  # type: ignore[operator]
-    return found.value
+GPU, SHARED = "the GPU is out of memory", "/dev/shm is full ("
 
 
 @pytest.mark.parametrize(
@@ -29,54 +26,30 @@ def caught(act: object) -> Exception:
         (lambda: bytearray(10**15), " ("),
     ],
 )
-def test_what_this_machine_does_not_have(act: object, asked: str) -> None:
-    found = shortage(caught(act))
+def test_what_this_machine_does_not_have(act: Callable[[], object], asked: str) -> None:
+    with pytest.raises(Exception) as caught:
+        act()
+    found = shortage(caught.value)
     assert isinstance(found, ShortageError)
     assert str(found).startswith(f"out of memory{asked}"), found
     assert str(found).endswith(" are free)")
 
 
 @pytest.mark.parametrize(
-    ("error", "reported"),
+    ("error", "kind", "reported"),
     [
-        (
-            torch.OutOfMemoryError(CARD),
-            "the GPU is out of memory: 2.25 GiB more were requested (1.10 GiB of 79.10 GiB are free)",
-        ),
-        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), "the GPU is out of memory"),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "the GPU is out of memory"),
+        (torch.OutOfMemoryError(CARD), ShortageError, f"{GPU}: 2.25 GiB more were requested (1.10 GiB of"),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), ShortageError, GPU),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), ShortageError, GPU),
+        (RuntimeError("unable to allocate shared memory(shm) for file </torch_1>"), UserError, SHARED),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It"), UserError, SHARED),
+        (ValueError("a number"), type(None), "None"),
+        (OSError(28, "No space left on device", "journal.jsonl"), type(None), "None"),
+        (RuntimeError("CUDA error: device-side assert triggered"), type(None), "None"),
+        (RuntimeError("out of resource: shared memory, Required: 100000"), type(None), "None"),
+        (RuntimeError("Connection closed by peer [127.0.0.1]:1234"), type(None), "None"),
     ],
 )
-def test_a_gpu_without_memory(error: Exception, reported: str) -> None:
+def test_what_libraries_say(error: Exception, kind: type, reported: str) -> None:
     found = shortage(error)
-    assert isinstance(found, ShortageError)
-    assert str(found) == reported
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "unable to allocate shared memory(shm) for file </torch_1_2_3>: No space left on device (28)",
-        "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that workers are "
-        "out of shared memory. Please try to raise your shared memory limit.",
-    ],
-)
-def test_shared_memory_is_another_thing(text: str) -> None:
-    found = shortage(RuntimeError(text))
-    assert isinstance(found, UserError)
-    assert not isinstance(found, ShortageError)
-    assert str(found).startswith("/dev/shm is full (")
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ValueError("a number"),
-        OSError(28, "No space left on device", "journal.jsonl"),
-        RuntimeError("CUDA error: device-side assert triggered"),
-        RuntimeError("out of resource: shared memory, Required: 100000, Hardware limit: 99000"),
-        RuntimeError("Connection closed by peer [127.0.0.1]:1234"),
-    ],
-)
-def test_other_errors_are_not_taken_for_it(error: Exception) -> None:
-    assert shortage(error) is None
+    assert type(found) is kind and str(found).startswith(reported)

@@ -80,7 +80,7 @@ def test_a_recipe_that_was_recorded_before_means_what_it_meant(tmp_path) -> None
     assert load(file, ["evaluate.every=9", "optim.lr=1"]).evaluate.every == 9  # what is asked for now
 
 
-def test_a_bare_number_is_steps_and_is_recorded_as_such() -> None:
+def test_a_bare_number_is_recorded_as_steps() -> None:
     recipe = Recipe(model=Model(freeze=3), schedule=Schedule(warmup=7), evaluate=Evaluate(every=5))
     assert "every: 5 steps" in dump(recipe) and "warmup: 7 steps" in dump(recipe)
     assert from_json(to_json(recipe)) == recipe

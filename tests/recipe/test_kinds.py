@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import get_args
 
 import pytest
 import yaml
-from pydantic import ValidationError
 
 from rankless.errors import UserError
 from rankless.files import yaml12
 from rankless.recipe import loss_kinds, model_kinds
-from rankless.recipe.installed import shipped
 from rankless.recipe.json_schema import schema
 from rankless.recipe.keys import KINDS, Kinds, leaves
 from rankless.recipe.load import changed, default, dump, from_json, load, to_json
-from rankless.recipe.schema import Augment, Data, Evaluate, Loss, Model, Recipe
+from rankless.recipe.schema import Augment, Data, Loss, Model, Recipe
 
 
 def problems_of(*overrides: str) -> list[str]:
@@ -140,43 +137,6 @@ def test_a_key_of_another_kind_is_named_with_its_kind(overrides, problem):
     assert problems_of(*overrides) == [problem]
 
 
-def test_all_at_once_with_their_lines(tmp_path):
-    (tmp_path / "r.yaml").write_text(
-        "task: classify\nmodel:\n  name: resnet18\n  width: 0.5\n  anchors: kmeans\n"
-        "loss:\n  gamma: 1\n  smothing: 0.1\ndata: {fit: stretch}\noptim: {lr: low}\n"
-    )
-    with pytest.raises(UserError) as caught:
-        load(tmp_path / "r.yaml", ["evaluate.tta=full"])
-    shown = [problem.replace(f"{tmp_path}/", "") for problem in caught.value.problems]
-    assert [re.split("': |' is", one)[0] for one in shown] == [
-        "r.yaml:4: key 'model.width",
-        "r.yaml:5: key 'model.anchors",
-        "r.yaml:7: key 'loss.gamma",
-        "r.yaml:8: key 'loss.smothing",
-        "r.yaml:9: key 'data.fit",
-        "r.yaml:10: 'optim.lr",
-        "command line: 'evaluate.tta",
-    ]
-    assert "did you mean 'loss.smoothing'?" in caught.value.problems[3]
-
-
-@pytest.mark.parametrize(
-    ("build", "sentence"),
-    [
-        (lambda: Recipe(loss=Loss(class_weights="balanced")), "only the losses cross-entropy and focal"),
-        (lambda: Recipe(model=Model(name="resnet18"), loss=loss_kinds.Yolov4Loss()), "'loss.name' is"),
-        (lambda: Model(name="resnet18", anchors="kmeans"), "anchors"),
-        (lambda: Recipe(task="classify", data=Data(augment=Augment(mosaic=1.0)), evaluate=Evaluate(iou=0.5)),
-         "key 'data.augment.mosaic': it has an effect only with task 'detect', but the task is 'classify'\n"
-         "Recipe: key 'evaluate.iou'"),
-        (lambda: Recipe(data=Data(augment=Augment(erase=0.5))), "only with task 'classify'"),
-    ],
-)  # fmt: skip
-def test_python_refuses_the_same(build, sentence):
-    with pytest.raises((ValidationError, UserError), match=re.escape(sentence)):
-        build()
-
-
 def test_a_custom_task_may_read_every_key():
     given = [
         "task=my:Task",
@@ -187,16 +147,6 @@ def test_a_custom_task_may_read_every_key():
     recipe = default([*given, "data.augment.policy=randaugment"])
     assert from_json(to_json(recipe)) == recipe
     assert leaves(Recipe, Kinds("my:Task", "custom", "auto")).keys() == leaves(Recipe).keys()
-
-
-@pytest.mark.parametrize("name", sorted(shipped()))
-def test_what_is_recorded_are_the_keys_of_the_kind(name, tmp_path):
-    recipe = load(name)
-    (tmp_path / "r.yaml").write_text(dump(recipe))
-    assert load(tmp_path / "r.yaml") == recipe
-    assert not isinstance(recipe.model, model_kinds.CustomModel)
-    assert ("\n    mosaic:" in dump(recipe)) == (recipe.task == "detect")
-    assert ("class_weights" in dump(recipe)) == ("policy" in dump(recipe)) == (recipe.task == "classify")
 
 
 def test_another_model_brings_other_keys():

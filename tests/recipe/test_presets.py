@@ -50,7 +50,7 @@ def test_what_is_written_wins_over_the_preset_wherever_it_stands(tmp_path):
     assert augment(tmp_path, "data: {augment: heavy}", "data.augment.mosaic=0").rotate == 5
 
 
-def test_none_is_all_off_and_light_is_the_deerrors():
+def test_none_is_all_off_and_light_is_the_default():
     assert Augment(preset="none") == OFF
     assert Augment(preset="light") == Augment()
     assert Augment(preset="yolov3").mosaic == 0

@@ -14,12 +14,9 @@ from rankless.recipe.schema import Model, Recipe
 
 CFG = "[net]\nwidth=64\nheight=64\nchannels=3\n"
 OTHERS = [
-    "model.name=yolov4-tiny-3l",
-    "model.width=0.25",
-    "model.image_size=128",
-    "data.fit=stretch",
+    "model.name=yolov4-tiny-3l", "model.width=0.25", "model.image_size=128", "data.fit=stretch",
     "data.pad=128",
-]
+]  # fmt: skip
 
 
 def written(path: Path, recipe: Recipe) -> Path:
@@ -30,12 +27,9 @@ def written(path: Path, recipe: Recipe) -> Path:
 @pytest.fixture
 def detector(tmp_path: Path) -> Path:
     training = [
-        "model.pretrained=before",
-        "model.freeze='3 epochs'",
-        "model.checkpointing=true",
-        "optim.lr=0.5",
+        "model.pretrained=before", "model.freeze='3 epochs'", "model.checkpointing=true", "optim.lr=0.5",
         "data.root=theirs",
-    ]
+    ]  # fmt: skip
     return written(tmp_path / "w.safetensors", default([*OTHERS, *training]))
 
 

@@ -6,7 +6,19 @@ import pytest
 from pydantic import ValidationError
 
 from rankless.errors import UserError
-from rankless.recipe.schema import Batch, Checkpoint, Data, Evaluate, Model, Optim, Recipe, Schedule
+from rankless.recipe.loss_kinds import Yolov4Loss
+from rankless.recipe.schema import (
+    Augment,
+    Batch,
+    Checkpoint,
+    Data,
+    Evaluate,
+    Loss,
+    Model,
+    Optim,
+    Recipe,
+    Schedule,
+)
 
 
 def test_lists_serve_where_tuples_are_kept_and_whole_numbers_as_floats():
@@ -29,12 +41,10 @@ def test_lists_serve_where_tuples_are_kept_and_whole_numbers_as_floats():
             lambda: Recipe(optim=Optim(name="adamw", nesterov=True)),
             "'optim.nesterov' is true, but 'optim.name' is 'adamw'; 'optim.nesterov' has an effect only with",
         ),
-        (lambda: Recipe(optim=Optim(nesterov=True, momentum=0.0)), "optim.momentum is 0"),
         (lambda: Recipe(optim=Model()), "key 'optim.name'|'optim.name' is 'yolov4-tiny'"),
         (lambda: Recipe(ema=Data()), "'ema' is Data"),
         *((lambda lr=lr: Optim(lr=lr), "lr") for lr in (math.nan, math.inf, 0.0)),
         (lambda: Batch(images=True), "images"),
-        (lambda: Recipe(model=Model(image_size=400)), "multiples of 32"),
         (lambda: Model(image_size=[416, 416, 416]), "image_size"),
         (lambda: Model(name=""), "name"),
         (lambda: Checkpoint(every="10 minutes"), "every"),
@@ -42,10 +52,18 @@ def test_lists_serve_where_tuples_are_kept_and_whole_numbers_as_floats():
         (lambda: Checkpoint(every="00.0min"), "every"),
         (lambda: Checkpoint(every=0), "every"),
         (lambda: Evaluate(iou=1.1), "iou"),
+        (lambda: Recipe(loss=Loss(class_weights="balanced")), "only the losses cross-entropy and focal"),
+        (lambda: Recipe(model=Model(name="resnet18"), loss=Yolov4Loss()), "'loss.name' is"),
+        (lambda: Model(name="resnet18", anchors="kmeans"), "anchors"),
+        (
+            lambda: Recipe(task="classify", data=Data(augment=Augment(mosaic=1.0)), evaluate=Evaluate(iou=1)),
+            "key 'data.augment.mosaic': it has an effect only with task 'detect', .*\nRecipe: key 'evaluate",
+        ),
+        (lambda: Recipe(data=Data(augment=Augment(erase=0.5))), "only with task 'classify'"),
     ],
 )
 def test_refused(build, sentence):
-    with pytest.raises((ValidationError, UserError), match=sentence.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises((ValidationError, UserError), match=sentence):
         build()
 
 

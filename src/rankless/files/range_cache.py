@@ -20,8 +20,7 @@ from rankless.files.writing import beside
 
 VARIABLE = "RANKLESS_REMOTE_CACHE"
 _USUAL = 20_000_000_000
-_SHARE, _MOST = 64 << 20, 4096  # minimum bytes per folder, and maximum number of folders
-_SPARE = 0.02  # fraction of the disk to keep free
+_MOST = 4096  # folders
 _DIGEST = 16  # bytes at the start of a file
 _UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
@@ -43,6 +42,8 @@ class RangeCache:
 
     folder: Path
     most: int
+    share: int = 64 << 20  # minimum bytes per folder
+    spare: float = 0.02  # fraction of the disk to keep free
 
     def get(self, key: str) -> bytes | None:
         """Return the bytes stored under a key, or None if they are missing or damaged."""
@@ -68,7 +69,7 @@ class RangeCache:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             disk = os.statvfs(path.parent)
-            if disk.f_bavail * disk.f_frsize < len(data) + _SPARE * disk.f_blocks * disk.f_frsize:
+            if disk.f_bavail * disk.f_frsize < len(data) + self.spare * disk.f_blocks * disk.f_frsize:
                 return
             _make_room(path.parent, share - len(data) - _DIGEST)
             with beside(path, durable=False) as part:
@@ -85,7 +86,7 @@ class RangeCache:
 
     @property
     def _folders(self) -> int:
-        return min(max(self.most // _SHARE, 1), _MOST)
+        return min(max(self.most // self.share, 1), _MOST)
 
     def _path(self, key: str) -> Path:
         name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()

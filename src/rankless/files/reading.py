@@ -69,8 +69,8 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
             size = len(content)
             if size <= limit:
                 return content
-    most_text = f"the allowed {limit:,}" if most is not None else f"the {limit:,} bytes of free memory"
-    raise _too_large(size, most_text, os.fspath(path))
+    allowed = f"the allowed {limit:,}" if most is not None else f"the {limit:,} bytes of free memory"
+    raise _too_large(size, allowed, os.fspath(path))
 
 
 def read_text(

@@ -66,9 +66,9 @@ def of_onednn(
     return usable[-1] if usable else None
 
 
-def computes_bf16(cpu_isa: str = "native") -> bool:
-    """Check whether the CPU multiplies bf16 natively; emulated bf16 is slower than fp32."""
-    name = of_onednn() if cpu_isa == "native" else None
+def computes_bf16(cpu_isa: str = "native", features: frozenset[str] | None = None) -> bool:
+    """Check whether a CPU multiplies bf16 natively; emulated bf16 is slower than fp32."""
+    name = of_onednn(features) if cpu_isa == "native" else None
     return name is not None and _RANK[name] >= _RANK["AVX512_CORE_BF16"]
 
 
@@ -92,9 +92,9 @@ def is_limited() -> bool:
     return all(os.environ.get(name) == value for name, value in variables("avx2").items())
 
 
-def refuse_unable(cpu_isa: str) -> None:
+def refuse_unable(cpu_isa: str, features: frozenset[str] | None = None) -> None:
     """Raise a UserError that names the missing features if this processor does not support ``cpu_isa``."""
-    missing = [flag for flag in _NEEDS if flag not in flags()]
+    missing = [flag for flag in _NEEDS if flag not in (flags() if features is None else features)]
     if cpu_isa != "native" and missing:
         raise UserError(
             f"cpu_isa is '{cpu_isa}', but this processor ({model()}) lacks {', '.join(missing)}: "

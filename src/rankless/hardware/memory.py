@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rankless.errors import UserError, in_gb
-from rankless.hardware.control_groups import control_groups
+from rankless.hardware.cores import control_groups
 
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 _V2 = ("memory.max", "memory.current")

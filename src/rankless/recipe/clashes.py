@@ -85,11 +85,10 @@ def _of_training(recipe: Recipe) -> Iterator[tuple[str, ...]]:
         divisors = [d for d in range(1, min(batch.images, 1 << 16) + 1) if batch.images % d == 0]
         below = max(d for d in divisors if d < batch.micro)
         above = min((d for d in divisors if d > batch.micro), default=None)
+        nearest = f"divisors are {below} and {above}" if above else f"divisor is {below}"
         yield (
             f"'batch.micro' is {batch.micro}, which does not divide batch.images ({batch.images}); "
-            f"the nearest divisors are {below} and {above}"
-            if above
-            else f"the nearest divisor is {below}",
+            f"the nearest {nearest}",
             "batch.micro",
             "batch.images",
         )

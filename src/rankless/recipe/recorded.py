@@ -69,9 +69,7 @@ def with_network(flat: Flat) -> Flat:
         theirs = flattened(recipe_keys(folder, "model.pretrained"))
         return {**theirs, **flat, ("task",): "detect"}
     try:
-        theirs = flattened(
-            (recipe_in(weights_of(path_of(file), warn=lambda _: None)) if file else None) or {}
-        )
+        theirs = flattened(recipe_in(weights_of(path_of(file), warn=lambda _: None)) or {})
     except (UserError, OSError, ValueError):
         theirs = {}
     task = theirs.get(("task",))

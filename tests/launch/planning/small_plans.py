@@ -1,6 +1,11 @@
-"""Workloads for the tests of the model."""
+"""Workloads for the tests of the model, and a small recipe."""
 
 from rankless.launch.planning.model import Bucket, Workload
+
+SMALL = [
+    "data.train_images=8", "data.val_images=4", "batch.images=4", "batch.micro=2", "model.image_size=64",
+    "precision=fp32", "model.width=0.1",
+]  # fmt: skip
 
 
 def work(micro_batches: int = 8, *, buckets: int = 4, size: int = 8 << 20, **changes) -> Workload:

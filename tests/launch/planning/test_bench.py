@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_plans import SMALL
 
 from rankless.cli import main
 from rankless.errors import ShortageError
-from rankless.launch.planning import bench as benching
 from rankless.launch.planning.bare_process import BareLoop
 from rankless.launch.planning.bench import Bare, Bench, Shares, Speed, steady
 from rankless.recipe.load import load
 
-SMALL = [
-    "data.train_images=8", "data.val_images=4", "batch.images=4", "batch.micro=2", "model.image_size=64",
-    "precision=fp32", "model.width=0.1",
-]  # fmt: skip
 CALM = Shares(0.9, 0.02, 0.04, 0.04)
 
 
@@ -33,24 +27,15 @@ def advice(shares: Shares = CALM, micro: float = 1.0, bf16: float = 1.0, **more)
     return dict(Bench(step=1.0, shares=shares, speeds=[speeds[0], *speeds], notes=[], **given).advice())
 
 
-def test_advice_follows_what_was_measured() -> None:
+def test_advice_follows_what_was_measured(tmp_path: Path) -> None:
     busy = Shares(0.4, 0.2, 0.2, 0.2)
     found = advice(busy, micro=0.8, bf16=1.5)
     assert list(found) == ["workers", "batch.micro", "precision", "--devices", "batch.images"]
     assert "try workers=1 (1 of 2 cores are free)" in found["workers"]
     assert "4 images at a time are 1.25 times as fast as 2: try batch.micro=4" in found["batch.micro"]
     assert "1.50 times as fast in bf16 as in fp32: try precision=bf16" in found["precision"]
-
-
-def test_a_cache_is_only_advised_for_images_that_are_files(tmp_path: Path) -> None:
-    recipe = load("digits", SMALL)
-    files = replace(recipe, data=replace(recipe.data, root=str(tmp_path)))
-    busy = Shares(0.5, 0.5, 0.0, 0.0)
-    assert "data.cache" in advice(busy, recipe=files)
-    assert "data.cache" not in advice(busy)
-
-
-def test_calm_figures_bring_no_advice_and_no_larger_micro_batch_than_the_devices_leave() -> None:
+    files = load("digits", [*SMALL, f"data.root={tmp_path}"])  # whose images are worth a cache
+    assert "data.cache" in advice(busy, recipe=files) and "data.cache" not in found
     assert advice() == advice(micro=0.5, devices=2) == {}
 
 
@@ -127,43 +112,27 @@ def test_the_table_fits_into_80_columns() -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--seconds", "0"], "--seconds is 0: expected a number above 0 and at most 3600"),
-        (["--devices", "3"], "--devices is 3, but a step has only 2 micro-batches"),
-        (
-            ["--devices", "0,1"],
-            "--devices is 0,1, which selects GPUs, but only their number can be set here",
-        ),
-        (["data.root=/nowhere"], "data.root is '/nowhere': no such file or folder"),
-    ],
-)
-def test_a_mistake_is_a_sentence(words, problem, capsys) -> None:
-    assert main(["benchmark", *SMALL, *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith(f"error: {problem}")
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
+        ([*SMALL, "--seconds", "0"], "--seconds is 0: expected a number above 0 and at most 3600"),
+        ([*SMALL, "--devices", "3"], "--devices is 3, but a step has only 2 micro-batches"),
+        ([*SMALL, "--devices", "0,1"], "--devices is 0,1, which selects GPUs, but only their number"),
+        ([*SMALL, "data.root=/nowhere"], "data.root is '/nowhere': no such file or folder"),
         (["digits", "--formats", "onnx"], "--formats: needs a trained model, but a recipe"),
         (["runs/none", "--devices", "2"], "--devices: needs a recipe, but a trained model"),
         (["runs/none"], "runs/none: no such file or directory"),
         (["digit"], "'digit': no such file, folder or shipped recipe"),
     ],
 )
-def test_the_first_word_decides_between_training_and_prediction(words, problem, capsys) -> None:
+def test_a_mistake_is_a_sentence(words, problem, capsys) -> None:
     assert main(["benchmark", *words]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {problem}")
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"error: {problem}")
 
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("forked_pages")
 def test_it_trains_both_in_turns_and_leaves_nothing_behind(tmp_path: Path, monkeypatch, capfd) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(benching, "_ROUNDS", 1)
-    monkeypatch.setattr(benching.os, "getloadavg", lambda: (99.0, 9.0, 9.0))
-    monkeypatch.setattr(benching, "_threads", lambda recipe, ranks: 1)
+    monkeypatch.setattr("rankless.launch.planning.bench._ROUNDS", 1)
     words = [*SMALL, "data.multi_scale=0.5", "--devices", "2", "--seconds", "0.1", "--pure", "--json"]
     assert main(["benchmark", *words]) == 0
     found = json.loads(capfd.readouterr().out)
@@ -173,7 +142,8 @@ def test_it_trains_both_in_turns_and_leaves_nothing_behind(tmp_path: Path, monke
     assert [(one["what"], one["images"]) for one in plain[:2]] == [("plain", 4), ("plain", 2)]
     assert plain[0]["beside"] == [1.0, 1.0]
     assert plain[-1]["precision"] in ("pure-bf16", "pure-fp16") and plain[-1]["images"] == 4
-    assert any("other work on this machine disturbed" in note for note in found["notes"])
+    if any(one["best"] > 1.3 * one["median"] for one in found["speeds"]):
+        assert any("other work on this machine disturbed" in note for note in found["notes"])
     assert any("Apex's O3" in note for note in found["notes"])
     assert not any("pure" in advice["text"] for advice in found["advice"])
     assert all(one["best"] >= one["median"] > 0 and one["memory"] > 100 << 20 for one in found["speeds"])

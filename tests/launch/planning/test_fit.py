@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_plans import SMALL
 
 from rankless.cli import main
 from rankless.errors import UserError
@@ -20,11 +20,6 @@ from rankless.launch.planning.fit import Tried, _Search, _sizes, fit
 from rankless.launch.planning.measurement_worker import guarded
 from rankless.recipe.load import load
 from rankless.recipe.schema import Recipe
-
-SMALL = [
-    "data.train_images=8", "data.val_images=4", "batch.images=4", "batch.micro=2", "model.image_size=64",
-    "precision=fp32", "model.width=0.1",
-]  # fmt: skip
 
 
 class Imagined(_Search):
@@ -88,11 +83,8 @@ def test_it_trains_and_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert (
-        main(["fit", *SMALL, "data.multi_scale=0.5", "model.freeze=1 epochs", "--devices", "2", "--json"])
-        == 0
-    )
+    words = [*SMALL, "data.multi_scale=0.5", "model.freeze=1 epochs", "--devices", "2", "--json"]
+    assert main(["fit", *words]) == 0
     answer = json.loads(capfd.readouterr().out)
     assert answer["largest"] == 2 and [one["micro"] for one in answer["tried"]] == [1, 2]
     assert all(one["memory"] > 100 << 20 and one["speed"] > 0 for one in answer["tried"])
@@ -102,12 +94,9 @@ def test_it_trains_and_leaves_nothing_behind(
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("forked_pages")
-def test_what_never_fits_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankless.hardware.memory.available", lambda: 60 << 20)
-    recipe = load("digits", SMALL)
-    monkeypatch.setattr("rankless.launch.planning.fit.resolve_recipe", lambda recipe: recipe)
+def test_what_never_fits_is_one_sentence() -> None:
     with pytest.raises(UserError) as caught:
-        fit(recipe, 1, lambda line: None)
+        fit(load("digits", SMALL), 1, lambda line: None, 54 << 20)
     (sentence,) = caught.value.problems
     assert sentence.startswith(
         "a micro-batch of 1 image does not fit into the memory of this device (0.05 GiB free)"
@@ -117,22 +106,15 @@ def test_what_never_fits_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("forked_pages")
-def test_norms_over_the_whole_batch_need_room_for_a_share_of_the_step(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_norms_over_the_whole_batch_need_room_for_a_share_of_the_step() -> None:
     # An image of this size takes 9 MiB more, far above the noise of what a process takes in all.
-    changes = ["model.image_size=256", "batch.images=6", "batch.micro=2", "batch_norm=sync"]
-    words = ["fit", *SMALL, *changes, "--devices", "1", "--json"]
-    assert main(words) == 0
-    answer = json.loads(capfd.readouterr().out)
-    assert [one["micro"] for one in answer["tried"]] == [2, 4, 6]
-    assert answer["largest"] == 6 and answer["devices_needed"] == 1
-    _, middle, large = (one["memory"] for one in answer["tried"])
-    monkeypatch.setattr("rankless.launch.planning.fit._USABLE", 1.0)
-    monkeypatch.setattr("rankless.hardware.memory.available", lambda: (middle + large) // 2)
-    assert main(words) == 0
-    answer = json.loads(capfd.readouterr().out)
-    assert answer["largest"] == 4 and answer["devices_needed"] == 2
+    recipe = load("digits", [*SMALL, "model.image_size=256", "batch.images=6", "batch_norm=sync"])
+    found = fit(recipe, 1, lambda line: None)
+    assert [one.micro for one in found.tried] == [2, 4, 6]
+    assert (found.largest.micro, found.as_json()["devices_needed"]) == (6, 1)
+    _, middle, large = (int(one.memory or 0) for one in found.tried)
+    found = fit(recipe, 1, lambda line: None, (middle + large) // 2)
+    assert (found.largest.micro, found.as_json()["devices_needed"]) == (4, 2)
 
 
 ONE_PIXEL = (*SMALL, "model.image_size=32", "data.multi_scale=0")

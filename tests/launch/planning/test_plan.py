@@ -65,11 +65,8 @@ def test_another_machines_step_is_taken_as_it_is_given(capsys, tmp_path: Path):
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("forked_pages")
-def test_steps_and_the_network_are_measured_here(capsys, monkeypatch):
-    monkeypatch.setattr("rankless.launch.planning.measuring._SECONDS", 0.1)
-    monkeypatch.setattr(planning, "_ROUNDS", 1)
-    monkeypatch.setattr(planning, "_STEPS", 4)
-    asked = PlanOptions(check=(2,))
+def test_steps_and_the_network_are_measured_here():
+    asked = PlanOptions(check=(2,), seconds=0.1, rounds=1)
     found = planning.plan(load(SMALL[0], SMALL[1:]), asked, lambda line: None)
     step = found.work
     assert min(step.load, step.forward, step.backward, step.last, step.update, step.add) > 0
@@ -87,10 +84,9 @@ def test_steps_and_the_network_are_measured_here(capsys, monkeypatch):
 @pytest.mark.processes
 @pytest.mark.usefixtures("forked_pages")
 @pytest.mark.parametrize("changes", [("batch_norm=sync",), ("batch.micro=8",)])
-def test_what_is_measured_fits_the_recipe(monkeypatch, changes):
-    monkeypatch.setattr("rankless.launch.planning.measuring._SECONDS", 0.1)
+def test_what_is_measured_fits_the_recipe(changes):
     recipe = load(SMALL[0], [*SMALL[1:], *changes])
-    found = planning.plan(recipe, PlanOptions((1, 1), bandwidth=1e9), lambda line: None)
+    found = planning.plan(recipe, PlanOptions((1, 1), bandwidth=1e9, seconds=0.1), lambda line: None)
     assert found.work.micro_batches == recipe.batch.micro_batches
     assert found.work.gradients > 1000
     assert bool(found.work.norms) == (recipe.batch_norm == "sync")

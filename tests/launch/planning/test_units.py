@@ -9,32 +9,19 @@ from rankless.launch.planning import units
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
+    ("read", "texts", "value"),
     [
-        ("25GB/s", 25e9),
-        ("25 GB/s", 25e9),
-        ("100Gbit/s", 12.5e9),
-        ("100Gb/s", 12.5e9),
-        ("100Gbps", 12.5e9),
-        ("1.5GiB/s", 1.5 * 2**30),
-        ("800MB/s", 8e8),
-        ("1e9B/s", 1e9),
+        (units.bandwidth, ("25GB/s", "25 GB/s", "25e9B/s", "25000MB/s"), 25e9),
+        (units.bandwidth, ("100Gbit/s", "100Gb/s", "100Gbps"), 12.5e9),
+        (units.bandwidth, ("1.5GiB/s",), 1.5 * 2**30),
+        (units.latency, ("20us", "20 µs", "0.02ms", "0.00002s"), 2e-5),
+        (units.devices, ("8x4", "8X4", " 8 × 4 "), (8, 4)),
+        (units.devices, ("4",), (1, 4)),
+        (units.milliseconds, ("210", "210ms"), 0.21),
     ],
 )
-def test_a_bandwidth_is_in_bytes_or_in_bits(text, value):
-    assert units.bandwidth(text) == pytest.approx(value)
-
-
-@pytest.mark.parametrize(("text", "value"), [("20us", 2e-5), ("20 µs", 2e-5), ("0.5ms", 5e-4), ("1s", 1.0)])
-def test_a_latency_has_a_unit(text, value):
-    assert units.latency(text) == pytest.approx(value)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("8x4", (8, 4)), ("8X4", (8, 4)), (" 8 × 4 ", (8, 4)), ("4", (1, 4))]
-)
-def test_devices_are_machines_times_devices(text, value):
-    assert units.devices(text) == value
+def test_values_are_read_with_their_units(read, texts, value):
+    assert all(read(text) == pytest.approx(value) for text in texts)
 
 
 @pytest.mark.parametrize(

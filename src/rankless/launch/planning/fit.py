@@ -113,16 +113,18 @@ class Fitted:
             yield "a larger size would fit with model.checkpointing=true"
 
 
-def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitted:
+def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None], free: int | None = None) -> Fitted:
     """Find the largest micro-batch by training steps of increasing size in separate processes.
 
-    By default, as many ``devices`` share a step as in training. ``say`` is called with progress lines.
+    By default, as many ``devices`` share a step as in training, and ``free`` is the memory in bytes that each
+    of them can use. ``say`` is called with progress lines.
     """
     recipe, _ = checked(recipe, None, [])
     recipe = with_precision(resolve_recipe(recipe))
     ranks = devices or min(devices_here(recipe.threads), recipe.batch.images)
     on_cpu = compute_device().type == "cpu"
-    free = int(_USABLE * memory.available() / ranks) if on_cpu else int(torch.cuda.mem_get_info()[0])
+    if free is None:
+        free = int(_USABLE * memory.available() / ranks) if on_cpu else int(torch.cuda.mem_get_info()[0])
     is_sync = recipe.batch_norm == "sync"
     shares = [recipe.batch.micro * count for count in range(1, recipe.batch.micro_batches + 1)]
     sizes = shares if is_sync else _sizes(recipe.batch.images, ranks)

@@ -28,7 +28,7 @@ from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
 from rankless.world.reduce import BUCKET_MIB
 
-_ROUNDS, _SECONDS = 2, 2.0  # alternations of one process and several, and seconds for each
+_ROUNDS = 2  # alternations of one process and several
 _LEAST = 3  # steps
 _LIMIT = 120.0  # seconds for two processes to exchange a few hundred megabytes
 _INSTEAD = "use --step-ms, --bandwidth and --latency instead"
@@ -72,23 +72,23 @@ class Steps:
             }
         )
 
-    def measure(self, busy: int) -> None:
-        """Measure one process alone and ``busy`` processes at the same time, for a few seconds each.
+    def measure(self, busy: int, seconds: float) -> None:
+        """Measure one process alone and ``busy`` processes at the same time, for ``seconds`` each.
 
         The two measurements alternate, so that other work on the machine affects both equally.
         """
         for _ in range(_ROUNDS):
-            self._alone = self._ask(1)
-            self._together = self._ask(busy) if busy > 1 else self._alone
+            self._alone = self._ask(1, seconds)
+            self._together = self._ask(busy, seconds) if busy > 1 else self._alone
 
     def measured(self) -> tuple[Workload, float]:
         """Return the workload of one process, and its slowdown if several run at the same time."""
         work = self._workload(self._alone)
         return work, contended(work, self._workload(self._together))
 
-    def _ask(self, busy: int) -> dict[str, Any]:
+    def _ask(self, busy: int, seconds: float) -> dict[str, Any]:
         for process in self._processes[:busy]:
-            process.ask([f"{busy} busy", _SECONDS, _LEAST])
+            process.ask([f"{busy} busy", seconds, _LEAST])
         return _answers(self._processes[:busy])
 
     def _workload(self, answer: Mapping[str, Any]) -> Workload:

@@ -56,7 +56,6 @@ def advice(devices: int, micro_batches: int, micro: int) -> Iterator[str]:
 LATENCY = 20e-6
 """Latency in seconds that is assumed if only the bandwidth is given."""
 _STEPS, _WARM_UP = 12, 3  # training steps of a check, and excluded steps at its start
-_ROUNDS = 3  # measurements of a check
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def plan(recipe: Recipe, options: PlanOptions, say: Callable[[str], None]) -> Pl
     with opened_steps(recipe, busy) as steps:
         if options.step is None:
             network = several or options.bandwidth is None
-            exchanges = _measure(recipe, steps, busy, seconds, say, network=network)
+            exchanges = _measure(recipe, options, steps, busy, seconds, say, network=network)
             work, contention = steps.measured()
             inside = fitted(exchanges, work.add) if several else None
             machine = Machine(each, slots, contention, inside) if on_cpu else Machine(each)
@@ -149,6 +148,7 @@ def plan(recipe: Recipe, options: PlanOptions, say: Callable[[str], None]) -> Pl
 
 def _measure(
     recipe: Recipe,
+    options: PlanOptions,
     steps: Steps,
     busy: int,
     seconds: Mapping[int, list[float]],
@@ -159,9 +159,9 @@ def _measure(
     """Alternate between the measurements, so that other work on the machine affects all of them equally."""
     exchanges = []
     alone = "one process" if busy == 1 else f"one process and of {busy} at the same time"
-    for _ in range(_ROUNDS if seconds else 1):
+    for _ in range(options.rounds if seconds else 1):
         say(f"measuring steps of {alone} …")
-        steps.measure(busy)
+        steps.measure(busy, options.seconds)
         if network:
             say("measuring the exchange between two processes of this machine …")
             exchanges.append(loopback())

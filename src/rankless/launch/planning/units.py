@@ -29,6 +29,8 @@ class PlanOptions:
     latency: float | None = None  # seconds; None measures it
     step: float | None = None  # duration of a step on one device in seconds; None measures it
     check: tuple[int, ...] = ()  # numbers of processes for which to measure the step as well
+    seconds: float = 2.0  # time for each measurement of steps
+    rounds: int = 3  # number of measurements if there is a check
 
 
 def devices(text: str) -> tuple[int, int]:
