@@ -41,7 +41,7 @@ def test_all_off_is_the_letterbox_bit_for_bit(height: int, width: int, seed: int
 def test_most_boxes_stay_and_cut_ones_go() -> None:
     options = Augment(flip=0.0, hue=0.0, saturation=0.0, value=0.0, scale=0.0, translate=0.99)
     kept = 0
-    for seed in range(200):
+    for seed in range(60):
         source = sample(128, 160, (0, 0, 160, 128))
         image, boxes, _, _ = augment(source, SIZE, options, generator(seed))
         share = float((image[0] == 255).float().mean())  # of the box, which is the whole image
@@ -50,16 +50,16 @@ def test_most_boxes_stay_and_cut_ones_go() -> None:
             kept += 1
             sides = boxes[0, 2:] - boxes[0, :2]
             assert float(sides.prod()) == pytest.approx(share * 160 * 128, rel=1e-3)
-    assert 20 < kept < 180
+    assert 6 < kept < 54
 
 
 def test_a_sliver_goes_and_a_small_whole_box_stays() -> None:
-    options = Augment(flip=0.0, hue=0.0, saturation=0.0, value=0.0, scale=0.0, translate=0.45)
+    options = Augment(flip=0.0, hue=0.0, saturation=0.0, value=0.0, scale=0.0, translate=0.05)
     sliver = torch.tensor([[0.0, 0, 4, 128]])
     tiny = torch.tensor([[80.0, 64, 81, 65]])
     image = torch.zeros(3, *SIZE, dtype=torch.uint8)
     seen = set()
-    for seed in range(400):
+    for seed in range(40):
         _, boxes, labels, where = augment(
             Sample(image, torch.cat((sliver, tiny)), torch.tensor([0, 1])), SIZE, options, generator(seed)
         )
