@@ -1,9 +1,10 @@
-"""A file system as small as a test needs it, which only root can mount."""
+"""Disks as small as a test needs them: a file system that only root can mount, and a limit for files."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,17 @@ def small_disk(folder: Path, size: int) -> Iterator[Path]:
         if not done:
             pytest.skip("a small disk can only be mounted by root")
         yield folder
+
+
+@contextlib.contextmanager
+def small_files(size: int) -> Iterator[None]:
+    """Let no file that this process writes grow beyond ``size`` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def fill(folder: Path) -> Path:

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -12,25 +12,30 @@ from rankless.data.images.image_file import UnreadableImage
 from rankless.structures import Sample
 
 
-class Noise(DetectionImages):
-    """Images of noise; number 13 cannot be read."""
+class Made(DetectionImages):
+    """Images that a function makes of their numbers."""
 
-    class_names = ("x",)
+    class_names = ("x", "y")
+
+    def __init__(self, make: Callable[[int], Sample], count: int = 20) -> None:
+        self.make, self.count = make, count
 
     def __len__(self) -> int:
-        return 20
+        return self.count
 
     def source(self, index: int) -> str:
         return str(index)
 
     def read(self, index: int) -> Sample:
-        if index == 13:
-            raise UnreadableImage("thirteen.jpg", "cut short")
-        rng = torch.Generator().manual_seed(index)
-        image = torch.randint(0, 256, (3, 40, 50), dtype=torch.uint8, generator=rng)
-        return Sample(
-            image, torch.tensor([5.0, 5, 30, 30]).repeat(index % 4, 1), torch.zeros(index % 4).long()
-        )
+        return self.make(index)
+
+
+def noise(index: int) -> Sample:
+    if index == 13:
+        raise UnreadableImage("thirteen.jpg", "cut short")
+    rng = torch.Generator().manual_seed(index)
+    image = torch.randint(0, 256, (3, 40, 50), dtype=torch.uint8, generator=rng)
+    return Sample(image, torch.tensor([5.0, 5, 30, 30]).repeat(index % 4, 1), torch.zeros(index % 4).long())
 
 
 class Strict:
@@ -40,7 +45,7 @@ class Strict:
         return 20
 
     def item(self, index: int, epoch: int) -> int:
-        Noise().read(index)
+        noise(index)
         return index
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from examples_for_loader import Made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from sklearn.cluster import KMeans
 from torchvision.ops import box_iou
 
-from rankless.data import anchors
-from rankless.data.anchors import SCENES, average_iou, box_sizes, kmeans_anchors
-from rankless.data.datasets.annotated import BoxedImages, DetectionImages, GroundTruth
+from rankless.data.anchors import average_iou, box_sizes, kmeans_anchors
+from rankless.data.datasets.annotated import BoxedImages, GroundTruth
 from rankless.data.datasets.builtin import DigitScenes
 from rankless.data.datasets.detection import DetectionExamples, open_images
 from rankless.data.index.raw import RawBuilder
@@ -114,36 +114,27 @@ def test_sizes_are_the_letterboxed_targets(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_built_in_scenes_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_in_scenes_are_sampled() -> None:
     few = DigitScenes("train", 6, 0, (64, 64))
     boxes = torch.cat([few.read(index).boxes for index in range(6)])
     assert np.abs(box_sizes(few, (32, 128)) - (boxes[:, 2:] - boxes[:, :2]).numpy() / 2).max() < 1e-6
-    assert SCENES == 500
-    monkeypatch.setattr(anchors, "SCENES", 9)
-    many = DigitScenes("train", 10**9, 0, (64, 64))
-    asked = sum(len(many.read(number * 10**9 // 9).labels) for number in range(9))
-    assert len(box_sizes(many, (64, 64))) == asked
+    many = DigitScenes("train", 10**9, 0, (32, 32))
+    sizes = box_sizes(many, (32, 32))
+    assert list(many._truths) == [number * 2_000_000 for number in range(500)]
+    assert len(sizes) == sum(len(truth.labels) for truth in many._truths.values())
 
 
 def test_difficult_and_no_boxes() -> None:
-    class Hard(DetectionImages):
-        class_names = ("x",)
+    class Hard(Made):
         boxes = torch.tensor([[0.0, 0, 10, 20], [0, 0, 30, 40], [5, 5, 5, 9]])
 
-        def __len__(self) -> int:
-            return 1
-
-        def ground_truth(self, index: int):
+        def ground_truth(self, index: int) -> GroundTruth:
             return GroundTruth(self.boxes, torch.zeros(3), 100, 100, torch.tensor([True, False, False]))
 
-        def read(self, index: int):
-            raise AssertionError
-
-        source = read
-
-    assert box_sizes(Hard(), (50, 50)).tolist() == [[15, 20]]
+    hard = Hard(pytest.fail, 1)  # no image is read
+    assert box_sizes(hard, (50, 50)).tolist() == [[15, 20]]
     Hard.boxes = Hard.boxes[2:].repeat(3, 1)
-    assert box_sizes(Hard(), (50, 50)).shape == (0, 2)
+    assert box_sizes(hard, (50, 50)).shape == (0, 2)
 
 
 def test_flat_arrays_give_the_sizes_that_images_give_one_by_one() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from examples_for_loader import Facts, Made, Strict, Threads, WholeLines, WholeThreads, noise, with_threads
 
 from process_server import SERVER
 from rankless.data.datasets.detection import DetectionExamples, collate
@@ -22,9 +23,7 @@ from rankless.data.order import Line, micro_batch
 from rankless.errors import TaskError, UserError
 from rankless.hardware.threads import set_threads
 from rankless.recipe.schema import Augment, Batch
-
-sys.path.insert(0, str(Path(__file__).parent))  # loader processes must be able to import it by its name
-from examples_for_loader import Facts, Noise, Strict, Threads, WholeLines, WholeThreads, with_threads
+from rankless.structures import Unreadable
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -34,14 +33,17 @@ def lines(*samples: Sequence[tuple[int, int]]) -> list[Line]:
 
 
 def endless(drawn: list[int], seed: int = 5) -> Iterator[Line]:
-    batch = Batch(images=6, micro=3)
+    batch = Batch(images=10, micro=5)
     for step in itertools.count():
         for number in range(batch.micro_batches):
             drawn.append(step)
-            yield Line(step, micro_batch(12, seed, step, number, batch))
+            yield Line(step, micro_batch(20, seed, step, number, batch))
 
 
-EXAMPLES = DetectionExamples(Noise(), (32, 64), 1, Augment())
+HEAVY = Augment(
+    preset="heavy", close_mosaic=0, mosaic=0.8, mixup_probability=0.5, copy_paste=0.5, partners="batch"
+)
+EXAMPLES = DetectionExamples(Made(noise), (32, 64), 1, HEAVY)
 
 
 @pytest.mark.processes
@@ -62,11 +64,14 @@ def test_the_number_of_processes_changes_no_batch() -> None:
             next(batches)
         batches.close()
     for a, b in zip(*runs, strict=True):
-        assert a.indices == b.indices and a.letterboxes == b.letterboxes
+        assert a.indices == b.indices and a.letterboxes == b.letterboxes and a.unreadable == b.unreadable
         for name in ("images", "boxes", "labels", "valid"):
             assert torch.equal(getattr(a, name), getattr(b, name))
     seen = [index for batch in runs[0][:4] for index in batch.indices]
-    assert sorted(seen) == list(range(12))  # one epoch of 12 images in four micro-batches of 3
+    assert sorted(seen) == list(range(20))  # one epoch of 20 images in four micro-batches of 5
+    assert {one for batch in runs[0] for one in batch.unreadable} == {
+        Unreadable(13, "thirteen.jpg", "cut short")
+    }
 
 
 @pytest.mark.processes
@@ -159,7 +164,7 @@ def test_an_error_in_the_users_own_code_is_reported_with_its_line(workers: int) 
 
 @pytest.mark.processes
 def test_an_error_of_the_program_keeps_its_trace() -> None:
-    examples = DetectionExamples(Noise(), (32, 32), 0, None)
+    examples = DetectionExamples(Made(noise), (32, 32), 0, None)
     examples.images = [None]  # type: ignore[assignment]
     with (
         MicroBatches(examples, list, lines([(0, 0)]), workers=1) as batches,

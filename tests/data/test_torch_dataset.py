@@ -54,16 +54,6 @@ def test_no_two_generators_draw_the_same_numbers():
     assert np.abs(correlations - np.eye(3)).max() < 0.15  # 5 standard deviations
 
 
-def test_inside_another_it_gives_back_what_was_there():
-    with seeded(0, 0, 0):
-        first = draws()
-    with seeded(0, 0, 0):
-        one = draws()
-        with seeded(5, 5, 5):
-            draws()
-        assert one == first
-
-
 class Own:
     def __init__(self) -> None:
         self.python, self.numpy = random.Random(1), np.random.default_rng(1)

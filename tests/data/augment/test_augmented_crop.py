@@ -55,11 +55,11 @@ def test_a_box_is_whole_or_not_there(seed: int, height: int, width: int, count: 
 def test_crops_are_as_large_as_they_are_called_and_anywhere() -> None:
     source = numbered(200, 300, torch.zeros(0, 4))
     shares, places = [], []
-    for seed in range(300):
+    for seed in range(150):
         part = cropped(source, 0.2, np.random.default_rng(seed))
         rows, columns = part.image.shape[-2:]
         shares.append(rows * columns / 60000)
         assert 0.74 < (columns / 300) / (rows / 200) < 1.36
         places.append(corner_of(part.image))
     assert 0.2 <= min(shares) < 0.23 and 0.95 < max(shares) <= 1 and abs(np.mean(shares) - 0.6) < 0.06
-    assert len(set(places)) > 200
+    assert len(set(places)) > 100

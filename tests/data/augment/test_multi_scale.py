@@ -90,6 +90,7 @@ def test_the_input_holds_every_image_as_the_whole_one_would_show_it(
 
 
 def test_squares_have_the_input_they_always_had_and_nothing_the_whole() -> None:
+    assert tight(np.array([[193, 256]]), (128, 128)) == (96, 128)  # 96 and a half pixels high
     assert tight(np.array([[77, 77], [500, 500]]), (96, 96)) == (96, 96)
     assert tight(np.array([[0, 0]]), (96, 64)) == (96, 64)
     assert tight(np.array([[0, 0], [10, 40]]), (96, 96)) == (32, 96)

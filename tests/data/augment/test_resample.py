@@ -16,7 +16,6 @@ from rankless.recipe.schema import Augment
 from rankless.structures import Sample
 
 OFF = Augment(flip=0.0, hue=0.0, saturation=0.0, value=0.0, scale=0.0, translate=0.0)
-MOVES = Augment(flip=0.5, flip_vertical=0.5, hue=0.0, saturation=0.0, value=0.0, scale=0.8, translate=0.3)
 SIZE = (128, 160)
 
 
@@ -39,25 +38,10 @@ def test_all_off_is_the_letterbox_bit_for_bit(height: int, width: int, seed: int
     assert labels.tolist() == [1, 2]
 
 
-@given(seed=st.integers(0, 10**6), height=st.integers(60, 400), width=st.integers(60, 400))
-def test_a_box_follows_its_pixels(seed: int, height: int, width: int) -> None:
-    rng = np.random.default_rng(seed)
-    x, y = int(rng.integers(0, width - 30)), int(rng.integers(0, height - 30))
-    box = (x, y, int(rng.integers(x + 20, width)), int(rng.integers(y + 20, height)))
-    image, boxes, labels, _ = augment(sample(height, width, box), SIZE, MOVES, generator(seed))
-    bright = (image[0] > 184).numpy()  # above the gray around, brighter than half
-    if len(boxes) == 0:
-        return
-    rows, columns = np.flatnonzero(bright.any(1)), np.flatnonzero(bright.any(0))
-    found = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
-    assert np.abs(np.array(found) - boxes[0].numpy()).max() < 1.5
-    assert labels.tolist() == [3]
-
-
 def test_most_boxes_stay_and_cut_ones_go() -> None:
     options = Augment(flip=0.0, hue=0.0, saturation=0.0, value=0.0, scale=0.0, translate=0.99)
     kept = 0
-    for seed in range(200):
+    for seed in range(60):
         source = sample(128, 160, (0, 0, 160, 128))
         image, boxes, _, _ = augment(source, SIZE, options, generator(seed))
         share = float((image[0] == 255).float().mean())  # of the box, which is the whole image
@@ -66,16 +50,16 @@ def test_most_boxes_stay_and_cut_ones_go() -> None:
             kept += 1
             sides = boxes[0, 2:] - boxes[0, :2]
             assert float(sides.prod()) == pytest.approx(share * 160 * 128, rel=1e-3)
-    assert 20 < kept < 180
+    assert 6 < kept < 54
 
 
 def test_a_sliver_goes_and_a_small_whole_box_stays() -> None:
-    options = Augment(flip=0.0, hue=0.0, saturation=0.0, value=0.0, scale=0.0, translate=0.45)
+    options = Augment(flip=0.0, hue=0.0, saturation=0.0, value=0.0, scale=0.0, translate=0.05)
     sliver = torch.tensor([[0.0, 0, 4, 128]])
     tiny = torch.tensor([[80.0, 64, 81, 65]])
     image = torch.zeros(3, *SIZE, dtype=torch.uint8)
     seen = set()
-    for seed in range(400):
+    for seed in range(40):
         _, boxes, labels, where = augment(
             Sample(image, torch.cat((sliver, tiny)), torch.tensor([0, 1])), SIZE, options, generator(seed)
         )
@@ -101,16 +85,6 @@ def test_draws_cover_their_ranges_evenly() -> None:
     assert -1 <= min(scales) < -0.97 and 0.97 < max(scales) <= 1
     assert abs(np.mean(scales)) < 0.07  # zooms in and out are equally likely
     assert 0.15 < flips / 400 < 0.35
-
-
-def test_the_same_key_gives_the_same_bits_and_parts_do_not_disturb_each_other() -> None:
-    source = sample(100, 120, (10, 10, 60, 60))
-    first = augment(source, SIZE, Augment(), generator(1, "augment", 2, 3))
-    again = augment(source, SIZE, Augment(), generator(1, "augment", 2, 3))
-    assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
-    uncolored = augment(source, SIZE, Augment(hue=0.0), generator(1, "augment", 2, 3))
-    assert uncolored[3] == first[3]
-    assert int(source.image.max()) == 255 and source.boxes.tolist() == [[10, 10, 60, 60]]  # untouched
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 20), (640, 200)])
@@ -166,3 +140,5 @@ def test_upside_down_changes_no_other_draw() -> None:
         assert torch.equal(turned[0], upright[0].flip(-2)) and turned[3] == upright[3]
         x1, y1, x2, y2 = upright[1].unbind(1)
         assert torch.allclose(turned[1], torch.stack((x1, SIZE[0] - y2, x2, SIZE[0] - y1), 1), atol=1e-4)
+    assert torch.equal(source.image, sample(100, 120, (10, 20, 60, 50)).image)  # untouched
+    assert source.boxes.tolist() == [[10, 20, 60, 50]]

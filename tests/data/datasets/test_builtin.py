@@ -70,15 +70,12 @@ def test_splits_share_no_image_and_together_hold_all(train: DigitScenes, val: Di
         assert len(validation) / (len(training) + len(validation)) == pytest.approx(0.2, abs=0.005)
 
 
-def test_the_stored_digits_are_read_with_and_without_importing_where_they_come_from(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_stored_digits_are_read_with_and_without_importing_where_they_come_from() -> None:
     stored = load_digits()
     images, labels = builtin.stored_digits()
     assert images.shape == (1797, 8, 8) and np.array_equal(images, stored.images)
     assert np.array_equal(labels, stored.target)
-    monkeypatch.setattr(builtin, "_FILE", Path("elsewhere.csv.gz"))
-    for one, other in zip(builtin.stored_digits(), (images, labels), strict=True):
+    for one, other in zip(builtin.stored_digits("elsewhere.csv.gz"), (images, labels), strict=True):
         assert one.dtype == other.dtype and np.array_equal(one, other)
 
 
@@ -98,11 +95,10 @@ def test_a_scene_depends_on_seed_split_and_index_alone(samples: list[Sample], va
     assert len({digest(s.read(index)) for s in (*scenes, val) for index in (0, 1)}) == 6
 
 
-def test_the_truth_of_a_scene_is_drawn_once(val: DigitScenes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_truth_of_a_scene_is_drawn_once(val: DigitScenes) -> None:
     drawn, truth = val.read(3), val.ground_truth(3)
     assert torch.equal(truth.boxes, drawn.boxes)
     assert torch.equal(truth.labels, drawn.labels)
-    monkeypatch.setattr(DigitScenes, "_render", lambda *_: pytest.fail("it was drawn again"))
     assert val.ground_truth(3) is truth
 
 

@@ -18,11 +18,6 @@ BOXES = {"train": [[0, 1], [2], [], [1, 1, 2]], "val": [[2, 0], [1]]}
 """Split to the classes of the boxes on each image."""
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("RANKLESS_CACHE", str(tmp_path / "cache"))
-
-
 def image(file: Path, seed: int = 0) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(seed).integers(0, 256, (40, 60, 3), dtype=np.uint8)

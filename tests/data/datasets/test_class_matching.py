@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from examples_for_loader import Made
 
-from rankless.data.datasets.annotated import DetectionImages, GroundTruth, MatchedImages
+from rankless.data.datasets.annotated import GroundTruth, MatchedImages
 from rankless.data.datasets.class_matching import LEFT_OUT, between_splits, match_classes
 from rankless.errors import UserError
 from rankless.structures import Sample
@@ -60,29 +61,20 @@ def test_a_model_whose_classes_are_numbers_says_how_to_name_them():
         match_classes(("cat", "dog"), ("0", "1"), (), "x")
 
 
-class Two(DetectionImages):
-    class_names = ("car", "lamp", "truck")
+THREE = Sample(
+    torch.zeros(3, 4, 4, dtype=torch.uint8), torch.arange(12.0).view(3, 4), torch.tensor([0, 1, 2])
+)
 
-    def __len__(self) -> int:
-        return 1
 
-    def read(self, index: int) -> Sample:
-        boxes = torch.arange(12.0).view(3, 4)
-        return Sample(torch.zeros(3, 4, 4, dtype=torch.uint8), boxes, torch.tensor([0, 1, 2]))
-
-    def source(self, index: int) -> str:
-        return "two"
-
+class Three(Made):
     def ground_truth(self, index: int) -> GroundTruth:
-        sample = self.read(index)
-        return GroundTruth(
-            sample.boxes, sample.labels, 4, 4, torch.tensor([0, 1, 2]), torch.tensor([9.0, 8, 7])
-        )
+        flags, areas = torch.tensor([0, 1, 2]), torch.tensor([9.0, 8, 7])
+        return GroundTruth(THREE.boxes, THREE.labels, 4, 4, flags, areas)
 
 
 def test_images_have_the_models_labels():
-    match = match_classes(Two.class_names, ("dog", "truck", "car"), (("lamp", ""),), "x")
-    images = MatchedImages(Two(), match, ("dog", "truck", "car"))
+    match = match_classes(("car", "lamp", "truck"), ("dog", "truck", "car"), (("lamp", ""),), "x")
+    images = MatchedImages(Three(lambda _: THREE, 1), match, ("dog", "truck", "car"))
     sample, truth = images.read(0), images.ground_truth(0)
     assert sample.labels.tolist() == truth.labels.tolist() == [2, 1]
     assert sample.boxes.tolist() == truth.boxes.tolist() == [[0, 1, 2, 3], [8, 9, 10, 11]]

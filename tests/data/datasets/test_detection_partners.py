@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from examples_for_loader import Made
 
-from rankless.data.datasets.annotated import DetectionImages
-from rankless.data.datasets.detection import DetectionExamples, collate
-from rankless.data.loader import MicroBatches
-from rankless.data.order import Line, micro_batch
-from rankless.recipe.schema import Augment, Batch
-from rankless.structures import DetectionItem, Sample, Unreadable
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from examples_for_loader import Noise
+from rankless.data.datasets.detection import DetectionExamples
+from rankless.recipe.schema import Augment
+from rankless.structures import DetectionItem, Sample
 
 SIZE = (64, 96)
 HEAVY = Augment(
@@ -27,31 +20,22 @@ HEAVY = Augment(
 LINE = [(0, 3), (0, 17), (0, 8), (1, 11)]
 
 
-class Counted(DetectionImages):
-    """Twenty images of one gray each, with one box of their own number; counts what is asked for."""
-
-    class_names = ("x",)
-
-    def __init__(self) -> None:
-        self.asked: Counter[int] = Counter()
-
-    def __len__(self) -> int:
-        return 20
-
-    def source(self, index: int) -> str:
-        return str(index)
-
-    def read(self, index: int) -> Sample:
-        self.asked[index] += 1
-        image = torch.full((3, 60, 90), 10 * index, dtype=torch.uint8)
-        return Sample(image, torch.tensor([[30.0, 20, 50, 40]]), torch.tensor([index]))
+def gray(index: int) -> Sample:
+    """An image of one gray with one box of its own number."""
+    image = torch.full((3, 60, 90), 10 * index, dtype=torch.uint8)
+    return Sample(image, torch.tensor([[30.0, 20, 50, 40]]), torch.tensor([index]))
 
 
 def drawn(
     options: Augment, line: list[tuple[int, int]], seed: int = 0, epochs: int | None = None
 ) -> tuple[list[DetectionItem], Counter[int]]:
-    samples = Counted()
-    return DetectionExamples(samples, SIZE, seed, options, epochs).items(line, 0), samples.asked
+    asked: Counter[int] = Counter()
+
+    def counted(index: int) -> Sample:
+        asked[index] += 1
+        return gray(index)
+
+    return DetectionExamples(Made(counted), SIZE, seed, options, epochs).items(line, 0), asked
 
 
 def same(one: DetectionItem, other: DetectionItem) -> bool:
@@ -108,7 +92,7 @@ def test_the_order_of_a_line_changes_no_item_but_its_images_do() -> None:
 
 def test_one_image_alone_has_partners_of_the_data() -> None:
     (alone,), _ = drawn(HEAVY, [(0, 3)])
-    usual = DetectionExamples(Counted(), SIZE, 0, replace(HEAVY, partners="data")).item(3, 0)
+    usual = DetectionExamples(Made(gray), SIZE, 0, replace(HEAVY, partners="data")).item(3, 0)
     assert same(alone, usual)
 
 
@@ -116,20 +100,6 @@ def test_a_line_across_two_epochs_closes_the_mosaic_for_the_last_alone() -> None
     closed = replace(HEAVY, close_mosaic="1 epoch")
     items, _ = drawn(closed, LINE, epochs=2)
     unclosed, _ = drawn(HEAVY, LINE, epochs=2)
-    alone = DetectionExamples(Counted(), SIZE, 0, replace(closed, partners="data"), 2).item(11, 1)
+    alone = DetectionExamples(Made(gray), SIZE, 0, replace(closed, partners="data"), 2).item(11, 1)
     assert same(items[3], alone) and alone.labels.tolist() == [11]
     assert all(same(one, other) for one, other in zip(items[:3], unclosed[:3], strict=True))
-
-
-@pytest.mark.processes
-def test_loader_processes_change_no_bit() -> None:
-    batch = Batch(images=20, micro=5)
-    plan = [Line(step, micro_batch(20, 7, step, part, batch)) for step in range(2) for part in range(4)]
-    examples = DetectionExamples(Noise(), SIZE, 7, HEAVY)
-    expected = [collate(examples.items(line.images, line.step)) for line in plan]
-    reported = {one for each in expected for one in each.unreadable}
-    assert reported == {Unreadable(13, "thirteen.jpg", "cut short")}
-    with MicroBatches(examples, collate, plan, workers=2) as batches:
-        for one, other in zip(expected, batches, strict=True):
-            assert torch.equal(one.images, other.images) and torch.equal(one.boxes, other.boxes)
-            assert torch.equal(one.labels, other.labels) and one.unreadable == other.unreadable

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib import get_data_path, textpath
-from matplotlib.font_manager import FontProperties, get_font
+from matplotlib import get_data_path
+from matplotlib.font_manager import get_font
 from PIL import Image, ImageCms, ImageFont
 
 from rankless.data.images import fonts
@@ -91,13 +91,11 @@ def test_labels_are_legible_on_any_size(size):
     assert (filled > filled.max() / 3).sum() >= max(12, 0.008 * size[1])
 
 
-def test_a_font_is_asked_letter_by_letter(monkeypatch):
+def test_a_font_is_asked_letter_by_letter():
     """Matplotlib's own reading of a font's table of letters is the oracle."""
-    assert textpath  # its fonts are the ones asked
     known = get_font(str(DEJAVU)).get_charmap()
     for letter in "aé€жΩآ中한😀\u0e01":
         assert fonts._draws(str(DEJAVU), letter) == (ord(letter) in known), letter
-    assert FontProperties(fname=str(DEJAVU)).get_name() == "DejaVu Sans"
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from rankless.data.index.raw import RawBuilder
 from rankless.data.index.validation import validate
 from rankless.errors import UserError
 from rankless.recipe.schema import Augment
+from small_disk import small_files
 
 SIZE = (64, 96)
 SHOWN = Shown(SIZE)
@@ -119,7 +119,7 @@ def test_the_second_time_nothing_is_decoded(kind: str, known: Annotations) -> No
     assert found.reduced == 1 and only_cached(cache, 1).reduced == 2
 
 
-def test_what_is_written_into_a_image_stays_there(known: Annotations) -> None:
+def test_what_is_written_into_an_image_stays_there(known: Annotations) -> None:
     cache = opened("disk", known)
     cache.read(0)
     found = only_cached(cache, 0).image
@@ -178,16 +178,10 @@ def test_other_images_under_the_same_numbers_are_other_files(known: Annotations)
     assert opened("disk", turned).folder != cache.folder
 
 
-def test_where_there_is_no_room_to_keep_a_image_it_is_decoded(
-    known: Annotations, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_there_is_no_room_to_keep_an_image_it_is_decoded(known: Annotations) -> None:
     cache = opened("disk", known)
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    made = cache.read(0)
+    with small_files(1000):
+        made = cache.read(0)
     assert torch.equal(made.image, read_for(known.path(0), SHOWN).image)
     assert not [path for path in cache.folder.rglob("*") if path.is_file()]  # nothing half-written stays
 
@@ -199,32 +193,26 @@ def test_the_size_by_hand(known: Annotations) -> None:
     assert note.endswith("(134 KiB for 4 images)")
 
 
-def cramped(_: object) -> SimpleNamespace:
-    return SimpleNamespace(f_bavail=10, f_frsize=4096, f_blocks=100)
+def enlarged(known: Annotations) -> Annotations:
+    """The images with sizes for which no disk has room: 12 TiB each, reduced."""
+    return replace(known, sizes=np.full((4, 2), 17_000_000, np.int32))
 
 
-def test_a_disk_without_room_is_refused_with_what_to_do(
-    known: Annotations, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for index in range(3):
-        opened("disk", known).read(index)
-    monkeypatch.setattr(os, "statvfs", cramped)
-    assert opened("disk", known)  # all is there already
-    drawn(Path(known.path(0)), 1, (64, 96))
-    for file in opened("disk", known).folder.rglob("1-*"):
-        file.unlink()
-    with pytest.raises(UserError, match=r"needs 134 KiB for 4 images.*RANKLESS_CACHE.*data\.cache=none"):
-        open_images(known, SHOWN, "disk")
+def test_a_disk_without_room_is_refused_with_what_to_do(known: Annotations) -> None:
+    large = enlarged(known)
+    with pytest.raises(UserError, match=r"needs .* GiB for 4 images.*RANKLESS_CACHE.*data\.cache=none"):
+        open_images(large, SHOWN, "disk")
+    folder = opened("disk", known).folder
+    for number in range(4):
+        with (folder / f"{number}").open("wb") as file:
+            file.truncate(needed(large, SHOWN) // 4)
+    assert opened("disk", large).folder == folder  # all is there already
 
 
-def test_memory_without_room_or_missing_is_a_note(
-    known: Annotations, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "statvfs", cramped)
-        cache, (note,) = open_images(known, SHOWN, "ram")
-        assert isinstance(cache, FileImages) and "are not cached in memory" in note and "available" in note
-    monkeypatch.setattr(image_cache, "MEMORY", tmp_path / "nowhere")
+def test_memory_without_room_or_missing_is_a_note(known: Annotations, tmp_path: Path) -> None:
+    cache, (note,) = open_images(enlarged(known), SHOWN, "ram")
+    assert isinstance(cache, FileImages) and "are not cached in memory" in note and "available" in note
+    (tmp_path / "memory").rename(tmp_path / "elsewhere")
     cache, (note,) = open_images(known, SHOWN, "ram")
     assert isinstance(cache, FileImages) and "No such file" in note
 

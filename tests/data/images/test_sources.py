@@ -32,10 +32,6 @@ def drawn(index: int, damaged: set[int], count: int = 50, seed: int = 0) -> tupl
     return found, images.unreadable
 
 
-def test_a_readable_image_is_itself() -> None:
-    assert drawn(7, {3}) == ("image 7", [])
-
-
 @given(st.sets(st.integers(0, 49), min_size=1, max_size=25), st.integers(0, 3))
 def test_a_damaged_one_is_replaced_by_a_readable_one_and_all_met_are_reported(
     damaged: set[int], seed: int

@@ -216,8 +216,6 @@ def test_a_part_comes_back_as_it_was(tmp_path: Path) -> None:
         if isinstance(expected, np.ndarray):
             assert value.dtype == expected.dtype
             np.testing.assert_array_equal(value, expected)
-        elif isinstance(expected, tuple):
-            assert list(value) == list(expected)
         else:
-            assert value == expected
+            assert value == (list(expected) if isinstance(expected, tuple) else expected)
     assert [path.name for path in tmp_path.iterdir()] == ["part.npz"]

@@ -44,7 +44,6 @@ _HEIGHTS = (15.5, 118.0)
 _SMALLEST_HEIGHT = 13.5  # smaller digits are illegible
 _MOST_COVERED = 0.1  # maximum fraction of a digit's box that another digit may cover
 _LARGEST_IOU = 0.05
-_FILE = Path("datasets", "data", "digits.csv.gz")
 _VAL_FRACTION = 0.2
 _SHARPEN = 1.6
 _CELL = GLYPH_SIDE / 10  # number of texels per original pixel
@@ -219,14 +218,14 @@ def _too_close(box: Box, other: Box, largest_iou: float, most_covered: float) ->
     return shared > most_covered * min(first, second) or shared > largest_iou * (first + second - shared)
 
 
-def stored_digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def stored_digits(file: str = "datasets/data/digits.csv.gz") -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Return scikit-learn's digits: gray levels from 0 to 16, (1797, 8, 8), and classes, (1797,).
 
-    Importing scikit-learn takes a second, so its data file is read directly if it is at the expected path.
+    Importing scikit-learn takes a second, so its data file is read directly if its package has ``file``.
     """
     found = importlib.util.find_spec("sklearn")
     for folder in (found and found.submodule_search_locations) or ():
-        if (path := Path(folder, _FILE)).is_file():
+        if (path := Path(folder, file)).is_file():
             with gzip.open(path, "rt") as text:
                 rows = np.loadtxt(text, delimiter=",", dtype=np.uint8)
             return rows[:, :64].reshape(-1, 8, 8), rows[:, 64]

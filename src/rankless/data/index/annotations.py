@@ -110,7 +110,7 @@ class Annotations:
         return made.hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write the annotations to ``folder``, which must exist and be empty."""
+        """Write the annotations to ``folder``, which must exist and be empty; raise an OSError on failure."""
         about = {
             "class_names": self.class_names,
             "format": self.format,
@@ -118,7 +118,10 @@ class Annotations:
             "findings": self.findings.as_json(),
         }
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
-        save_file(arrays, folder / _FILE, {"about": json.dumps(about)})
+        try:
+            save_file(arrays, folder / _FILE, {"about": json.dumps(about)})
+        except SafetensorError as error:
+            raise OSError(f"{folder}: {error}") from error
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Annotations:
