@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +34,22 @@ def small_disk(folder: Path, size: int) -> Iterator[Path]:
         if not done:
             pytest.skip("a small disk can only be mounted by root")
         yield folder
+
+
+@contextlib.contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Inside, no file may grow beyond ``size`` bytes; not the test's own report either, so be brief."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    # Python would write the first half of a module's bytecode, and never again import that module.
+    bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = bytecode
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def fill(folder: Path) -> Path:
