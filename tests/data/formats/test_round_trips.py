@@ -68,7 +68,7 @@ def splits(
             area = (x2 - x1) * (y2 - y1) / 2 if areas else NO_AREA
             made.add_box(image, (x1, y1, x2, y2), label, 1, flag, area)
     for label in range(3 * coarse):
-        made.add_box(image, (0, 0, width, height), label)
+        made.add_box(image, (0, 0, width, height), label, 1)
     return validate(made.raw(names=classes), "")  # without a box that repeats another
 
 
