@@ -67,8 +67,8 @@ def test_the_formats_own_areas_count(data):
 
 def test_remarks(data):
     assert statistics(data).remarks == [
-        "train: 1 of 3 classes is empty: 'eel'",
-        "val: 3 of 3 classes are empty: 'cat', 'dog', 'eel'",
+        "train: empty classes (1 of 3): 'eel'",
+        "val: empty classes (3 of 3): 'cat', 'dog', 'eel'",
         "val: 1 image cannot be read",
         "1 finding in annotations and image headers; to list all findings, run "
         f"`rankless data check {data.root}`",
