@@ -1,4 +1,4 @@
-"""Every test here knows the format ``small``."""
+"""Tests here import ``small_data``, and each has a cache of its own."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-import small_data
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """See :mod:`small_data`; what is read is kept for the one test alone."""
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RANKLESS_CACHE", str(tmp_path / "cache"))
-    small_data.install(monkeypatch)

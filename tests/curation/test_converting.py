@@ -5,53 +5,42 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from PIL import Image
-from small_data import NAMES, classes, detection
+from small_data import detection
 
-from rankless.curation import converting
-from rankless.curation.converting import convert
+from rankless.curation.converting import compare, convert
 from rankless.errors import UserError
 
 SPLITS = {"train": [[[1, 1, 9, 9, 0], [2, 2, 30, 30, 1]], []], "val": [[[3, 3, 9, 9, 2]]]}
 
 
 @pytest.fixture
-def after(tmp_path, monkeypatch):
-    """Convert, with a change to the written file before it is read back."""
+def after(tmp_path):
+    """The differences after a change to the written files of some splits."""
 
-    def run(change):
-        real = converting.compare
-
-        def spoilt(splits, out, format, went):
-            content = json.loads((out / "boxes.json").read_text())
+    def run(change, *changed):
+        out = tmp_path / "out"
+        splits = convert(str(detection(tmp_path / "d", SPLITS)), "coco", out).data.splits
+        for split in changed:
+            file = out / f"annotations/instances_{split}.json"
+            content = json.loads(file.read_text())
             change(content)
-            (out / "boxes.json").write_text(json.dumps(content))
-            return real(splits, out, format, went)
-
-        monkeypatch.setattr(converting, "compare", spoilt)
-        return convert(str(detection(tmp_path / "d", SPLITS)), "small", tmp_path / "out").differences
+            file.write_text(json.dumps(content))
+        paths = {
+            (id(whole), index): str(out / "images" / split / Path(path).name)
+            for split, whole in splits.items()
+            for index, path in enumerate(whole.paths())
+        }
+        return compare(splits, out, "coco", paths)
 
     return run
-
-
-@pytest.mark.slow
-@settings(settings.get_profile("files"), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(corners=st.lists(st.tuples(*[st.floats(0, 30, width=32)] * 4, st.integers(0, 2)), max_size=4))
-def test_everything_reads_back(tmp_path_factory, corners):
-    place = tmp_path_factory.mktemp("data")
-    boxes = [[x, y, x + w + 1, y + h / 4 + 1, label] for x, y, w, h, label in corners]
-    done = convert(str(detection(place / "d", {"train": [boxes, []], "val": [[]]})), "small", place / "out")
-    assert done.differences == []
-    assert done.as_json()["equal"] is True
 
 
 @pytest.mark.parametrize("how", ["link", "copy"])
 def test_images_are_linked_or_copied(tmp_path, how):
     root = detection(tmp_path / "d", SPLITS)
-    convert(str(root), "small", tmp_path / "out", how=how)
-    old, new = root / "images/train-000.png", tmp_path / "out/train/train-000.png"
+    convert(str(root), "coco", tmp_path / "out", how=how)
+    old, new = root / "images/train-000.png", tmp_path / "out/images/train/train-000.png"
     assert old.read_bytes() == new.read_bytes()
     assert old.samefile(new) is (how == "link")
 
@@ -60,48 +49,49 @@ HAIR = float(np.nextafter(np.float32(1), np.float32(2)))
 
 
 @pytest.mark.parametrize(
-    ("change", "reported"),
+    ("split", "change", "reported"),
     [
         (
-            lambda train, val: train[0]["boxes"][0].__setitem__(0, HAIR),
+            "train",
+            lambda content: content["annotations"][0]["bbox"].__setitem__(0, HAIR),
             f"train-000.png: it has 'cat' at [{HAIR}, 1.0, 9.0, 9.0]; expected 'cat' at [1.0, 1.0, 9.0, 9.0]",
         ),
         (
-            lambda train, val: val[0]["boxes"][0].__setitem__(4, 0),
+            "val",
+            lambda content: content["annotations"][0].update(category_id=1),
             "it has 'cat' at [3.0, 3.0, 9.0, 9.0]; expected 'eel' at [3.0, 3.0, 9.0, 9.0]",
         ),
-        (lambda train, val: train[0]["boxes"].pop(), "train-000.png: it has 1 box; expected 2"),
-        (lambda train, val: train.pop(), "train: 1 image; expected 2"),
+        (
+            "train",
+            lambda content: content["annotations"].pop(),
+            "train-000.png: it has 1 box; expected 2",
+        ),
+        ("train", lambda content: content["images"].pop(), "train: 1 image; expected 2"),
     ],
 )
-def test_a_difference_is_reported(after, change, reported):
-    (found,) = after(lambda content: change(content["splits"]["train"], content["splits"]["val"]))
+def test_a_difference_is_reported(after, split, change, reported):
+    (found,) = after(change, split)
     assert found.endswith(reported)
 
 
 def test_an_exchanged_image_is_reported(after):
     def exchange(content):
-        entries = content["splits"]["train"]
-        entries[0]["file"], entries[1]["file"] = entries[1]["file"], entries[0]["file"]
+        one, other = content["images"]
+        one["file_name"], other["file_name"] = other["file_name"], one["file_name"]
 
-    assert len(after(exchange)) == 2
+    assert len(after(exchange, "train")) == 2
 
 
 def test_other_orders_are_no_difference(after):
     def turn(content):
-        content["names"] = NAMES[::-1]
-        for entries in content["splits"].values():
+        for entries in content.values():
             entries.reverse()
-            for entry in entries:
-                entry["boxes"] = [[*box[:4], 2 - box[4]] for box in reversed(entry["boxes"])]
+        for entry in content["categories"]:
+            entry["id"] = 4 - entry["id"]
+        for entry in content["annotations"]:
+            entry["category_id"] = 4 - entry["category_id"]
 
-    assert after(turn) == []
-
-
-def test_class_folders_convert_too(tmp_path):
-    root = classes(tmp_path / "c", {"train": {"cat": 3, "dog": 2}, "val": {"cat": 1, "dog": 1}})
-    assert convert(str(root), "image-folder", tmp_path / "out").differences == []
-    assert len(list((tmp_path / "out/train/cat").iterdir())) == 3
+    assert after(turn, "train", "val") == []
 
 
 def test_boxes_do_not_go_into_class_folders(tmp_path):
@@ -111,13 +101,13 @@ def test_boxes_do_not_go_into_class_folders(tmp_path):
 
 
 def test_bad_data_is_not_converted(tmp_path):
-    with pytest.raises(UserError, match="class out of range"):
-        convert(str(detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, 5]]]})), "small", tmp_path / "out")
+    with pytest.raises(UserError, match="unnamed class"):
+        convert(str(detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, 5]]]})), "coco", tmp_path / "out")
 
 
 def test_what_is_left_out_is_reported(tmp_path):
     root = detection(tmp_path / "d", {"train": [[[1, 1, 99, 9, 0]]]})
-    (said,) = convert(str(root), "small", tmp_path / "out").lost
+    (said,) = convert(str(root), "coco", tmp_path / "out").lost
     assert said.startswith("train: 1 box extends beyond the edge of the image (clipped)")
 
 
@@ -162,15 +152,10 @@ def test_what_was_announced_as_lost_is_no_difference(flagged, tmp_path, to, anno
     assert all(any(what in sentence for sentence in done.lost) for what in announced)
 
 
-def test_a_loss_beyond_what_was_announced_is_reported(flagged, tmp_path, monkeypatch):
-    real = converting.compare
-
-    def after_a_loss(splits, out, format, went):
-        (out / "labels/train/2.txt").write_text("")
-        return real(splits, out, format, went)
-
-    monkeypatch.setattr(converting, "compare", after_a_loss)
-    (reported,) = convert(flagged, "darknet", tmp_path / "out").differences
+def test_a_loss_beyond_what_was_announced_is_reported(flagged, tmp_path):
+    splits = convert(flagged, "darknet", tmp_path / "out").data.splits
+    (tmp_path / "out/labels/train/2.txt").write_text("")
+    (reported,) = compare(splits, tmp_path / "out", "darknet", {})
     assert reported.endswith("2.png: it has 0 boxes; expected 1")
 
 

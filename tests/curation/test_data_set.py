@@ -55,18 +55,21 @@ def test_trainval_is_no_part_beside_its_parts(tmp_path):
     data = open_data_set(str(detection(tmp_path / "d", {"train": TRAIN, "val": VAL, "trainval": VAL})))
     assert list(data.parts) == ["train", "val"]
     alone = open_data_set(str(detection(tmp_path / "e", {"trainval": VAL, "test": VAL})))
-    assert list(alone.parts) == ["trainval", "test"]
+    assert list(alone.parts) == ["test", "trainval"]
 
 
 def test_a_place_beside_a_folder_or_a_file_in_it(tmp_path):
-    detection(tmp_path / "d", {"train": VAL})
-    assert folder_beside(str(tmp_path / "d"), "fixed") == tmp_path / "d-fixed"
-    assert folder_beside(str(tmp_path / "d" / "boxes.json"), "fixed") == tmp_path / "d-fixed"
+    file = tmp_path / "d" / "data.yaml"
+    file.parent.mkdir()
+    file.touch()
+    assert (
+        folder_beside(str(file.parent), "fixed") == folder_beside(str(file), "fixed") == tmp_path / "d-fixed"
+    )
 
 
 def test_errors_stop_unless_they_are_to_be_examined(tmp_path):
     root = str(detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, 7]]]}))
-    with pytest.raises(UserError, match="class out of range"):
+    with pytest.raises(UserError, match="unnamed class"):
         open_data_set(root)
-    assert open_data_set(root, examined=True).splits["train"].findings.counts == {"class out of range": 1}
+    assert open_data_set(root, examined=True).splits["train"].findings.counts == {"unnamed class": 1}
     assert np.array_equal(open_data_set(root, examined=True).splits["train"].offsets, [0, 0])

@@ -138,22 +138,22 @@ def test_a_split_keeps_them_together_and_a_check_finds_no_leak(tmp_path, options
 
 def test_images_without_likeness_go_where_their_names_say(tmp_path):
     """What is alike elsewhere moves no other image."""
-    folder(tmp_path / "few" / "d", 30, 0)
-    folder(tmp_path / "more" / "d", 30, 12)
+    folder(tmp_path / "few" / "d", 18, 0)
+    folder(tmp_path / "more" / "d", 18, 6)
     made = [
         split(str(tmp_path / name / "d"), tmp_path / name / "out", val=0.4).splits for name in ("few", "more")
     ]
     few, more = (
         {Path(path).name: name for name, part in splits.items() for path in part.paths()} for splits in made
     )
-    alone = [f"{number:03}.png" for number in range(12, 30)]
+    alone = [f"{number:03}.png" for number in range(6, 18)]
     assert [few[name] for name in alone] == [more[name] for name in alone]
 
 
 def test_a_share_that_is_missed_is_explained(tmp_path):
     root = folder(tmp_path / "d", 50, 0)
     for seed in range(20):
-        done = split(str(root), tmp_path / f"{seed}", val=0.2, seed=seed)
+        done = split(str(root), tmp_path / f"{seed}", val=0.2, seed=seed, near=False, link=True)
         share = len(done.splits["val"]) / 51
         found = [note for note in done.notes if "depends only on its name" in note and "--stratify" in note]
         assert bool(found) == (abs(share - 0.2) >= 1 / 51), (share, done.notes)

@@ -19,9 +19,9 @@ def names(whole):
     return {Path(path).name for path in whole.paths()}
 
 
-def many(root, count, first=0):
+def many(root, count):
     """``count`` images, of which each third has one of three classes."""
-    return detection(root, {"train": [[[1, 1, 9, 9, number % 3]] for number in range(first, count)]})
+    return detection(root, {"train": [[[1, 1, 9, 9, number % 3]] for number in range(count)]})
 
 
 # --- by name ----------------------------------------------------------------------------------------------
@@ -40,29 +40,21 @@ def test_a_test_split_that_comes_later_takes_from_train_alone(hashed, val, test)
 
 
 def test_images_that_come_later_move_none(tmp_path):
-    few = split(str(many(tmp_path / "few", 40)), tmp_path / "a", val=0.3, test=0.2).splits
-    more = split(str(many(tmp_path / "more", 60)), tmp_path / "b", val=0.3, test=0.2).splits
+    options = {"val": 0.3, "test": 0.2, "near": False}
+    few = split(str(many(tmp_path / "few", 40)), tmp_path / "a", **options).splits
+    more = split(str(many(tmp_path / "more", 60)), tmp_path / "b", **options).splits
     for name in ("train", "val", "test"):
         assert names(few[name]) <= names(more[name])
     assert sum(map(len, more.values())) == 60
+    read = open_data_set(str(tmp_path / "b")).splits
+    assert {name: names(each) for name, each in read.items()} == {n: names(each) for n, each in more.items()}
 
 
 def test_the_seed_decides_and_nothing_else(tmp_path):
     root = str(many(tmp_path / "d", 40))
-    made = [split(root, tmp_path / f"{n}", seed=seed).splits for n, seed in enumerate((0, 0, 1))]
+    seeds = enumerate((0, 0, 1))
+    made = [split(root, tmp_path / f"{n}", seed=seed, near=False, link=True).splits for n, seed in seeds]
     assert names(made[0]["val"]) == names(made[1]["val"]) != names(made[2]["val"])
-
-
-@pytest.mark.slow
-def test_shares_are_about_right_and_what_is_written_is_what_was_said(tmp_path):
-    done = split(str(many(tmp_path / "d", 300)), tmp_path / "out", val=0.2, test=0.1)
-    read = open_data_set(str(tmp_path / "out")).splits
-    assert {name: names(each) for name, each in read.items()} == {
-        name: names(each) for name, each in done.splits.items()
-    }
-    # Four standard deviations of a binomial of 300 draws.
-    assert abs(len(read["val"]) - 60) < 28
-    assert abs(len(read["test"]) - 30) < 21
 
 
 # --- stratified -------------------------------------------------------------------------------------------
@@ -101,7 +93,7 @@ def test_a_rare_class_is_in_every_split(tmp_path):
     boxes = [[[1, 1, 9, 9, 2 if number % 25 == 0 else 0], [1, 1, 20, 20, 1]] for number in range(100)]
     root = str(detection(tmp_path / "d", {"train": boxes}))
     for seed in range(3):
-        done = split(root, tmp_path / f"{seed}", val=0.25, stratify=True, seed=seed)
+        done = split(root, tmp_path / f"{seed}", val=0.25, stratify=True, seed=seed, near=False, link=True)
         assert done.counts() == {"train": [72, 75, 3], "val": [24, 25, 1]}
 
 

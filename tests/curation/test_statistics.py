@@ -9,10 +9,14 @@ import pytest
 from PIL import Image
 from small_data import classes, detection, write_image
 
+from rankless.curation import contact_sheet
 from rankless.curation.data_set import open_data_set
+from rankless.curation.sampling import select
 from rankless.curation.statistics import box_centers, box_sides, object_areas, statistics
 from rankless.curation.statistics_plot import figure, plot
-from rankless.files.outputs import drawing
+from rankless.errors import UserError
+from rankless.files.outputs import CHARTS, SHEETS, drawing
+from small_disk import room_for
 
 
 @pytest.fixture
@@ -63,8 +67,8 @@ def test_the_formats_own_areas_count(data):
 
 def test_remarks(data):
     assert statistics(data).remarks == [
-        "train: 1 of 3 classes is empty: 'eel'",
-        "val: 3 of 3 classes are empty: 'cat', 'dog', 'eel'",
+        "train: empty classes (1 of 3): 'eel'",
+        "val: empty classes (3 of 3): 'cat', 'dog', 'eel'",
         "val: 1 image cannot be read",
         "1 finding in annotations and image headers; to list all findings, run "
         f"`rankless data check {data.root}`",
@@ -100,9 +104,9 @@ def test_the_image_is_drawn(data, tmp_path, ending):
 
 
 @pytest.mark.slow
-def test_names_that_look_like_formulas_and_many_classes(tmp_path):
-    names = ["$x", "a_b^c$", *(f"class {number}" for number in range(200))]
-    root = detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, 0], [1, 1, 9, 9, 1]]]}, names)
+def test_names_that_look_like_formulas_or_lack_in_the_font_and_many_classes(tmp_path):
+    names = ["$x", "a_b^c$", "猫", *(f"class {number}" for number in range(200))]
+    root = detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, label] for label in range(3)]]}, names)
     plot(open_data_set(str(root)), tmp_path / "stats.png", drawing(tmp_path / "stats.png", "test"))
 
 
@@ -132,3 +136,24 @@ def test_titles_do_not_touch_and_panels_are_full(tmp_path, count, boxed):
     if count <= 12:
         heights = [axes.get_window_extent().height for axes in panels]
         assert heights[0] < 1.5 * min(heights[1:]), "few classes are given no giant panel"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "old"), [("sheet.png", True), ("sheet.html", False), ("plot.png", False), ("plot.svg", True)]
+)
+def test_a_full_disk(tmp_path, name, old):
+    root = detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, 0]]] * 4})
+    data, shown = open_data_set(str(root)), select(str(root))
+    out = tmp_path / "out" / name
+    out.parent.mkdir()
+    if old:
+        out.write_text("old")
+    said = f"{name}: it cannot be written: File too large"
+    with pytest.raises(UserError, match=said), room_for(500):
+        write = contact_sheet.write if "sheet" in name else plot
+        outputs = drawing(out, "test", SHEETS if "sheet" in name else CHARTS, force=True)
+        write(shown if "sheet" in name else data, out, outputs)
+    left = {each.name: each.read_text() for each in out.parent.iterdir()}
+    assert left.pop(".rankless-outputs").count("\n") == 1, "the list is begun, and lists nothing"
+    assert left == ({name: "old"} if old else {})

@@ -28,13 +28,13 @@ from rankless.files.remote import is_remote, location
 from rankless.files.writing import remove_tree, write_atomically
 from rankless.hardware import memory
 from rankless.hardware.cores import usable_cores
+from rankless.recipe.schema import Data
 
 FEWEST = 10
 """Minimum number of training images for a new recipe."""
 
 _MARK = ".rankless-division"  # file in a divided data set that records its origin
 _UNIFORM = 1.1  # maximum ratio of two aspect ratios for which one input shape is suitable
-_MAX_BAD = 0.01  # the default of data.max_bad
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def _train(existing: Sequence[str]) -> str:
 
 
 def _opened(root: str, name: str, format: str, classes: Classes) -> Annotations:
-    opened = open_annotations(root, name, format, classes=classes, max_bad=_MAX_BAD)
+    opened = open_annotations(root, name, format, classes=classes, max_bad=Data().max_bad)
     if problem := without_boxes(root, name, opened):
         raise UserError(problem)
     return opened

@@ -159,9 +159,8 @@ def _remarks(data: DataSet, splits: dict[str, SplitStatistics]) -> list[str]:
     remarks = []
     for name, split in splits.items():
         if without := [each for each, count in split.classes.items() if not count]:
-            are = "is" if len(without) == 1 else "are"
-            of = f"{len(without):,} of {counted(len(split.classes), 'class', 'classes')}"
-            remarks.append(f"{name}: {of} {are} empty: {listed(without)}")
+            of = f"{len(without):,} of {len(split.classes):,}"
+            remarks.append(f"{name}: empty classes ({of}): {listed(without)}")
         if counts := {each: count for each, count in split.classes.items() if count}:
             most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
             if (times := counts[most] / counts[least]) >= UNEVEN:

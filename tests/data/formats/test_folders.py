@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -66,37 +67,31 @@ def test_an_absolute_name_is_taken_as_it_is(root, tmp_path_factory):
     assert ImageSearch([root]).find(str(elsewhere / "a.jpg")) == str(elsewhere / "a.jpg")
 
 
-def test_each_folder_is_listed_once_and_reported(root, monkeypatch):
-    listed = []
-    listing = os.listdir
-    monkeypatch.setattr(os, "listdir", lambda place: listed.append(place) or listing(place))
+def test_each_folder_is_listed_once_and_reported(root):
     search = ImageSearch([root / "val", root])
-    for _ in range(3):
-        for name in ("a.jpg", "train/a.jpg", "gone/x.jpg"):
-            search.find(name)
-    assert len(listed) == len(set(listed)) == len(search.listed)
+    names = ("a.jpg", "train/a.jpg", "gone/x.jpg")
+    assert [bool(search.find(name)) for name in names] == [True, True, False]
+    for name in ("val/new.jpg", "train/new.jpg"):
+        (root / name).touch()
+        assert search.find(Path(name).name) == search.find(name) == ""  # the folder is not listed again
     assert {str(root), str(root / "val"), str(root / "train"), str(root / "gone")} <= set(search.listed)
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
-def test_a_folder_that_cannot_be_listed_does_not_pass_for_an_empty_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    """Its images would be trained on as background; root may list everything, hence the stand-ins."""
+def test_a_folder_that_cannot_be_listed_does_not_pass_for_an_empty_one(tmp_path: Path, number: int) -> None:
+    """Its images would be trained on as background; root may list everything, so an audit hook refuses."""
     for name in ("images/train", "labels/train"):
         (tmp_path / name).mkdir(parents=True)
     Image.new("RGB", (32, 32)).save(tmp_path / "images/train/a.png")
     (tmp_path / "labels/train/a.txt").write_text("0 0.5 0.5 0.2 0.2\n")
     (tmp_path / "classes.txt").write_text("a\n")
     labels = str(tmp_path / "labels" / "train")
-    listdir = os.listdir
 
-    def refusing(folder: Any = ".") -> list[str]:
-        if os.fspath(folder) == labels:
+    def refuse(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "os.listdir" and arguments[0] == labels:
             raise OSError(number, os.strerror(number), labels)
-        return listdir(folder)
 
-    monkeypatch.setattr(os, "listdir", refusing)
+    sys.addaudithook(refuse)
     with pytest.raises(
         UserError, match=re.escape(f"{labels}: cannot be listed ({os.strerror(number)}); change its")
     ):

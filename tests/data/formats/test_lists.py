@@ -50,12 +50,6 @@ def test_a_year_is_no_part_of_a_splits_name(tmp_path, joined):
     assert [len(examine(str(root), name)) for name in ("train", "val")] == [3, 2]
 
 
-def test_two_years_are_not_guessed_between(tmp_path):
-    root = lines(tmp_path / "d", _2007_train=3, _2012_train=2)
-    with pytest.raises(UserError, match="expected one of '2007_train', '2012_train'"):
-        examine(str(root), "train")
-
-
 @pytest.mark.parametrize("as_file", [False, True])
 def test_a_lone_list_is_divided_and_says_so(tmp_path, as_file):
     root = lines(tmp_path / "d", _2007_train=20)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import webdataset
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from rankless.data.datasets.annotated import BoxedImages
@@ -20,12 +16,13 @@ from rankless.data.formats import image_folder
 from rankless.data.formats import webdataset as page
 from rankless.data.formats.packing import pack
 from rankless.data.formats.writing import ImageFiles
-from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
+from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import content
 from rankless.data.index.raw import RawBuilder
 from rankless.data.index.validation import validate
 from rankless.errors import UserError
 from rankless.recipe.schema import Augment
+from small_disk import room_for
 
 ARRAYS = ("sizes", "offsets", "boxes", "labels", "flags", "areas")
 
@@ -62,32 +59,10 @@ def unpacked(out: Path, split: str) -> Annotations:
     return validate(page.read(out, split), "webdataset")
 
 
-_SIDE = st.floats(0, 1, width=32)
-_AREAS = st.just(float("nan")) | st.floats(0, 1e6, width=32)
-_ROWS = st.tuples(
-    st.integers(0, 3),
-    st.tuples(_SIDE, _SIDE, _SIDE, _SIDE).map(
-        lambda s: [min(s[0], s[2]) * 20, min(s[1], s[3]) * 16, max(s[0], s[2]) * 20, max(s[1], s[3]) * 16]
-    ).map(lambda box: np.array(box, np.float32).astype(np.float64).tolist()),
-    st.integers(0, 2),
-    st.sampled_from([0, DIFFICULT, CROWD, DIFFICULT | CROWD]),
-    _AREAS,
-)  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     names = ["a/1.JPG", "b/1.jpg", "ü 1.v2.png", "b/1.jpeg"]
     return samples(tmp_path_factory.mktemp("images"), names)
-
-
-@pytest.mark.processes
-@given(st.lists(_ROWS, max_size=9))
-def test_boxes_come_back_bit_by_bit(tmp_path_factory, four, rows):
-    out = tmp_path_factory.mktemp("out") / "packed"
-    made = boxed(four, rows)
-    pack({"train": made}, out, shard_bytes=4000)
-    assert equal(made, unpacked(out, "train"))
 
 
 def test_classes_come_back_and_webdataset_reads_them(tmp_path):
@@ -169,6 +144,7 @@ def test_nothing_is_overwritten_and_nothing_half_done_stays(tmp_path, four):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
 
 
+<<<<<<< HEAD
 def test_a_disk_without_room(tmp_path, four, monkeypatch):
     """The kernel refuses to let a file grow, as it does on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -179,6 +155,12 @@ def test_a_disk_without_room(tmp_path, four, monkeypatch):
             pack({"train": boxed(four, [])}, tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+=======
+def test_a_disk_without_room(tmp_path, four):
+    said = r"out: it cannot be written: File too large .*make room"
+    with pytest.raises(UserError, match=said), room_for(1500):
+        pack({"train": boxed(four, [])}, tmp_path / "out")
+>>>>>>> a4
     assert not list(tmp_path.iterdir())
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rankless.data.formats.splits import as_file_name, chosen, usual_order, without_year
+from rankless.data.formats.splits import chosen, usual_order, without_year
 from rankless.errors import UserError
 
 
@@ -55,7 +55,3 @@ def test_no_such_split(tmp_path):
         chosen(tmp_path, "train", {"mine": 1}, "a file")  # a folder may yet get one
     (tmp_path / "mine.csv").touch()
     assert chosen(tmp_path / "mine.csv", "train", {"mine": 1}, "") == "mine"
-
-
-def test_names_fit_for_files():
-    assert as_file_name("VOC2012/train") == "VOC2012_train"

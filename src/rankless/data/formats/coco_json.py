@@ -154,8 +154,7 @@ def read_classes(files: Mapping[str, Path]) -> Classes:
         part = load(file, Categories).categories
         if not part:
             problems.append(
-                f"{file}: 'categories' is missing or empty; expected a list of objects with an 'id' and a "
-                "'name'"
+                f"{file}: 'categories' is missing or empty; expected objects with an 'id' and a 'name'"
             )
         for number, entry in enumerate(entries(part or [], Category)):
             problem = _problem(entry)

@@ -42,7 +42,7 @@ _RIGHT, _BOTTOM = (
     ("ymax", "y2", "bottom", "bboxymax", "bboxy2"),
 )
 _X, _Y = ("x", "bboxx", *_LEFT), ("y", "bboxy", *_TOP)
-_CX, _CY = ("xcenter", "xcenter", "centerx", "cx", "xc"), ("ycenter", "ycenter", "centery", "cy", "yc")
+_CX, _CY = ("xcenter", "centerx", "cx", "xc"), ("ycenter", "centery", "cy", "yc")
 _W, _H = ("w", "bw", "boxwidth", "bboxwidth", "bboxw"), ("h", "bh", "boxheight", "bboxheight", "bboxh")
 _UNITS = {"px": "pixels", "pixels": "pixels"} | dict.fromkeys(("norm", "normalized", "rel"), "normalized")
 

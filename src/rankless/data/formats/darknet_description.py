@@ -194,9 +194,7 @@ def _listed_names(described: Description, options: dict[str, str]) -> tuple[tupl
         )
     listed = Path(names) if names else names_file([file.parent])
     if listed is None:
-        raise UserError(
-            f"{file}: no 'names'; expected 'names = FILE', where FILE has one class name per line"
-        )
+        raise UserError(f"{file}: no 'names'; expected 'names = FILE' (one class name per line)")
     class_names = read_names(listed)
     if "classes" in options and options["classes"] != str(len(class_names)):
         raise UserError(

@@ -56,22 +56,12 @@ KINDS: dict[str, Kind] = {
     "no size": Kind("dropped", "box has", "boxes have", "no width or no height"),
     "ends before it begins": Kind("dropped", "box has", "boxes have", "a negative width or height"),
     "outside": Kind("dropped", "box is", "boxes are", "outside the image"),
-    "repeated": Kind(
-        "dropped", "box has", "boxes have", "the same image, class and coordinates as another box"
-    ),
+    "repeated": Kind("dropped", "box has", "boxes have", "the same image, class and coordinates as another"),
     "over the edge": Kind("clipped", "box extends", "boxes extend", "beyond the edge of the image"),
-    "counted from 0": Kind(
-        "reported", "box starts", "boxes start", "at pixel 0, but the format counts from 1"
-    ),
+    "counted from 0": Kind("reported", "box starts", "boxes start", "at pixel 0, but the first pixel is 1"),
     "a pixel thin": Kind("reported", "box is", "boxes are", "at most one pixel wide or high"),
-    "outline": Kind(
-        "reported", "box is", "boxes are", "computed from an outline, because the annotation has no box"
-    ),
-    "turned": Kind(
-        "reported",
-        "rotated box is replaced with its upright bounding box",
-        "rotated boxes are replaced with their upright bounding boxes",
-    ),
+    "outline": Kind("reported", "box is", "boxes are", "computed from an outline (no box is annotated)"),
+    "turned": Kind("reported", "box is", "boxes are", "rotated; the upright bounding box is used instead"),
     "difficult": Kind("reported", "box is", "boxes are", "marked difficult (ignored in training and scores)"),
     "crowd": Kind("reported", "box marks", "boxes mark", "a crowd (ignored in training and scores)"),
     # Images
@@ -79,25 +69,17 @@ KINDS: dict[str, Kind] = {
     "unreadable image": Kind("replaced", "image", "images", "cannot be read"),
     "listed twice": Kind("dropped", "image is", "images are", "listed more than once"),
     "no class": Kind("dropped", "image has", "images have", "no class"),
-    "no label file": Kind(
-        "reported",
-        "image has no label file and is treated as empty",
-        "images have no label file and are treated as empty",
-    ),
+    "no label file": Kind("reported", "image has", "images have", "no label file (treated as empty)"),
     "label without image": Kind("reported", "label file has", "label files have", "no image"),
     "empty": Kind("reported", "image has", "images have", "no boxes"),
     "other format": Kind("reported", "image has", "images have", "a format that differs from the extension"),
     "other size": Kind("reported", "image has", "images have", "a size that differs from the annotated size"),
-    "no stated size": Kind(
-        "reported", "annotation gives", "annotations give", "no valid width and height of the image"
-    ),
+    "no stated size": Kind("reported", "annotation gives", "annotations give", "no valid image size"),
     "sideways": Kind("reported", "image is", "images are", "rotated by EXIF, but annotated as not rotated"),
     "unknown image": Kind("dropped", "annotation is", "annotations are", "for an image that is not listed"),
     "repeated id": Kind("reported", "annotation id is", "annotation ids are", "used more than once"),
     "left out": Kind("reported", "file was", "files were", "ignored"),
-    "same image twice": Kind(
-        "reported", "image has", "images have", "the same bytes as another image in the split"
-    ),
+    "same image twice": Kind("reported", "image is", "images are", "identical to another in the split"),
     "same in two splits": Kind(
         "reported", "image is", "images are", "in two splits (identical bytes), so scores are too high"
     ),
@@ -105,7 +87,7 @@ KINDS: dict[str, Kind] = {
         "reported",
         "image is",
         "images are",
-        "nearly identical to an image in another split, so scores may be too high",
+        "nearly identical to one in another split (scores may be too high)",
     ),
 }
 
