@@ -176,7 +176,7 @@ def test_digest_sees_a_flipped_bit_a_name_a_shape_and_a_dtype(name):
 def test_nothing_is_loaded_if_not_everything_fits():
     model = nn.Linear(2, 3)
     before = weights.digest(model.state_dict())
-    with pytest.raises(UserError, match=r"w: .*number of classes and model.width\n  shape .*: scalar in the file, 3 in"):
+    with pytest.raises(UserError, match=r"w: .*model.width\n  shape .*: scalar in the file, 3 in"):
         weights.load_into(model, {"weight": torch.zeros(3, 2), "bias": torch.tensor(0.0)}, "w")
     assert weights.digest(model.state_dict()) == before
 
