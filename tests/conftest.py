@@ -160,6 +160,7 @@ def _group(items: list[pytest.Item]) -> None:
 # What is read of data is kept; here for this session alone, and for the processes that tests start.
 CACHE = tempfile.TemporaryDirectory(prefix="rankless-tests-")
 os.environ["RANKLESS_CACHE"] = CACHE.name
+os.environ["HF_HOME"] = f"{CACHE.name}/huggingface"
 
 
 class Rank:

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankless.geometry import nms as page
 from rankless.geometry.nms import best_first, nms
 
 
@@ -69,11 +68,11 @@ def test_the_best_are_those_that_a_stable_sort_puts_first(values, count):
     assert torch.equal(best_first(scores, count), expected)
 
 
-def test_boxes_are_compared_in_parts(monkeypatch):
-    boxes, scores, labels = crowd(50, 3)
-    whole = nms(boxes, scores, labels, kind="diou", threshold=0.3)
-    monkeypatch.setattr(page, "_ROWS", 7)
-    assert torch.equal(nms(boxes, scores, labels, kind="diou", threshold=0.3), whole)
+@pytest.mark.parametrize("class_agnostic", [False, True])
+def test_more_boxes_than_are_compared_at_once_equal_a_literal_loop(class_agnostic):
+    given = crowd(300, 3)
+    found = nms(*given, kind="diou", threshold=0.3, class_agnostic=class_agnostic)
+    assert found.tolist() == literal(*given, "diou", 0.3, class_agnostic)
 
 
 @pytest.mark.parametrize("kind", ["iou", "diou"])

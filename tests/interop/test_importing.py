@@ -152,7 +152,7 @@ def test_nothing_is_overwritten_unasked(place, capsys):
         (["their.pt", "--out", "o", "--names", "list"], ["starts like a JSON list"]),
         (["x.weights", "--out", "o"], ["the weights do not name their model; add --model NAME"]),
         (["x.weights", "--out", "o", "--model", "resnet18"], ["Darknet has no model resnet18"]),
-        (["x.weights", "--out", "o", "--model", "yolov4-tiny"], ["x.weights: ends inside", "layer 0"]),
+        (["x.weights", "--out", "o", "--model", "yolov4-tiny"], ["x.weights: ends in the middle of layer 0"]),
         (["x.weights", "--out", "o", "--cfg", "gone.cfg"], ["gone.cfg: the cfg file cannot be read"]),
         (["x.weights", "--out", "o", "--cfg", "a", "--model", "b"], ["--cfg is a, and --model is 'b'"]),
     ],

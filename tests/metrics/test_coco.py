@@ -24,7 +24,7 @@ from rankless.metrics.coco import Truth, coco_scores
 from rankless.structures import Detections
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reference_for_coco import by_pycocotools
+from reference_for_coco import by_pycocotools, random_images
 
 NAMES = ("cup", "dog", "kite")
 # In the order of pycocotools' stats.
@@ -55,35 +55,11 @@ def numbers(evaluation: COCOeval, classes: int) -> dict[str, float]:
     return scores
 
 
-def random_data(seed: int):
-    """Images, some empty, with found boxes near true ones, doubles, strays and equal scores."""
-    rng = np.random.default_rng(seed)
-    detections, truths = [], []
-    for index in range(int(rng.integers(1, 9))):
-        n = int(rng.integers(0, 7))
-        corner, side = rng.uniform(0, 300, (n, 2)), np.exp(rng.uniform(math.log(6), math.log(250), (n, 2)))
-        boxes = np.concatenate([corner, corner + side], 1)
-        labels = rng.integers(0, len(NAMES), n)
-        truths.append((torch.tensor(boxes, dtype=torch.float32), torch.tensor(labels)))
-        rows = []
-        for box, label in zip(boxes, labels, strict=True):
-            for _ in range(int(rng.integers(0, 3))):
-                moved = box + rng.normal(0, 0.08, 4) * np.tile(box[2:] - box[:2], 2)
-                moved[2:] = np.maximum(moved[2:], moved[:2] + 1)
-                shown = label if rng.random() < 0.8 else rng.integers(0, len(NAMES))
-                rows.append((*moved, round(float(rng.random()), 1), shown))
-        for _ in range(int(rng.integers(0, 5))):
-            x, y, w, h = rng.uniform(1, 200, 4)
-            rows.append((x, y, x + w, y + h, round(float(rng.random()), 1), rng.integers(0, len(NAMES))))
-        detections.append(found(index, rows))
-    return detections, truths
-
-
 @given(st.integers(0, 2**32 - 1))
 def test_equals_pycocotools(seed):
-    detections, truths = random_data(seed)
-    if not any(len(d.scores) for d in detections) or not any(len(labels) for _, labels in truths):
-        return  # pycocotools cannot load empty results; see the tests of nothing below
+    truths, detections = random_images(seed, levels=10)
+    if not any(len(one.labels) for one in truths):
+        return  # see the tests of nothing below
     assert_equal(detections, truths)
 
 
@@ -244,15 +220,9 @@ def ap_with_ignored(detections, truths, label: int, threshold: float) -> float |
 @settings(settings.get_profile("files"))
 @given(st.integers(0, 2**32 - 1))
 def test_ignored_truths_count_neither_way(seed):
-    plain_detections, plain_truths = random_data(seed)
+    plain_truths, detections = random_images(seed)  # no two scores alike: their order is another test's
     rng = np.random.default_rng(seed)
-    detections = [  # no two scores alike: their order is another test's
-        Detections(
-            d.index, d.boxes, torch.from_numpy(rng.permutation(len(d.scores)) + rng.random()), d.labels
-        )
-        for d in plain_detections
-    ]
-    truths = [Truth(b, c, ignored=torch.from_numpy(rng.random(len(c)) < 0.4)) for b, c in plain_truths]
+    truths = [t._replace(ignored=torch.from_numpy(rng.random(len(t.labels)) < 0.4)) for t in plain_truths]
     scores = coco_scores(detections, truths, NAMES)
     for label, name in enumerate(NAMES):
         expected = [ap_with_ignored(detections, truths, label, t) for t in np.arange(0.5, 0.96, 0.05)]
@@ -262,9 +232,3 @@ def test_ignored_truths_count_neither_way(seed):
         else:
             assert got["AP50"] == pytest.approx(expected[0], abs=1e-9)
             assert got["AP"] == pytest.approx(np.mean(expected), abs=1e-9)
-
-
-def test_nothing_is_ignored_unless_said():
-    detections, truths = random_data(5)
-    said = [Truth(*t, ignored=torch.zeros(len(t[1]), dtype=torch.bool)) for t in truths]
-    assert coco_scores(detections, said, NAMES) == coco_scores(detections, truths, NAMES)

@@ -22,38 +22,9 @@ from rankless.metrics.detection_details import SIDES, confusion_entry, detection
 from rankless.structures import Detections
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reference_for_coco import by_pycocotools
+from reference_for_coco import CLASSES, by_pycocotools, random_images
 
-CLASSES = 3
 SEEDS = st.integers(0, 2**32 - 1)
-
-
-def random_images(seed: int, *, crowds: bool) -> tuple[list[Truth], list[Detections]]:
-    """Detections near objects, doubled, strayed and of other classes; no two scores are equal."""
-    rng = np.random.default_rng(seed)
-    truths, found = [], []
-    count = int(rng.integers(1, 8))
-    scores = iter(rng.permutation(2000) / 2000)
-    for index in range(count):
-        number = int(rng.integers(0, 7))
-        corner, side = rng.uniform(0, 300, (number, 2)), np.exp(rng.uniform(1.5, 5.5, (number, 2)))
-        boxes, labels = np.concatenate([corner, corner + side], 1), rng.integers(0, CLASSES, number)
-        for row in range(1, number):  # some stand so close that a detection could be of either
-            if rng.random() < 0.4:
-                boxes[row] = boxes[row - 1] + rng.normal(0, 0.12, 4) * np.tile(side[row - 1], 2)
-                boxes[row, 2:], side[row] = np.maximum(boxes[row, 2:], boxes[row, :2] + 1), side[row - 1]
-                labels[row] = labels[row - 1]
-        crowd = torch.tensor(rng.random(number) < 0.2) if crowds else None
-        truths.append(Truth(torch.tensor(boxes).float(), torch.tensor(labels), crowd))
-        rows, shown = [rng.uniform(0, 200, 4) + np.array([0, 0, 200, 200])], [int(rng.integers(0, CLASSES))]
-        for box, label in zip(boxes, labels, strict=True):
-            for _ in range(int(rng.integers(0, 4))):
-                moved = box + rng.normal(0, 0.1, 4) * np.tile(box[2:] - box[:2], 2)
-                rows.append(np.concatenate([moved[:2], np.maximum(moved[2:], moved[:2] + 1)]))
-                shown.append(int(label if rng.random() < 0.8 else rng.integers(0, CLASSES)))
-        confidence = torch.tensor([next(scores) for _ in rows]).float()
-        found.append(Detections(index, torch.tensor(np.array(rows)).float(), confidence, torch.tensor(shown)))
-    return truths, found
 
 
 def prepared(truths: list[Truth], found: list[Detections]) -> list[box_matching.ImageBoxes]:

@@ -177,7 +177,7 @@ def test_all_errors_come_at_once() -> None:
         (HEAD, r"starts with \[convolutional\] in line 2; expected a Darknet cfg file"),
         ("[net]\n", r"has no \[yolo\] section"),
         (NET + HEAD.replace("filters=21", "filters=20"), "a layer with 20 filters; expected 21"),
-        (NET + HEAD + "new_coords=1\n", "expected activation=logistic with new_coords=1"),
+        (NET + HEAD + "new_coords=1\n", "expected activation=logistic for new_coords=1"),
         (NET + HEAD.replace("mask=0,1,2", "mask=0,1,3"), "expected indices of the 3 anchors"),
         (NET + "channels=1\n" + HEAD, "expected 3, for color images"),
     ],

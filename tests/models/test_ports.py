@@ -60,7 +60,6 @@ class Port(nn.Module):
             self.order.append(nn.Sequential(*block))
 
     def add(self, path: str, part: nn.Module) -> nn.Module:
-        """Register a part under a name with dots."""
         at: nn.Module = self
         *parents, name = path.split(".")
         for parent in parents:

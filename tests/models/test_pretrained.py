@@ -49,7 +49,7 @@ def test_a_head_of_other_classes_is_made_anew(tmp_path: Path) -> None:
     model = Net(3, seed=2)
     fresh = values(model)
     _, said = start_from(model, str(path), NAMES)
-    heads = "head.classes.weight, head.classes.bias"
+    heads = "'head.classes.weight', 'head.classes.bias'"
     assert said == f"the class rows of the heads are newly initialized for 3 classes instead of 5: {heads}"
     for name, value in model.state_dict().items():
         assert torch.equal(value, fresh[name] if name.startswith("head.classes") else state[name]), name
@@ -79,7 +79,7 @@ def test_other_names_of_as_many_classes_are_reported(tmp_path: Path) -> None:
     path, state = written(tmp_path / "w.safetensors", ("a", "b", "c"))
     model = Net(3, seed=2)
     _, said = start_from(model, str(path), NAMES)
-    assert "the class names in the file (a, b, c) differ from those in the data (cat, dog, owl)" in said
+    assert "names in the file ('a', 'b', 'c') differ from those in the data ('cat', 'dog', 'owl')" in said
     assert weights.digest(model.state_dict()) == weights.digest(state)
 
 
@@ -88,7 +88,7 @@ def test_classes_are_matched_by_name_and_others_are_initialized_again(tmp_path: 
     model = Net(3, seed=2)
     fresh = values(model)
     _, said = start_from(model, str(path), NAMES)
-    assert "2 of 3" in said and said.endswith("; newly initialized: dog") and "warning" not in said
+    assert "2 of 3" in said and said.endswith("; newly initialized: 'dog'") and "warning" not in said
     for name, value in model.state_dict().items():
         if name.startswith("head.classes"):
             assert torch.equal(value[[0, 2]], state[name][[3, 0]]) and torch.equal(value[1], fresh[name][1])
@@ -160,7 +160,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None
     state = values(Net(3, seed=1))
     state["body.0.weight"][0] = float("nan")
     safetensors.torch.save_file(state, tmp_path / "plain.safetensors")
-    with pytest.raises(UserError, match=r"plain\.safetensors has NaN .* in body\.0\.weight"):
+    with pytest.raises(UserError, match=r"plain\.safetensors has NaN .* in 'body\.0\.weight'"):
         start_from(Net(3, seed=2), str(tmp_path / "plain.safetensors"), NAMES)
 
 

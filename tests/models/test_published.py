@@ -154,7 +154,7 @@ def test_darknet_weights_start_a_detector(offered: Any, tmp_path: Path) -> None:
     said = start_from(model, "published", NAMES, keys)
     assert said[0].startswith("starting from the weights in yolov3-tiny: ")
     assert said[0].endswith(f"yolov3-tiny.weights (SHA-256 {known.source.digest})")
-    assert "2 of 3 classes are among the 80 in the file; newly initialized: gnu" in said[1]
+    assert "2 of 3 classes are among the 80 in the file; newly initialized: 'gnu'" in said[1]
     ours = model.state_dict()
     heads = {name for name in ours if name.startswith(tuple(model.head_names))}
     assert differing(ours, theirs) == heads
@@ -208,13 +208,10 @@ def test_torchvision_weights_start_a_classifier(offered: Any, tmp_path: Path, na
 
 
 @pytest.mark.slow
-def test_timm_weights_come_from_the_hub_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_weights_come_from_the_hub_s_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    repository, commit = (
-        tmp_path / "models--timm--resnet18.a1_in1k",
-        "0123456789abcdef0123456789abcdef01234567",
-    )
+    repository = Path(huggingface_hub.constants.HF_HUB_CACHE) / "models--timm--resnet18.a1_in1k"
+    commit = "0123456789abcdef0123456789abcdef01234567"
     model = build_classifier(Model(name="timm/resnet18"), len(NAMES))
     with pytest.raises(
         UserError, match=r"hf://timm/resnet18.a1_in1k/model.safetensors: it is not in the cache"

@@ -45,7 +45,6 @@ LABELS, VALID = [[0, 2], [1, 0]], [[True, True], [True, False]]
 
 
 def detector(name: str, seed: int = 0) -> Any:
-    """A detector of the test's own."""
     return copy.deepcopy(_made(name, seed))
 
 
@@ -128,6 +127,12 @@ def test_the_loss_is_torchvisions(name: str) -> None:
     found = loss_of(model, (0, 1))
     theirs = model.network(list(images()), targets(batch(0, 1), model.background))
     theirs.pop("positives", None)
+    learned = [p for p in model.parameters() if p.requires_grad]
+    gradients = [
+        torch.autograd.grad(one, learned, retain_graph=True)
+        for one in (found.sum / found.count, sum(theirs.values()))
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
     assert found.parts.keys() == theirs.keys()
     for part, mean in theirs.items():
         torch.testing.assert_close(found.parts[part] / found.count, mean.detach())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import pytest
 import torch
+from torch import Tensor
 
 from rankless.structures import DetectionBatch
 
@@ -56,7 +58,6 @@ class Truths:
         return truths
 
     def batch(self, lists: Sequence[Sequence[Truth]], padding: int = 0) -> DetectionBatch:
-        """Images with these truths."""
         longest = max(len(truths) for truths in lists) + padding
         boxes = torch.zeros(len(lists), longest, 4, dtype=torch.float64)
         labels = torch.zeros(len(lists), longest, dtype=torch.int64)
@@ -68,7 +69,6 @@ class Truths:
         return DetectionBatch(images, boxes, labels, valid, list(range(len(lists))), [])
 
     def case(self, name: str) -> DetectionBatch:
-        """Two images of one of CASES."""
         rng = random.Random(name)
         lists = {
             "random": [self.drawn(rng, 4), self.drawn(rng, 2)],
@@ -78,3 +78,24 @@ class Truths:
             "empty": [[], []],
         }
         return self.batch(lists[name])
+
+
+def assert_gradients(
+    raw: list[Tensor], total: Callable[[list[Tensor]], float], steep: int, more: int
+) -> None:
+    """Compare gradients with finite differences, where they are largest and elsewhere."""
+    rng, step = random.Random(1), 1e-5
+    values = [one.detach().clone() for one in raw]
+    for one, value in zip(raw, values, strict=True):
+        assert one.grad is not None
+        gradient, flat = one.grad.flatten(), value.view(-1)
+        largest = gradient.abs().topk(steep).indices.tolist()
+        for index in {*largest, *rng.sample(range(len(flat)), more)}:
+            middle = flat[index].item()
+            sides = []
+            for side in (step, -step):
+                flat[index] = middle + side
+                sides.append(total(values))
+            flat[index] = middle
+            difference = (sides[0] - sides[1]) / (2 * step)
+            assert gradient[index].item() == pytest.approx(difference, rel=1e-5, abs=1e-5)

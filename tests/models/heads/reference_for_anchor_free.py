@@ -230,7 +230,6 @@ case, make_batch = TRUTHS.case, TRUTHS.batch
 
 
 def loss_of(**options) -> AnchorFreeLoss:
-    """The loss with these options."""
     return AnchorFreeLoss(loss_kinds.AnchorFreeLoss(**options))
 
 

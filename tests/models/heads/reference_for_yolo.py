@@ -73,7 +73,6 @@ def shape_overlap(w: float, h: float, anchor: tuple[float, float]) -> float:
 
 
 def reference(loss: YoloLoss, raws: list[Tensor], batch: DetectionBatch, alphas: dict) -> list[float]:
-    """Box, objectness and classes."""
     parts = [0.0, 0.0, 0.0]
     for number, (raw, head) in enumerate(zip(raws, HEADS, strict=True)):
         for b in range(len(raw)):

@@ -59,26 +59,6 @@ def test_task_aligned_takes_the_ten_best_and_of_equals_the_first():
     assert targets.quality[0, :10].tolist() == [1.0] * 10
 
 
-def test_simota_takes_as_many_as_the_overlaps_add_up_to():
-    truth = [0.0, 0.0, 32.0, 8.0]
-    half, most = [0.0, 0.0, 16.0, 8.0], [0.0, 0.0, 24.0, 8.0]  # IoU 0.5 and 0.75
-    nothing = [90.0, 0.0, 91.0, 8.0]
-    predicted = flat_predictions([half, most, most, nothing])
-    targets = assign("simota", predicted, truths_of(make_batch([[(truth, 0)]])))
-    assert targets.positive[0].tolist() == [False, True, True, False]  # 0.5 + 0.75 + 0.75 = 2
-    assert targets.quality[0].tolist() == pytest.approx([0, 0.75, 0.75, 0])
-    assert targets.weight[0].tolist() == [0, 1, 1, 0]
-
-
-def test_a_point_that_two_truths_choose_belongs_to_the_one_it_overlaps_most():
-    wide, narrow = [0.0, 0.0, 16.0, 8.0], [0.0, 0.0, 8.0, 8.0]
-    predicted = flat_predictions([wide, narrow])
-    targets = assign("task-aligned", predicted, truths_of(make_batch([[(narrow, 2), (wide, 1)]])))
-    assert targets.positive[0].tolist() == [True, True]
-    assert targets.labels[0].tolist() == [1, 2]
-    assert targets.quality[0].tolist() == [1.0, 1.0]
-
-
 def test_of_truths_that_are_equal_in_all_but_the_class_the_lower_class_is_taken():
     box = [0.0, 0.0, 16.0, 8.0]
     predicted = flat_predictions([box, box])
@@ -86,13 +66,6 @@ def test_of_truths_that_are_equal_in_all_but_the_class_the_lower_class_is_taken(
         batch = make_batch([[(box, label) for label in labels]])
         targets = assign("task-aligned", predicted, truths_of(batch))
         assert targets.labels[0].tolist() == [1, 1]
-
-
-def test_a_truth_that_nothing_overlaps_yet_weighs_as_much_as_others():
-    predicted = flat_predictions([[90.0, 90.0, 91.0, 91.0]] * 4)
-    targets = assign("task-aligned", predicted, truths_of(make_batch([[([0.0, 0.0, 8.0, 8.0], 0)]])))
-    assert targets.weight[0].max() == 1
-    assert targets.quality[0].max() == 0
 
 
 @given(st.data())

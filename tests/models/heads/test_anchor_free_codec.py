@@ -18,13 +18,7 @@ from rankless.models.heads.anchor_free.codec import (
     encode,
     neighbors,
     points,
-    split,
 )
-
-
-def raw_of(head, shape=(3, 5), dtype=torch.float64):
-    rng = torch.Generator().manual_seed(1)
-    return torch.randn(2, head.outputs(CLASSES), *shape, generator=rng, dtype=torch.float64).to(dtype)
 
 
 @pytest.mark.parametrize("bins", [0, 6])
@@ -96,12 +90,3 @@ def test_low_precision_and_runaway_numbers_stay_finite(dtype, bins):
             32 * math.exp(LARGEST_LOG_SIZE), rel=1e-2
         )
     assert (boxes**4).isfinite().all()  # even squared areas
-
-
-@pytest.mark.parametrize("bins", [0, 4])
-def test_split_does_not_depend_on_the_memory_format(bins):
-    head = AnchorFreeHead(8, bins)
-    raw = raw_of(head)
-    last = raw.contiguous(memory_format=torch.channels_last)
-    for one, other in zip(split(raw, head), split(last, head), strict=True):
-        assert torch.equal(one, other)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -69,16 +68,6 @@ def test_without_positives_all_is_finite_and_connected(kind: Kind, truths: int) 
         assert r.grad is not None and r.grad.isfinite().all()
         idle = [channel for channel in range(r.shape[1]) if channel not in kind.taught]
         assert (r.grad[:, list(kind.taught)] > 0).all() and (r.grad[:, idle] == 0).all()
-
-
-@every
-def test_a_batch_is_the_sum_of_its_images(kind: Kind) -> None:
-    lists = [kind.truths.hard, kind.truths.drawn(random.Random(2), 4), []]
-    raw = kind.raw(3, 9)
-    whole = kind.loss(raw, kind.truths.batch(lists))
-    single = [kind.loss([r[[b]] for r in raw], kind.truths.batch([lists[b]])) for b in range(3)]
-    assert whole.sum.item() == pytest.approx(sum(one.sum.item() for one in single), rel=1e-12)
-    assert whole.count.item() == pytest.approx(sum(one.count.item() for one in single), rel=1e-12)
 
 
 @every

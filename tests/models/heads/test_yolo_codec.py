@@ -6,14 +6,11 @@ import math
 
 import pytest
 import torch
+from loss_cases import sigmoid
 
-from rankless.models.heads.yolo.codec import LARGEST_LOG_SIZE, YoloHead, decode, predictions
+from rankless.models.heads.yolo.codec import LARGEST_LOG_SIZE, YoloHead, decode
 
 ANCHORS = ((10.0, 14.0), (23.0, 27.0), (37.0, 58.0), (81.0, 82.0))
-
-
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
 
 
 @pytest.mark.parametrize("new_coords", [False, True])
@@ -49,11 +46,3 @@ def test_low_precision_and_runaway_sizes_stay_finite(dtype):
     widths = boxes[..., 2] - boxes[..., 0]
     assert widths.item() == pytest.approx(81 * math.exp(LARGEST_LOG_SIZE), rel=1e-5)
     assert (boxes**4).isfinite().all()  # even squared areas
-
-
-def test_predictions_do_not_depend_on_the_memory_format():
-    head = YoloHead(ANCHORS, mask=(0, 1, 2), stride=8)
-    raw = torch.randn(2, 21, 4, 6)
-    last = raw.contiguous(memory_format=torch.channels_last)
-    assert torch.equal(predictions(raw, head), predictions(last, head))
-    assert predictions(raw, head)[1, 2, 3, 5].tolist() == raw[1, 14:21, 3, 5].tolist()

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, replace
 
 import pytest
 import torch
-from loss_cases import CASES
+from loss_cases import CASES, assert_gradients
 from reference_for_yolo import (
     ANCHORS,
     CLASSES,
@@ -26,7 +26,9 @@ from reference_for_yolo import (
 )
 
 from rankless.errors import UserError
-from rankless.models.heads.yolo import assign as assign_page
+from rankless.geometry.boxes import pairwise_iou
+from rankless.models.heads.truths import Truths
+from rankless.models.heads.yolo.assign import best_overlap
 from rankless.models.heads.yolo.codec import HeadLoss, YoloHead
 from rankless.models.heads.yolo.loss import YoloLoss, from_recipe
 from rankless.recipe import loss_kinds
@@ -57,24 +59,9 @@ def test_gradient_is_the_references_finite_differences(loss, name):
     raw = [r.requires_grad_() for r in make_raw(2, 7)]
     # No gradient is cut here: factors are small (checked against the limit below).
     loss(raw, HEADS, batch).sum.backward()
-    values = [r.detach().clone() for r in raw]
     alphas: dict = {}
-    reference(loss, values, batch, alphas)
-    rng = random.Random(1)
-    step = 1e-5
-    for number, r in enumerate(raw):
-        assert r.grad is not None
-        steep = r.grad.flatten().abs().topk(25).indices.tolist()
-        for index in {*steep, *rng.sample(range(r.numel()), 15)}:
-            flat = values[number].view(-1)
-            middle = flat[index].item()
-            sides = []
-            for side in (step, -step):
-                flat[index] = middle + side
-                sides.append(sum(reference(loss, values, batch, alphas)))
-            flat[index] = middle
-            difference = (sides[0] - sides[1]) / (2 * step)
-            assert r.grad.view(-1)[index].item() == pytest.approx(difference, rel=1e-5, abs=1e-6)
+    reference(loss, raw, batch, alphas)
+    assert_gradients(raw, lambda values: sum(reference(loss, values, batch, alphas)), 25, 15)
 
 
 def test_yolov4_cuts_each_truths_box_gradient_before_any_outer_factor():
@@ -114,11 +101,15 @@ def test_padding_and_what_lies_in_it_change_no_bit(loss):
     assert first[0].item() == pytest.approx(bits(loose)[0].item(), rel=1e-6)
 
 
-def test_many_truths_are_compared_in_parts(monkeypatch):
-    batch, raw = case("crowded"), make_raw(2, 1)
-    whole = LOSSES[2](raw, HEADS, batch).sum
-    monkeypatch.setattr(assign_page, "_PAIRS_AT_ONCE", 2 * 12 * 7)  # seven truths of forty at a time
-    assert torch.equal(LOSSES[2](raw, HEADS, batch).sum, whole)
+def test_more_pairs_than_are_compared_at_once_have_the_same_best_overlap():
+    rng = torch.Generator().manual_seed(3)
+    truths, boxes = (
+        torch.cat((corner, corner + 9), -1)
+        for corner in (50 * torch.rand(1, count, 2, generator=rng) for count in (700, 4000))
+    )
+    labels = torch.zeros(1, 700, dtype=torch.int64)
+    found = best_overlap(boxes, Truths.of(truths, labels, labels == 0, torch.float32))
+    torch.testing.assert_close(found, pairwise_iou(boxes, truths).amax(-1))
 
 
 PLAIN = YoloHead(ANCHORS, mask=(2,), stride=16)

@@ -70,14 +70,14 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
         filled += 1
     if start < len(numbers):
         raise UserError(
-            f"{path}: has {len(numbers):,} values, but the network has only {start:,}, so they belong to "
-            "another network; use the cfg or model they were trained with"
+            f"{path}: has {len(numbers):,} values, but the network has only {start:,}, so it belongs to "
+            "another network; use the cfg or model it was trained with"
         )
     total = _size(network)
     if start < _LEAST * total:
         raise UserError(
             f"{path}: has only {start:,} of the network's {total:,} values, too few even for a backbone; use "
-            "the cfg or model they were trained with"
+            "the cfg or model it was trained with"
         )
     notes = _fix_variances(state)
     bad = [name for name, tensor in state.items() if not tensor.isfinite().all()]

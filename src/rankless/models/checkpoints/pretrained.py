@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rankless.errors import UserError, counted
+from rankless.errors import UserError, counted, listed
 from rankless.files import checksums, hub
 from rankless.models import published
 from rankless.models.checkpoints import transformers_folder
@@ -35,8 +35,6 @@ from rankless.recipe.recorded import recipe_in
 from rankless.recipe.transformers_config import folder_of
 from rankless.runs.directory import weights_of
 from rankless.runs.trained_weights import trained_weights_of
-
-_SHOWN = 8
 
 
 def start_from(
@@ -66,7 +64,7 @@ def start_from(
     state, known, source = _published(model, wanted) if wanted else _of_a_file(pretrained)
     if bad := [name for name, one in state.items() if not one.isfinite().all()]:
         raise UserError(
-            f"model.pretrained: {source} has NaN or infinite values in {_listed(bad)}; use another checkpoint"
+            f"model.pretrained: {source} has NaN or infinite values in {listed(bad)}; use another checkpoint"
         )
     pairs = _matched(class_names, known)
     has_rows = bool(pairs) or 0 < len(known) != len(class_names) > 0
@@ -83,7 +81,7 @@ def start_from(
     messages = [f"starting from the weights in {source}"]
     if pairs and arranged is not None:
         others = [name for label, name in enumerate(class_names) if label not in pairs]
-        rest = f"; newly initialized: {_listed(others)}" if others else ""
+        rest = f"; newly initialized: {listed(others)}" if others else ""
         messages.append(
             f"the head is matched by class name: {len(pairs)} of {len(class_names)} classes are among the "
             f"{len(known)} in the file{rest}"
@@ -92,17 +90,17 @@ def start_from(
         what = "the heads" if arranged is None else "the class rows of the heads"
         classes = f" for {counted(len(class_names), 'class', 'classes')}" if class_names else ""
         instead = f" instead of {len(known)}" if class_names and known else ""
-        messages.append(f"{what} are newly initialized{classes}{instead}: {_listed(initialized)}")
+        messages.append(f"{what} are newly initialized{classes}{instead}: {listed(initialized)}")
     elif tuple(known) != tuple(class_names) and sorted(known) == sorted(class_names):
         messages.append(
-            f"warning: the classes are in a different order in the file ({_listed(known)}) than in the data "
-            f"({_listed(class_names)}), so some classes start from the weights of another class; to use the "
+            f"warning: the classes are in a different order in the file ({listed(known)}) than in the data "
+            f"({listed(class_names)}), so some classes start from the weights of another class; to use the "
             f"order of the file, add data.classes='[{', '.join(known)}]'"
         )
     elif known and len(known) == len(class_names) and tuple(known) != tuple(class_names):
         messages.append(
-            f"the heads are loaded, but the class names in the file ({_listed(known)}) differ from those in "
-            f"the data ({_listed(class_names)})"
+            f"the heads are loaded, but the class names in the file ({listed(known)}) differ from those in "
+            f"the data ({listed(class_names)})"
         )
     return messages
 
@@ -238,8 +236,3 @@ def _without_other_heads(
         if name in theirs and value.shape != theirs[name].shape and f"{name}.".startswith(heads)
     ]
     return {**theirs, **{name: ours[name] for name in initialized}}, initialized
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
