@@ -30,8 +30,9 @@ class Messages(Sink):
 
 
 def saver_of(state: Any, folder: Path, keep: int) -> Saver:
-    recipe = Recipe(checkpoint=Checkpoint(every=1, keep=keep))
-    return Saver(recipe, RunDirectory(folder), state, ["a"], ALONE, Sinks([Messages()]), 0)
+    state.recipe, state.world = Recipe(checkpoint=Checkpoint(every=1, keep=keep)), ALONE
+    state.task = Regression()
+    return Saver(RunDirectory(folder), state, Sinks([Messages()]), 0)
 
 
 def messages_of(saver: Saver) -> list[str]:

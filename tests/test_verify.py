@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from rankless.engine.loop import train
+from rankless.engine.loop import Trace, train
 from rankless.engine.settings import computes_like
 from rankless.engine.setup import DryRun
-from rankless.engine.trace import Trace
 from rankless.errors import UserError
 from rankless.launch import local
 from rankless.launch.verify import _first_difference, verify

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import networks_that_branch
 from networks_that_branch import NETWORKS, images
 from rankless.engine.accumulate import make_accumulator
-from rankless.engine.rates import set_rate
+from rankless.engine.schedule import set_rate
 from rankless.engine.state import TrainingState
 from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Flags

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -254,22 +252,6 @@ def test_the_average_begins_with_the_trained_weights_too(ranks: Any, tmp_path: P
     safetensors.torch.save_file({**trained, "head.3.bias": torch.ones(1)}, tmp_path / "1.safetensors")
     for (problem,) in ranks(2, begins, str(tmp_path / "RANK.safetensors")):
         assert "but this file on rank 1 differs from that on rank 0" in problem
-
-
-def wrappers_left(world: World) -> list[bool]:
-    """Whether the first data-parallel wrapper lives on after the release; with it would its buckets."""
-    settings = recipe()
-    state = TrainingState(Regress(settings), settings, world, IMAGES)  # type: ignore[arg-type]
-    old = weakref.ref(state.accumulator.gradients.module)
-    before = old() is not None
-    state.begin(RELEASE)
-    gc.collect()
-    return [before, old() is not None]
-
-
-@pytest.mark.processes
-def test_the_first_wrapper_goes_with_the_release(ranks: Any) -> None:
-    assert ranks(2, wrappers_left) == [[True, False]] * 2
 
 
 def test_a_freeze_of_all_epochs_is_never_released() -> None:

@@ -57,16 +57,10 @@ class Crashed(Exception):  # noqa: N818  # on purpose
 
 
 def train(world: World, machines: list[list[Any]], how: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Train as a rank of machines, each given as (run directory, number of ranks).
+    """Train as a rank of ``machines``: (run directory, number of ranks) each. How it ended, and its saves.
 
-    Args:
-        machines: in the order of their ranks.
-        how: ``crash`` after a step; ``stop``: asked to stop in a step; ``full``: (rank, step) after which
-            the rank's disk is full; ``refuse``: no rank can save; ``change``: words for the recipe;
-            ``roots``: where the data lies, by machine.
-
-    Returns:
-        How it ended, and the steps that this rank has saved.
+    What may be in ``how``: ``crash`` after a step; ``stop`` in a step; ``full``: (rank, step) after which the
+    rank's disk is; ``refuse``: no rank can save; ``change``: words for the recipe; ``roots`` of the data.
     """
     how = how or {}
     places = [(number, local) for number, (_, count) in enumerate(machines) for local in range(count)]

@@ -10,8 +10,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from rankless.engine.optim import optimizer
-from rankless.engine.rates import momentum, rate, set_momentum
-from rankless.engine.schedule import StepSchedule
+from rankless.engine.schedule import StepSchedule, momentum, rate, set_momentum
 from rankless.errors import UserError
 from rankless.recipe.load import load
 from rankless.recipe.schema import Batch, Optim, Recipe, Schedule

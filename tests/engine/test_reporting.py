@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -68,27 +69,18 @@ def write_journal(folder: Path, steps: int) -> None:
     (folder / "journal.jsonl").write_text("\n".join([*lines, ""]))
 
 
-def test_the_page_is_written_at_the_end_and_at_evaluations_as_far_as_it_costs_little(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, written = [100.0], []
-    monkeypatch.setattr("rankless.engine.reporting.time.monotonic", lambda: clock[0])
-
-    def write(runs: Any, path: Path, digests: Any) -> None:
-        written.append((runs[0].step, path))
-        clock[0] += 0.5  # what it takes
-
-    monkeypatch.setattr("rankless.engine.reporting.page.write", write)
+def test_the_page_is_written_at_the_end_and_at_evaluations_as_far_as_it_costs_little(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
     write_journal(tmp_path, 3)
     report = reporting(Counts(), tmp_path, Recorder())
-    for seconds in (100, 105, 120, 160, 210, 220):  # 0.01 of the time: 0.1 s after 10, 1.0 s after 100
-        clock[0] = max(clock[0], float(seconds))
-        report.evaluated(seconds, is_best=False)
-    assert len(written) == 2
-    write_journal(tmp_path, 5)
+    for _ in range(2):  # the first page is taken to cost 0.1 s, and the next one what that one did
+        for share, is_written in ((0.012, False), (0.008, True)):
+            report._began = time.monotonic() - (report._spent + report._cost) / share
+            report.evaluated(4, is_best=False)
+            assert page.exists() is is_written
+        page.unlink()
     report.close()
-    assert [step for step, _ in written] == [3, 3, 5]
-    assert {path for _, path in written} == {tmp_path / "report.html"}
+    assert page.exists()
 
 
 def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankless.data.order import Line
-from rankless.engine.rates import rate
-from rankless.engine.schedule import StepSchedule
+from rankless.engine.schedule import StepSchedule, rate
 from rankless.errors import counted
 from rankless.recipe.installed import shipped
 from rankless.recipe.load import default, load

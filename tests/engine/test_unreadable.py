@@ -120,17 +120,6 @@ def test_too_many_end_the_run_at_the_same_step_on_every_rank(
     assert ranks(2, work, words, str(one.path), True, 0)[0][0] == "True"  # repaired, it goes on
 
 
-@pytest.mark.processes
-def test_too_many_to_score_are_an_error(ranks: Any, damaged: Path, tmp_path: Path) -> None:
-    words = [str(damaged), *WORDS, "data.max_bad=0.1"]  # 2.1 of 21, 1.1 of 11
-    cut(damaged.parent / "images" / "val" / "02.png")
-    answers = ranks(2, work, words, str(tmp_path / "run"))
-    assert [answer[0] for answer in answers] == ["refused"] * 2
-    assert answers[0] == answers[1]
-    assert "02.png cannot be read" in answers[0][1] and "05.png cannot be read" in answers[0][2]
-    assert "2 of the 11 evaluation images cannot be read" in answers[0][3]
-
-
 def test_an_unreadable_image_enters_no_score(damaged: Path) -> None:
     """Perfect answers to all others score 1, although the unreadable one's boxes were not found."""
     task = open_task(load(str(damaged), WORDS))

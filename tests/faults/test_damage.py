@@ -27,7 +27,7 @@ def test_damage_on_the_way_to_a_resumption(tmp_path, expected):
         file.write_bytes(b"[" * 100_000)
     with Run(folder, 1, "--resume", "epochs=9") as run:
         said = run.ends(2)
-    assert "add model.pretrained=FILE" in said.splitlines()[-1] and "restarting" not in said
+    assert "with model.pretrained=FILE" in said.splitlines()[-1] and "restarting" not in said
     assert directory.recipe.read_text() == recipe and directory.pointed("last") == last
     for file, content in zip(files, kept, strict=True):
         file.write_bytes(content)

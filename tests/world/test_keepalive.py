@@ -92,7 +92,7 @@ def test_listeners_of_the_ranks_take_nobody_after_them(
         ):
             reject_new_connections(known)
             with pytest.raises(TimeoutError):
-                socket.create_connection(ranks.getsockname(), timeout=0.5)
+                socket.create_connection(ranks.getsockname(), timeout=0.2)
             early.sendall(b"go on")
             assert accepted.recv(16) == b"go on"
             socket.create_connection(users.getsockname(), timeout=60).close()

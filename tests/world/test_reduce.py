@@ -27,11 +27,11 @@ PER_MICRO = 2
 class Net(nn.Module):
     """Convolutions whose memory is not in the order of their shape, norms, dropout, a frozen bias."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, 5, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(5)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(0.3)
         self.second = nn.Conv2d(5, 7, (3, 2))
         self.linear = nn.Linear(7, 4)
         self.linear.bias.requires_grad_(False)
@@ -42,14 +42,14 @@ class Net(nn.Module):
         return out
 
 
-def net(dropout: float, dtype: torch.dtype) -> Net:
+def net() -> Net:
     torch.manual_seed(3)
-    return Net(dropout).to(dtype).to(memory_format=torch.channels_last).train()
+    return Net().to(memory_format=torch.channels_last).train()
 
 
-def images(step: int, leaf: int, dtype: torch.dtype) -> Tensor:
+def images(step: int, leaf: int) -> Tensor:
     rng = np.random.default_rng([step, leaf])
-    return torch.from_numpy(rng.normal(size=(PER_MICRO, 3, 6, 5)) * 10 ** rng.uniform(-2, 1)).to(dtype)
+    return torch.from_numpy(rng.normal(size=(PER_MICRO, 3, 6, 5)) * 10 ** rng.uniform(-2, 1)).float()
 
 
 def gradients_of(model: nn.Module) -> list[Tensor]:
@@ -59,21 +59,18 @@ def gradients_of(model: nn.Module) -> list[Tensor]:
 def summed(
     world: World,
     leaves: int,
-    dropout: float,
-    dtype: torch.dtype,
-    exact: bool,
     bucket_mib: float,
-    message: int = exchange.MESSAGE_BYTES,
-    shared: bool = False,
+    message: int,
+    shared: bool,
 ) -> tuple[list[list[np.ndarray]], int, bool]:
     """Each step's gradients, how many exchanges the last had, and whether they lie as their weights."""
     before, reduce.BUCKET_MIB = reduce.BUCKET_MIB, bucket_mib  # type: ignore[assignment]
     exchange.MESSAGE_BYTES, most = message, exchange.MESSAGE_BYTES
-    model = net(dropout, dtype)
+    model = net()
     layout = Exchange(leaves, world.rank, world.size)
     started = 0
     PROCESS_GROUP.on_one_machine = shared
-    sums = reduce.GradientSum(model, layout, exact=exact)
+    sums = reduce.GradientSum(model, layout, exact=True)
     PROCESS_GROUP.on_one_machine = False
     reduce.BUCKET_MIB = before
     assert bool(sums.shared) == shared
@@ -91,7 +88,7 @@ def summed(
         for leaf in own_micro_batches(leaves, world.rank, world.size):
             torch.manual_seed(100 * step + leaf)
             with sums.micro_batch(leaf):
-                sums.backward(sums.module(images(step, leaf, dtype)))
+                sums.backward(sums.module(images(step, leaf)))
         found.append([g.contiguous().numpy() for g in gradients_of(model)])
         like = all(p.grad is None or p.grad.stride() == p.stride() for p in model.parameters())
         model.zero_grad(set_to_none=True)
@@ -99,15 +96,15 @@ def summed(
     return found, started, like
 
 
-def by_itself(leaves: int, dropout: float, dtype: torch.dtype) -> list[list[np.ndarray]]:
-    model = net(dropout, dtype)
+def by_itself(leaves: int) -> list[list[np.ndarray]]:
+    model = net()
     found = []
     for step in range(STEPS):
         each = []
         for leaf in range(leaves):
             torch.manual_seed(100 * step + leaf)
             model.zero_grad(set_to_none=True)
-            model(images(step, leaf, dtype)).backward()
+            model(images(step, leaf)).backward()
             each.append([g.contiguous().numpy() for g in gradients_of(model)])
         found.append(tree(each, lambda one, other: [a + b for a, b in zip(one, other, strict=True)]))
     return found
@@ -136,38 +133,12 @@ def test_the_bits_are_those_of_one_process(
     """Over sockets, in memory that the ranks share, and with buckets larger than a message."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the ranks have
-    expected = by_itself(leaves, 0.3, torch.float32)
+    expected = by_itself(leaves)
     torch.set_num_threads(threads)
-    for found, exchanges, like in ranks(size, summed, leaves, 0.3, torch.float32, True, *way):
+    for found, exchanges, like in ranks(size, summed, leaves, *way):
         assert digest(found) == digest(expected)
         assert exchanges >= 390 / (10 * size) if way == PARTS else exchanges > 1  # one would prove little
         assert like
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(("size", "leaves"), [(2, 8), (3, 7)])
-def test_it_is_the_gradient_of_the_whole_loss(ranks: Any, size: int, leaves: int) -> None:
-    model = net(0.0, torch.float64)
-    answers = ranks(size, summed, leaves, 0.0, torch.float64, True, 8)
-    for step in range(STEPS):
-        model.zero_grad(set_to_none=True)
-        torch.stack([model(images(step, leaf, torch.float64)) for leaf in range(leaves)]).sum().backward()
-        for found, _, _ in answers:
-            for got, expected in zip(found[step], gradients_of(model), strict=True):
-                largest = float(expected.abs().max())
-                np.testing.assert_allclose(got, expected.numpy(), rtol=0, atol=1e-12 * max(largest, 1))
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("size", [1, 3])
-def test_fast_agrees_but_for_rounding(ranks: Any, size: int) -> None:
-    expected = by_itself(8, 0.3, torch.float32)
-    answers = ranks(size, summed, 8, 0.3, torch.float32, False, 0.0002)
-    for found, _, _ in answers:
-        assert digest(found) == digest(answers[0][0])
-        for step, wanted in zip(found, expected, strict=True):
-            for got, gradient in zip(step, wanted, strict=True):
-                np.testing.assert_allclose(got, gradient, rtol=0, atol=1e-5 * np.abs(gradient).max())
 
 
 class Branching(nn.Module):
@@ -198,13 +169,13 @@ def row(leaf: int) -> Tensor:
     return torch.linspace(-1, 1 + leaf, 3, dtype=torch.float64).view(1, 3)
 
 
-def with_branches(world: World, exact: bool, zero: bool) -> list[tuple[list[np.ndarray], Any]]:
+def with_branches(world: World, exact: bool) -> list[tuple[list[np.ndarray], Any]]:
     """For each of SKIPPING, the gradients of its second step, and what was not used."""
     found = []
     for skipping in SKIPPING:
         model = branching()
         layout = Exchange(FIVE, world.rank, world.size)
-        sums = reduce.GradientSum(model, layout, exact=exact, zero_unused=zero)
+        sums = reduce.GradientSum(model, layout, exact=exact, zero_unused=True)
         for _ in range(2):
             for leaf in sums.own:
                 with sums.micro_batch(leaf):
@@ -218,7 +189,7 @@ def with_branches(world: World, exact: bool, zero: bool) -> list[tuple[list[np.n
 @pytest.mark.processes
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
 def test_a_missing_gradient_counts_as_zero(ranks: Any, exact: bool) -> None:
-    worlds = {size: ranks(size, with_branches, exact, True) for size in (1, 2, 3, 5)}
+    worlds = {size: ranks(size, with_branches, exact) for size in (1, 2, 3, 5)}
     for case, skipping in enumerate(SKIPPING):
         model = branching()
         torch.stack([model(row(leaf), leaf not in skipping) for leaf in range(FIVE)]).sum().backward()
@@ -239,17 +210,6 @@ def test_a_missing_gradient_counts_as_zero(ranks: Any, exact: bool) -> None:
 def unused_numbers() -> list[int]:
     names = [name for name, _ in branching().named_parameters()]
     return [number for number, name in enumerate(names) if not name.startswith("trunk")]
-
-
-@pytest.mark.processes
-def test_a_missing_gradient_reaches_every_rank_as_nan(ranks: Any) -> None:
-    """Unless it counts as zero; so all ranks refuse the step, and none waits for another."""
-    for size in (1, 2, 3):
-        for answer in ranks(size, with_branches, True, False):
-            for skipping, (gradients, _) in zip(SKIPPING, answer, strict=True):
-                spoiled = [number for number, g in enumerate(gradients) if np.isnan(g).all()]
-                assert spoiled == (unused_numbers() if skipping else [])
-                assert all(np.isfinite(g).all() for n, g in enumerate(gradients) if n not in spoiled)
 
 
 def goes_on_alone(world: World, meeting: Path) -> bool:
@@ -275,7 +235,7 @@ def test_the_backward_pass_waits_for_nobody_before_its_end(ranks: Any, tmp_path:
 
 
 def hooks_left(world: World) -> tuple[int, int]:
-    model = net(0.0, torch.float32)
+    model = net()
     counts = []
     alive = [reduce.GradientSum(model, Exchange(2, world.rank, world.size), exact=True)]
     for _ in range(2):

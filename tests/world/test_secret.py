@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -203,27 +203,26 @@ def test_ranks_of_one_machine_meet_in_a_folder_of_their_user() -> None:
 @pytest.mark.parametrize(
     "place", ["a file of the user's", "for all", "elsewhere", "nowhere", "a link", "behind a link"]
 )
-def test_a_stranger_does_not_decide_where_ranks_of_one_machine_meet(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    for folder in (tmp_path / "temporary", tmp_path / "other"):
-        folder.mkdir()
-    good = Path(tempfile.mkdtemp(prefix="rankless-")) / "store"
-    named = {
-        "a file of the user's": good.with_name("accounts.db"),
-        "for all": good,
-        "elsewhere": Path(tempfile.mkdtemp(prefix="rankless-", dir=tmp_path / "other")) / "store",
-        "nowhere": tmp_path / "temporary" / "rankless-gone" / "store",
-        "a link": tmp_path / "temporary" / "rankless-link" / "store",
-        "behind a link": tmp_path / "temporary" / "rankless-up" / good.parent.name / "store",
-    }[place]
-    (tmp_path / "temporary" / "rankless-link").symlink_to(good.parent)
-    (tmp_path / "temporary" / "rankless-up").symlink_to(tmp_path / "temporary")
-    if place == "for all":
-        good.parent.chmod(0o777)
-    shared = dist.HashStore()
-    shared.set("file", str(named))
-    with pytest.raises(UserError, match=r"another user of the machine has written to"):
-        private_store(shared, 1, 2)
-    assert not named.exists()
+def test_a_stranger_does_not_decide_where_ranks_of_one_machine_meet(place: str, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        folders = [tempfile.TemporaryDirectory(prefix="rankless-", dir=each) for each in (None, tmp_path)]
+        good, other = (Path(stack.enter_context(folder)) / "store" for folder in folders)
+        new = good.parent.with_name(f"{good.parent.name}-new")
+        stack.callback(new.unlink, missing_ok=True)
+        named = {
+            "a file of the user's": good.with_name("accounts.db"),
+            "for all": good,
+            "elsewhere": other,
+            "nowhere": new / "store",
+            "a link": new / "store",
+            "behind a link": new / good.parent.name / "store",
+        }[place]
+        if "link" in place:
+            new.symlink_to(good.parent if place == "a link" else good.parent.parent)
+        if place == "for all":
+            good.parent.chmod(0o777)
+        shared = dist.HashStore()
+        shared.set("file", str(named))
+        with pytest.raises(UserError, match=r"another user of the machine has written to"):
+            private_store(shared, 1, 2)
+        assert not named.exists()

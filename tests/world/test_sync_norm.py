@@ -57,9 +57,9 @@ class SquaresTask:
         return LossSum(one.square().sum() + two.pow(3).sum(), torch.tensor(float(len(batch))), parts)
 
 
-def net(dtype: torch.dtype, share: float) -> Net:
+def net(share: float) -> Net:
     torch.manual_seed(5)
-    model = Net().to(dtype)
+    model = Net().double()
     for norm in batch_norms(model):
         nn.init.uniform_(norm.weight, 0.5, 1.5)
         nn.init.uniform_(norm.bias, -0.5, 0.5)
@@ -67,29 +67,24 @@ def net(dtype: torch.dtype, share: float) -> Net:
     return model.train()
 
 
-def images(step: int, leaf: int, dtype: torch.dtype) -> Tensor:
+def images(step: int, leaf: int) -> Tensor:
     rng = np.random.default_rng([step, leaf])
-    return torch.from_numpy(rng.normal(leaf / 3, 1 + leaf, (PER_MICRO, 3, 6, 5))).to(dtype)
+    return torch.from_numpy(rng.normal(leaf / 3, 1 + leaf, (PER_MICRO, 3, 6, 5)))
 
 
-def recipe(precision: str) -> Recipe:
-    batch = Batch(images=LEAVES * PER_MICRO, micro=PER_MICRO)
-    return Recipe(batch=batch, seed=SEED, precision=precision, batch_norm="sync")  # type: ignore[arg-type]
+RECIPE = Recipe(batch=Batch(LEAVES * PER_MICRO, PER_MICRO), seed=SEED, precision="fp32", batch_norm="sync")
 
 
-def trained(
-    world: World, dtype: torch.dtype, share: float, precision: str
-) -> list[tuple[float, dict[str, float], dict[str, np.ndarray]]]:
+def trained(world: World) -> list[tuple[float, dict[str, float], dict[str, np.ndarray]]]:
     """Per step the loss, its parts, and gradients and buffers by name."""
-    model = net(dtype, share).to(memory_format=torch.channels_last)
-    settings = recipe(precision)
+    model = net(SHARE).to(memory_format=torch.channels_last)
     statistics = RunningStatistics(batch_norms(model), world.device)
-    passes = make_accumulator(SquaresTask(), model, statistics, settings, world)  # type: ignore[arg-type]
+    passes = make_accumulator(SquaresTask(), model, statistics, RECIPE, world)  # type: ignore[arg-type]
     assert isinstance(passes, SyncAccumulator)
     found = []
     for step in range(STEPS):
         statistics.begin()
-        drawn = (images(step, leaf, dtype) for leaf in world.own_micro_batches(LEAVES))
+        drawn = (images(step, leaf) for leaf in world.own_micro_batches(LEAVES))
         totals = passes.run(step, drawn, lambda loss: loss, Flags(stop=world.rank == 1))
         statistics.end(totals.statistics)
         numbers = totals.read(torch.zeros(()))
@@ -119,17 +114,16 @@ class ChunkDropout(nn.Module):
         return x * torch.cat(masks)
 
 
-def one_big_batch(share: float) -> list[tuple[float, dict[str, np.ndarray]]]:
-    model = net(torch.float64, 0.0).to(memory_format=torch.channels_last)
+def one_big_batch() -> list[tuple[float, dict[str, np.ndarray]]]:
+    model = net(0.0).to(memory_format=torch.channels_last)
     found = []
     for step in range(STEPS):
-        if share:
-            streams = []
-            for leaf in range(LEAVES):
-                torch.manual_seed(torch_seed(SEED, "dropout", step, leaf))
-                streams.append(torch.get_rng_state())
-            model.before, model.after = ChunkDropout(streams), ChunkDropout(streams)  # type: ignore[assignment]
-        batch = torch.cat([images(step, leaf, torch.float64) for leaf in range(LEAVES)])
+        streams = []
+        for leaf in range(LEAVES):
+            torch.manual_seed(torch_seed(SEED, "dropout", step, leaf))
+            streams.append(torch.get_rng_state())
+        model.before, model.after = ChunkDropout(streams), ChunkDropout(streams)  # type: ignore[assignment]
+        batch = torch.cat([images(step, leaf) for leaf in range(LEAVES)])
         model.zero_grad()
         loss = SquaresTask().loss(model, batch).sum
         loss.backward()
@@ -141,10 +135,9 @@ def one_big_batch(share: float) -> list[tuple[float, dict[str, np.ndarray]]]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("share", [0.0, SHARE], ids=["plain", "dropout"])
-def test_it_is_one_big_batch(ranks: Any, size: int, share: float) -> None:
-    expected = one_big_batch(share)
-    for answer in ranks(size, trained, torch.float64, share, "fp32"):
+def test_it_is_one_big_batch(ranks: Any, size: int) -> None:
+    expected = one_big_batch()
+    for answer in ranks(size, trained):
         for (loss, parts, tensors), (wanted_loss, wanted) in zip(answer, expected, strict=True):
             assert loss == pytest.approx(wanted_loss, rel=1e-12)
             assert parts["one"] + parts["two"] == pytest.approx(loss, rel=1e-12)
@@ -216,19 +209,6 @@ def test_micro_batches_compute_with_the_threads_of_who_runs_them() -> None:
     finally:
         torch.set_num_threads(before)
     assert found == [3, 3]
-
-
-def test_replicas_share_weights_but_not_gradients() -> None:
-    module = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
-    module[0].bias.requires_grad_(False)
-    side = SideBySide(module, Exchange(3, 0, 1))
-    for replica in side.replicas:
-        for (name, own), (other, shared) in zip(
-            module.named_parameters(), replica.named_parameters(), strict=True
-        ):
-            assert name == other and own is not shared and own.data_ptr() == shared.data_ptr()
-            assert own.requires_grad == shared.requires_grad
-        assert [b.data_ptr() for b in replica.buffers()] == [b.data_ptr() for b in module.buffers()]
 
 
 def test_a_foreign_norm_is_refused() -> None:
@@ -346,7 +326,7 @@ class TwiceTask:
 def called_twice(world: World) -> list[np.ndarray]:
     model = Twice().double()
     statistics = RunningStatistics(batch_norms(model), world.device)
-    passes = make_accumulator(TwiceTask(), model, statistics, recipe("fp32"), world)  # type: ignore[arg-type]
+    passes = make_accumulator(TwiceTask(), model, statistics, RECIPE, world)  # type: ignore[arg-type]
     for step in range(STEPS):
         statistics.begin()
         drawn = (rows(step, leaf) for leaf in world.own_micro_batches(LEAVES))
@@ -388,7 +368,7 @@ class Checkpointed(nn.Module):
 def recomputes(world: World, reentrant: bool) -> list[str]:
     model = Checkpointed(reentrant).double()
     statistics = RunningStatistics(batch_norms(model), world.device)
-    passes = make_accumulator(TwiceTask(), model, statistics, recipe("fp32"), world)  # type: ignore[arg-type]
+    passes = make_accumulator(TwiceTask(), model, statistics, RECIPE, world)  # type: ignore[arg-type]
     try:
         statistics.begin()
         drawn = (rows(0, leaf) for leaf in world.own_micro_batches(LEAVES))

@@ -6,14 +6,13 @@ import os
 import re
 import subprocess
 import sys
-from multiprocessing import forkserver, resource_tracker
 
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from rankless.data import loader, loader_server
+from rankless.data import loader
 from rankless.data.datasets.annotated import DetectionImages
 from rankless.data.datasets.detection import DetectionExamples, collate
 from rankless.recipe.schema import Augment
@@ -106,12 +105,8 @@ for on in (True, False):
 
 
 @pytest.mark.parametrize("blur", [0.0, 0.5])
-def test_what_all_loaders_import_is_imported_before_they_are_forked(monkeypatch, blur):
-    imported: list[str] = []
-    monkeypatch.setattr(forkserver, "ensure_running", lambda: None)
-    monkeypatch.setattr(resource_tracker, "ensure_running", lambda: None)
-    monkeypatch.setattr(forkserver, "set_forkserver_preload", imported.extend)
+def test_what_all_loaders_import_is_imported_before_they_are_forked(blur):
     examples = DetectionExamples(Nothing(), (32, 32), 0, Augment(blur=blur))
-    loader_server.ensure(loader._modules(examples, collate))
+    imported = loader._modules(examples, collate)
     assert "rankless.data.datasets.detection" in imported
     assert ("torchvision.transforms.v2" in imported) == bool(blur)

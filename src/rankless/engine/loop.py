@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rankless.data.loader import MicroBatches
 from rankless.engine.data_sums import DataSums
-from rankless.engine.evaluate import Stopped, evaluate
+from rankless.engine.evaluate import Stopped, evaluate, fingerprint
 from rankless.engine.layer_errors import explained
-from rankless.engine.rates import momentum, rate, set_momentum, set_rate
 from rankless.engine.recompute import Alarm
 from rankless.engine.reporting import Reporting
 from rankless.engine.saver import Origin, Saver
+from rankless.engine.schedule import momentum, rate, set_momentum, set_rate
 from rankless.engine.setup import DryRun, Setup, prepare
 from rankless.engine.sinks.sink import Sink, Sinks
 from rankless.engine.state import TrainingState
@@ -121,20 +123,11 @@ class _Loop:
         self.reporting = reporting
         self.setup, self.batches, self.sinks, self.stop, self.observe = setup, batches, sinks, stop, observe
         self.recipe, self.state, self.world = setup.recipe, setup.state, setup.world
-        names, run, mirrors = setup.task.class_names, setup.run, setup.mirrors
-        self.saver = Saver(
-            self.recipe, run, self.state, names, self.world, sinks, setup.start, mirrors, origin
-        )
+        self.saver = Saver(setup.run, self.state, sinks, setup.start, setup.mirrors, origin)
         # Only our own launcher passes a pulse, and it can start fewer ranks.
         can_exclude = pulse is not None and self.world.size > 1
         self.alarm = Alarm(
-            setup.checks,
-            self.state,
-            self.world,
-            setup.again,
-            sinks.event,
-            can_exclude=can_exclude,
-            start=setup.start,
+            setup.checks, self.state, setup.again, sinks.event, can_exclude=can_exclude, start=setup.start
         )
         self.facts = capabilities(setup.data).facts
         late = partial(sinks.urgent_event, "late")
@@ -324,3 +317,16 @@ def update(state: TrainingState, step: int, totals: Totals) -> Numbers:
     if state.ema:
         state.ema.update(step)
     return replace(numbers, skipped=skipped)
+
+
+class Trace:
+    """An observer that writes one line per step: ``{"step": …, "tensors": {name: digest}, "scores": …}``."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("w", encoding="utf-8")
+
+    def __call__(self, step: int, state: TrainingState, scores: Scores | None) -> None:
+        tensors = {name: fingerprint(value) for name, value in state.tensors().items()}
+        entry = {"step": step, "tensors": tensors, "scores": scores}
+        self.file.write(json.dumps(entry) + "\n")
+        self.file.flush()

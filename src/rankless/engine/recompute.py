@@ -161,20 +161,21 @@ class Alarm:
         self,
         checks: Checks,
         state: TrainingState,
-        world: World,
         again: Callable[[int], MicroBatches[Any]],
         report: Callable[[str, int, str], None],
         *,
         can_exclude: bool,
         start: int,
     ) -> None:
-        self.checks, self.state, self.world, self.again, self.report = checks, state, world, again, report
+        self.checks, self.state, self.again, self.report = checks, state, again, report
         self.can_exclude = can_exclude
         self.agreed = start
         self.compared = self.differed = 0
         if checks.recipe.check.exclude and not can_exclude:
-            why = "it has an effect only if Rankless itself starts several ranks; remove the key"
-            report("warning", start, f"check.exclude is true, but {why}")
+            text = (
+                "check.exclude has an effect only with several ranks that Rankless starts itself; remove it"
+            )
+            report("warning", start, text)
 
     def run(self, step: int, batches: Iterator[Any], flags: Flags) -> Totals:
         """Run a step like ``Accumulator.run``. If the results of ranks differ, repeat the step and report it.
@@ -206,18 +207,19 @@ class Alarm:
 
     def _attempt(self, step: int, batches: Iterator[Any], flags: Flags, attempt: int) -> tuple[Totals, Votes]:
         weights = digest(checksums(self.state.weights()))  # before a forward pass changes statistics
-        compared = self.checks.compared(step, self.world.rank, attempt)
-        scale = self.state.scaler.scale
+        world, scale = self.state.world, self.state.scaler.scale
+        compared = self.checks.compared(step, world.rank, attempt)
         totals = self.state.accumulator.run(step, batches, scale, flags, compared)
-        gathered = self.world.all_gather([*totals.opinions, weights])
+        gathered = world.all_gather([*totals.opinions, weights])
         return totals, self.checks.votes(step, attempt, gathered)
 
     def _act(self, step: int, finding: Finding) -> None:
         """Report a finding, and raise an error if the run cannot continue with the same ranks."""
-        names = self.world.all_gather(_name(self.world))
+        world = self.state.world
+        names = world.all_gather(_name(world))
         text, who = finding.sentence(step, names), finding.who(names)
         excludes = self.checks.recipe.check.exclude and finding.certain
-        can_exclude = self.can_exclude and len(finding.ranks) < self.world.size
+        can_exclude = self.can_exclude and len(finding.ranks) < world.size
         if finding.repeated_well and not excludes:
             self.report("silent error", step, f"{text}, so training continues")
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,8 @@ class Retention:
     the checkpoints that the last save removed early to make room.
     """
 
-    def __init__(
-        self, recipe: Recipe, run: RunDirectory, state: TrainingState, class_names: Sequence[str]
-    ) -> None:
-        self.recipe, self.run, self.state, self.class_names = recipe, run, state, class_names
+    def __init__(self, recipe: Recipe, run: RunDirectory, state: TrainingState) -> None:
+        self.recipe, self.run, self.state = recipe, run, state
         self.saved_best: dict[str, Any] | None = state.best
         self.removed: list[int] = []
 
@@ -72,7 +70,7 @@ class Retention:
             self._write(snapshot)
 
     def _write(self, snapshot: Snapshot) -> None:
-        checkpoint.save(self.run, snapshot, self.recipe, self.class_names)
+        checkpoint.save(self.run, snapshot, self.recipe, self.state.task.class_names)
         best = snapshot.state["best"]
         if self.has_best(best):  # only another machine may have it, if this machine's disk was full
             self.saved_best = best
@@ -105,9 +103,7 @@ class Retention:
         return None if self.saved_best is None else int(self.saved_best["step"])
 
 
-def check_disk_space(
-    run: RunDirectory, recipe: Recipe, state: TrainingState, mirrors: Mirrors, start: int
-) -> list[str]:
+def check_disk_space(run: RunDirectory, state: TrainingState, mirrors: Mirrors, start: int) -> list[str]:
     """Check before the first step that the checkpoints fit on the disk. All ranks must call this.
 
     There must be room for the newest checkpoint and the next one, and for the best one if the run has
@@ -117,7 +113,7 @@ def check_disk_space(
     error: str | None = None
     warning: str | None = None
     if mirrors.is_writer:
-        size, free = _size(recipe, state), _free(run.path)
+        recipe, size, free = state.recipe, _size(state), _free(run.path)
         there = len(run.steps()) if start else 0
         least = 3 if recipe.evaluate.every else 2
         most = recipe.checkpoint.keep + least - 1
@@ -140,11 +136,12 @@ def check_disk_space(
     return errors + [mirrors.label(rank, found[rank][1]) for rank in mirrors.writers if found[rank][1]]
 
 
-def _size(recipe: Recipe, state: TrainingState) -> int:
+def _size(state: TrainingState) -> int:
     """Return the maximum size of a checkpoint in bytes, with the optimizer's state for every parameter."""
     weights = sum(value.numel() * value.element_size() for value in state.model.state_dict().values())
     trained = sum(value.numel() * value.element_size() for value in state.model.parameters())
-    slots = int(recipe.optim.momentum > 0) if recipe.optim.name == "sgd" else 2
+    optim = state.recipe.optim
+    slots = int(optim.momentum > 0) if optim.name == "sgd" else 2
     return int(weights * (2 if state.ema else 1) + trained * slots) + _SMALL_FILES
 
 

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -32,13 +32,12 @@ from rankless.errors import UserError, remedy, shell_word
 from rankless.files.writing import keep_beside, write_atomically
 from rankless.hardware.shortages import shortage
 from rankless.recipe.load import dump, is_cut, load, to_json
-from rankless.recipe.schema import Recipe
 from rankless.runs import chain, journal
 from rankless.runs.directory import RunDirectory
 from rankless.runs.saving import saving
 from rankless.runs.scoring import is_better
 from rankless.structures import Scores
-from rankless.world.process_group import World, is_lost_peer
+from rankless.world.process_group import is_lost_peer
 
 _PATIENCE = 2.0  # maximum seconds for which the last checkpoint waits for the list of the data's files
 
@@ -89,21 +88,19 @@ class Saver:
 
     def __init__(
         self,
-        recipe: Recipe,
         run: RunDirectory,
         state: TrainingState,
-        class_names: Sequence[str],
-        world: World,
         sinks: Sinks,
         start: int,
         mirrors: Mirrors | None = None,
         origin: Origin | None = None,
     ) -> None:
         self.origin, self._before = origin, None
-        self.mirrors = mirrors or alone(world)
+        self.run, self.state, self.sinks = run, state, sinks
+        self.recipe, self.world = state.recipe, state.world
+        self.mirrors = mirrors or alone(self.world)
         self.failing: set[int] = set()
-        self.recipe, self.run, self.state, self.world, self.sinks = recipe, run, state, world, sinks
-        self.retention = Retention(self.mirrors.recipe(recipe), run, state, class_names)
+        self.retention = Retention(self.mirrors.recipe(self.recipe), run, state)
         self.saved, self.saved_at = start, time.monotonic()
         self.is_best, self.slowest = False, 0.0
         self._copies = Copies()

@@ -16,7 +16,7 @@ from rankless.engine.recompute import Checks
 from rankless.engine.restoring import Restored, open_journal, restore
 from rankless.engine.retention import check_disk_space
 from rankless.engine.schedule import StepSchedule
-from rankless.engine.sinks.epochs import EpochTable
+from rankless.engine.sinks.csv_files import EpochTable
 from rankless.engine.sinks.journal import JournalCopy, JournalSink
 from rankless.engine.sinks.notebook import NotebookSink
 from rankless.engine.sinks.sink import RunStart, Sink, Sinks
@@ -166,7 +166,7 @@ def prepare(
     warnings = [*restored.warnings, *mirrors.problems, *state.warnings, *differences]
     # Pretrained weights are needed only at the first start. Their file may be missing later.
     pretrained = [] if start else state.start_from_pretrained()
-    warnings += check_disk_space(run, recipe, state, mirrors, start)
+    warnings += check_disk_space(run, state, mirrors, start)
     if resume:
         warnings += _share_record(run, mirrors)
     if world.is_first:

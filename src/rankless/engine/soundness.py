@@ -29,10 +29,10 @@ def synchronize(model: nn.Module, world: World) -> list[str]:
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     layout = [[name, str(t.dtype), *t.shape] for name, t in tensors.items()]
     gathered = world.gather([layout, checksums(tensors)])
-    difference = world.broadcast(_first_difference(gathered) if gathered else None)
+    difference = world.broadcast(_difference(gathered) if gathered else None)
     if difference is None:
         return []
-    rank, name, same_layout = difference
+    (rank, *_), name, same_layout = difference
     if not same_layout:
         raise UserError(
             f"model() of the task created a different model on rank {rank} than on rank 0 (first "
@@ -52,12 +52,11 @@ def synchronize(model: nn.Module, world: World) -> list[str]:
 
 def weight_difference(step: int, tensors: Mapping[str, Tensor], world: World) -> str | None:
     """Return an error message on every rank if the weights differ between ranks, otherwise None."""
-    names = list(tensors)
-    gathered = world.gather([names, checksums(tensors)])
-    difference = world.broadcast(_differing(gathered) if gathered else None)
+    gathered = world.gather([[[name] for name in tensors], checksums(tensors)])
+    difference = world.broadcast(_difference(gathered) if gathered else None)
     if difference is None:
         return None
-    ranks, name = difference
+    ranks, name, _ = difference
     return (
         f"after step {step}, the weights on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} differ "
         f"from those on rank 0 (first difference: '{name}'), so they were not saved; check the memory and "
@@ -66,27 +65,17 @@ def weight_difference(step: int, tensors: Mapping[str, Tensor], world: World) ->
     )
 
 
-def _differing(gathered: list[list[list]]) -> tuple[list[int], str] | None:  # type: ignore[type-arg]
-    names, first = gathered[0]
-    ranks = [rank for rank, (_, sums) in enumerate(gathered) if sums != first]
+def _difference(gathered: list[list[list]]) -> tuple[list[int], str, bool] | None:  # type: ignore[type-arg]
+    """Find the ranks that differ from rank 0, the first differing tensor, and whether layouts agree."""
+    ranks = [rank for rank, found in enumerate(gathered) if found != gathered[0]]
     if not ranks:
         return None
-    other = gathered[ranks[0]][1]
-    return ranks, next(name for name, a, b in zip(names, first, other, strict=True) if a != b)
-
-
-def _first_difference(gathered: list[list[list]]) -> tuple[int, str, bool] | None:  # type: ignore[type-arg]
-    """Find the first rank that differs from rank 0, its first differing tensor, and whether layouts agree."""
-    layout, sums = gathered[0]
-    for rank, (other, others) in enumerate(gathered):
-        if other != layout:
-            both = [*layout, *other]
-            name = next(entry[0] for entry in both if entry not in layout or entry not in other)
-            return rank, name, False
-        if others != sums:
-            name = next(entry[0] for entry, a, b in zip(layout, sums, others, strict=True) if a != b)
-            return rank, name, True
-    return None
+    (layout, sums), (other, others) = gathered[0], gathered[ranks[0]]
+    if other != layout:
+        differing = (entry[0] for entry in [*layout, *other] if entry not in layout or entry not in other)
+    else:
+        differing = (entry[0] for entry, a, b in zip(layout, sums, others, strict=True) if a != b)
+    return ranks, next(differing), other == layout
 
 
 def _read(scalars: list[Tensor]) -> list[float | int]:

@@ -19,15 +19,16 @@ def of_rank(recipe: Recipe, world: World) -> int:
     return loader_processes(recipe, world.local_size, world.device.type)
 
 
-def loader_processes(recipe: Recipe, ranks: int, kind: str) -> int:
+def loader_processes(recipe: Recipe, ranks: int, kind: str, cores: int | None = None) -> int:
     """Return the recipe's ``workers`` or, for ``auto``, a number that depends on the cores of this machine.
 
-    The ``ranks`` on this machine share its cores. A rank with a GPU (``kind`` is ``cuda``) gets at least one
-    loader process. A rank on the CPU keeps ``threads`` cores for itself.
+    The ``ranks`` on this machine share its ``cores``, by default those that this process may use. A rank with
+    a GPU (``kind`` is ``cuda``) gets at least one loader process. A rank on the CPU keeps ``threads`` cores
+    for itself.
     """
     if recipe.workers != "auto":
         return recipe.workers
-    cores = usable_cores()
+    cores = usable_cores() if cores is None else cores
     if kind != "cpu":
         return min(max((cores - ranks) // ranks, 1), _MOST)
     # A custom task has its own data, although its recipe still names the built-in data set.

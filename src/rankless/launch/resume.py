@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from rankless.engine.rates import rate
-from rankless.engine.schedule import StepSchedule
+from rankless.engine.schedule import StepSchedule, rate
 from rankless.errors import UserError, counted
 from rankless.models.checkpoints import weights
 from rankless.printing import warn

@@ -181,7 +181,7 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
             store = meet(outer, rank, size, TIMEOUT)
             store = private_store(store, rank, size) if alone else store
         _KEPT_ALIVE.append(store)
-        backend, key = _backend(store, rank, size, device), shared_key(store, rank)
+        backend, key = _backend(store, rank, size, _card(device)), shared_key(store, rank)
         if outer is not None and not alone and "nccl" in backend:  # NCCL's threads must not call into Python
             store = dist.PrefixStore(key.hex(), innermost_store(outer))
         before = listening()
@@ -228,13 +228,19 @@ def _device() -> torch.device:
     return device
 
 
-def _backend(store: dist.Store, rank: int, size: int, device: torch.device) -> str:
+def _card(device: torch.device) -> str:
+    """Return the UUID of a GPU that NCCL can use, or "" for other devices."""
+    usable = device.type != "cpu" and dist.is_nccl_available()
+    return str(torch.cuda.get_device_properties(device).uuid) if usable else ""
+
+
+def _backend(store: dist.Store, rank: int, size: int, card: str) -> str:
     """Return backends that include NCCL if each rank has its own GPU, otherwise ``gloo``.
 
     Ranks compare the UUIDs of their GPUs, because a cluster may make only one GPU visible to each rank.
     """
-    if device.type == "cpu" or not dist.is_nccl_available():
+    if not card:
         return "gloo"
-    store.set(f"card/{rank}", str(torch.cuda.get_device_properties(device).uuid))
+    store.set(f"card/{rank}", card)
     cards = {store.get(f"card/{other}") for other in range(size)}
     return "cpu:gloo,cuda:nccl" if len(cards) == size else "gloo"

@@ -63,8 +63,11 @@ def open_store(address: str, port: int = 0, timeout: timedelta = timedelta(minut
     )
 
 
-def join_store(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
-    """Connect to a store that another process opens before the timeout."""
+def join_store(address: str, port: int, timeout: timedelta, patience: float = _PATIENCE) -> dist.TCPStore:
+    """Connect to a store that another process opens before the timeout.
+
+    Raises a ``UserError`` if a program at the address does not respond within ``patience`` seconds, twice.
+    """
     found: list[dist.TCPStore | Exception] = []
 
     def connect() -> None:
@@ -77,7 +80,7 @@ def join_store(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
     thread, listened = threading.Thread(target=connect, daemon=True), False
     thread.start()
     while not found:
-        thread.join(_PATIENCE)
+        thread.join(patience)
         listens = not found and network.listens(address, port)
         if listens and listened:  # also at the previous check
             raise UserError(

@@ -253,15 +253,10 @@ def test_a_missing_library_is_one_sentence(name: str) -> None:
     assert problem.endswith(f"run `pip install 'rankless[{name}]'`")
 
 
-def test_a_full_disk_drops_the_sink_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankless.engine.sinks.csv_files import _Table
-
-    def full(self: Any, row: Mapping[str, Any]) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(_Table, "write", full)
+def test_a_full_disk_drops_the_sink_and_nothing_else(tmp_path: Path) -> None:
     sinks = Sinks([], {"csv": sink_class("csv")})
     sinks.start(RunStart(tmp_path, RECIPE, 0, 4, 1))
+    (tmp_path / "steps.csv").symlink_to("/dev/full")
     sinks.step(step(1))
     assert not sinks._users
     sinks.close()

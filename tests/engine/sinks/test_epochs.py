@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankless.engine.sinks.epochs import EpochTable
+from rankless.engine.sinks.csv_files import EpochTable
 from rankless.engine.sinks.sink import RunStart
 from rankless.errors import UserError
 from rankless.recipe.load import default

@@ -113,8 +113,7 @@ def _measure(question: Callable[[], Any], answer: Callable[[Any], None]) -> None
 class _Steps:
     def __init__(self, recipe: Recipe, world: Any) -> None:
         from rankless.data.loader import MicroBatches
-        from rankless.engine.rates import set_rate
-        from rankless.engine.schedule import StepSchedule
+        from rankless.engine.schedule import StepSchedule, set_rate
         from rankless.engine.state import TrainingState
         from rankless.tasks import open_task
 
