@@ -133,7 +133,7 @@ def test_what_holds_no_weights_is_reported(tmp_path: Path) -> None:
     for target, said in (
         (tmp_path / "nowhere", r"nowhere: no such file or directory; expected a run"),
         (tmp_path, "not a run directory"),
-        (begun, r"has no saved weights yet.* rankless train --resume --run '.*run'"),
+        (begun, r"has no saved weights yet.*`rankless train --resume --run '.*run'"),
         (dangling.path, r"best: points to a missing checkpoint .*; available checkpoints: none"),
     ):
         with pytest.raises(UserError, match=said):
