@@ -63,7 +63,7 @@ def test_a_photo_is_upright_and_its_alpha_is_dropped(colors, paint):
     ("image", "said"),
     [
         (np.zeros((4, 4, 3)), r"image 0: is an array of float64 with shape \(4, 4, 3\); expected a path"),
-        (np.zeros((3, 4, 4), np.uint8), r"uint8 \(3, 4, 4\)"),
+        (np.zeros((3, 4, 4), np.uint8), r"uint8 with shape \(3, 4, 4\)"),
         (np.zeros((0, 4, 3), np.uint8), r"has no pixels"),
         (torch.zeros(4, 4), r"a tensor of shape \(4, 4\)"),
         (torch.full((3, 4, 4), 255.0), r"values outside 0\.\.1"),
