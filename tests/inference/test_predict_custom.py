@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import textwrap
 from pathlib import Path
 
@@ -48,8 +47,8 @@ TASK = """\
 
 
 @pytest.fixture(autouse=True)
-def clean_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def clean_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(tmp_path)  # and at the end, the path is what it was
 
 
 def task(folder: Path, text: str = TASK) -> str:
