@@ -6,16 +6,14 @@ import io
 
 import pytest
 
-from rankless import printing
 from rankless.models.listing import Listed
 from rankless.printing import ProgressBar, console_for, print_models
 
 
-def test_without_a_terminal_a_bar_is_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_a_bar_is_a_line_every_ten_seconds() -> None:
     now = [100.0]
-    monkeypatch.setattr(printing.time, "monotonic", lambda: now[0])
     out = io.StringIO()
-    with ProgressBar(1, "evaluating", file=out) as bar:
+    with ProgressBar(1, "evaluating", file=out, now=lambda: now[0]) as bar:
         for done in range(30):
             bar.show(done, 40)
             now[0] += 1.0
@@ -31,10 +29,14 @@ def test_without_a_terminal_a_bar_is_a_line_every_ten_seconds(monkeypatch: pytes
     ]
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def test_a_notebook_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel's output is a terminal by its own word, and a colored one by the kernel's environment."""
-    out = io.StringIO()
-    monkeypatch.setattr(out, "isatty", lambda: True)
+    out = Terminal()
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.delenv("JPY_PARENT_PID", raising=False)
     assert ProgressBar(1, "reading images", file=out).is_live

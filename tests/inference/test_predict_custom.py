@@ -117,10 +117,15 @@ def test_what_it_lacks_or_returns_wrongly_is_reported(target, image, tmp_path, w
         predict(target, [image], out=tmp_path / "out", device="cpu", task=name)
 
 
-def test_an_error_in_its_code_is_reported_with_its_lines(target: Path, image: str, tmp_path: Path) -> None:
+def test_an_error_in_its_code_is_reported_with_its_lines_and_leaves_nothing(
+    target: Path, image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     name = task(tmp_path, TASK.replace('prediction["redness"]', 'prediction["readiness"]'))
-    with pytest.raises(TaskError, match=r"KeyError: 'readiness'\n.*mine.py:\d+, in draw"):
-        predict(target, [image], out=tmp_path / "out", device="cpu", task=name)
+    for out in (None, tmp_path / "out"):
+        with pytest.raises(TaskError, match=r"KeyError: 'readiness'\n.*mine.py:\d+, in draw"):
+            predict(target, [image], out=out, device="cpu", task=name)
+    assert not Path("predictions").exists() and not (tmp_path / "out").exists()
 
 
 def test_what_only_the_file_names_is_not_run(target: Path, image: str, tmp_path: Path) -> None:
