@@ -229,14 +229,6 @@ def test_without_av_it_says_what_to_install(colors, clip, tmp_path, monkeypatch)
         predict(colors, [str(clip)], out=tmp_path / "out", device="cpu")
 
 
-def test_a_folder_and_a_pattern_hold_videos_too(clip, painted_file):
-    from rankless.inference.sources import find
-
-    painted_file("../still.png")
-    folder = str(clip.parent)
-    assert str(clip) in find([folder]) and str(clip) in find([f"{folder}/*"])
-
-
 def test_a_stream_that_sends_nothing_and_one_that_is_not_there_are_told_apart():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

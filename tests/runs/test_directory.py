@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from rankless.errors import UserError
 from rankless.files.writing import write_atomically
 from rankless.runs.directory import RunDirectory, weights_of
+from rankless.runs.trained_weights import not_safetensors
 
 
 def make(folder: Path, *steps: int, average: bool = True) -> RunDirectory:
@@ -169,3 +171,19 @@ def test_an_average_that_is_missing_is_not_replaced_in_silence(tmp_path: Path) -
     (folder / "SHA256SUMS").unlink()
     with pytest.raises(UserError, match=r"SHA256SUMS: is missing or damaged, .*model\.safetensors"):
         weights_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        # The header's length is written first. It may look like the start of a pickle or of a zip file.
+        *((struct.pack("<Q", length) + b"{", None) for length in (0x80, 0x4B50, 0x04034B50, 1000)),
+        (b"", "it is empty"),
+        (b"\x80\x02}q\x00(X\x05\x00", "looks like a pickle"),
+        (b"PK\x03\x04\x00\x00\x00\x00\x00", "looks like a pickle"),
+        (b"hello, world", "does not start like a safetensors file"),
+    ],
+)
+def test_the_first_bytes_tell_what_a_file_is(start, said):
+    found = not_safetensors(Path("w.safetensors"), start[:9])
+    assert said in found if said else found == ""

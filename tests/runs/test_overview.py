@@ -118,7 +118,10 @@ def test_a_run_in_one_line(tmp_path, capsys):
 def test_the_scores_of_many_classes_hide_neither_the_step_nor_the_score(tmp_path, capsys):
     scores = {"AP": 0.5, "per_class": {f"class {number}": 0.5 for number in range(20_000)}}
     run = a_run(tmp_path / "run", START, step(1), step(2), {"evaluation": 2, "scores": scores}, best=0.5)
-    assert run.journal.stat().st_size > 1 << 18
+    assert run.journal.stat().st_size > 1 << 18 and journal.last_step(run.journal) == 2
+    assert "its launcher was killed" in str(journal.ending(run.journal))
+    with run.journal.open("a") as file:
+        file.write('{"evaluation":4,"scores":{"' + "x" * 10**6)  # killed in the middle of it
     record_death(run, Death(1, -9, "rank 1 was killed by SIGKILL"))
     *_, death = journal.read(run.journal)
     assert (death["event"], death["at"]) == ("death", 2)
