@@ -48,7 +48,7 @@ TASK = """\
 
 @pytest.fixture(autouse=True)
 def clean_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(tmp_path)  # and at the end, the path is what it was
+    monkeypatch.syspath_prepend(tmp_path / "none")  # at the end, the path is what it was
 
 
 def task(folder: Path, text: str = TASK) -> str:

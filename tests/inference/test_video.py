@@ -198,7 +198,7 @@ def test_ctrl_c_ends_a_camera_with_whole_results(colors, silenced, tmp_path):
     def interrupt() -> None:
         before, lines = -1, 0
         while lines < 4 or lines > before:  # as long as more is recorded
-            time.sleep(0.2)
+            time.sleep(0.3)
             with suppress(FileNotFoundError):
                 before, lines = lines, (out / NAME).read_bytes().count(b"\n")
         signal.pthread_kill(*MAIN_THREAD)
