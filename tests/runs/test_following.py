@@ -41,18 +41,18 @@ def written(path: Path, *entries: dict[str, Any]) -> None:
         file.write(b"".join(map(journal.line, entries)))
 
 
+def silent(run: Path) -> Path:
+    """The run, whose journal has not grown for long."""
+    os.utime(run / "journal.jsonl", (0, 0))
+    return run
+
+
 def a_run(folder: Path, *entries: dict[str, Any]) -> Path:
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(RECIPE)
     (folder / "environment.json").write_text('[{"hardware": {"device": "cpu"}}]')
     written(folder / "journal.jsonl", *entries)
-    return folder
-
-
-def silent(run: Path) -> Path:
-    """The run, whose journal has not grown for long."""
-    os.utime(run / "journal.jsonl", (0, 0))
-    return run
+    return silent(folder)
 
 
 WHOLE = (
@@ -124,15 +124,14 @@ def test_a_run_is_followed_through_a_restart_to_its_end(tmp_path: Path) -> None:
 
 def test_a_journal_that_grows_elsewhere_is_of_a_run_that_goes_on(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", step(1))
+    (run / "journal.jsonl").touch()
     assert is_alive(run, "start") and not is_alive(run, "end") and not is_alive(run, "error")
     host = json.dumps([{"host": os.uname().nodename}])  # where a lock would be seen
     (run / "environment.json").write_text(host)
     assert not is_alive(run, "start")
     (run / "environment.json").write_text('[{"host": "elsewhere"}]')
     assert is_alive(run, "start")
-    long_ago = (run / "journal.jsonl").stat().st_mtime - 2 * following.SILENCE
-    os.utime(run / "journal.jsonl", (long_ago, long_ago))
-    assert not is_alive(run, "start") and list(lines(run)) == [journal.line(step(1)).decode()]
+    assert not is_alive(silent(run), "start") and list(lines(run)) == [journal.line(step(1)).decode()]
 
 
 def test_a_finished_run_is_shown_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +164,7 @@ def test_lines_that_are_none_are_left_out(tmp_path: Path, capsys: pytest.Capture
     with (run / "journal.jsonl").open("a") as file:
         file.write('[1]\nnull\n{"step": "x"}\n{"step": 3}\n{"evaluation": 3}\n{"event": 7}\n\xff{\n')
     written(run / "journal.jsonl", *WHOLE[3:])
-    assert watching.watch(str(run)) == 0
+    assert watching.watch(str(silent(run))) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"{run}: finished after step 4"
 
 
@@ -180,13 +179,13 @@ def test_lines_that_are_none_are_left_out(tmp_path: Path, capsys: pytest.Capture
     ],
 )  # fmt: skip
 def test_how_a_run_ended_is_said(tmp_path, capsys, entries, code, end):
-    run = silent(a_run(tmp_path / "run", *entries))
+    run = a_run(tmp_path / "run", *entries)
     assert watching.watch(str(run)) == code
     assert f"{run}: {end}" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_run_that_is_about_to_begin_is_waited_for(tmp_path, capsys):
-    run, made = tmp_path / "run", silent(a_run(tmp_path / "made", *WHOLE))
+    run, made = tmp_path / "run", a_run(tmp_path / "made", *WHOLE)
     said = ""
     with ThreadPoolExecutor(1) as pool:
         watched = pool.submit(watching.watch, str(run))
