@@ -56,7 +56,8 @@ entries = st.dictionaries(
 
 @given(st.lists(entries, max_size=5))
 def test_floats_and_texts_come_back_as_they_were(tmp_path_factory: Any, lines: list[dict[str, Any]]) -> None:
-    path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
+    path = tmp_path_factory.getbasetemp() / "floats.jsonl"
+    path.unlink(missing_ok=True)
     book = Journal(path, 0)
     for number, line in enumerate(lines, 1):
         book.write(**line)
