@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-<<<<<<< HEAD
-=======
 import signal
->>>>>>> a4
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,17 +37,7 @@ def small_disk(folder: Path, size: int) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-<<<<<<< HEAD
 def small_files(size: int) -> Iterator[None]:
-    """Let no file that this process writes grow beyond ``size`` bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-=======
-def room_for(size: int) -> Iterator[None]:
     """Inside, no file may grow beyond ``size`` bytes; not the test's own report either, so be brief."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -63,7 +50,6 @@ def room_for(size: int) -> Iterator[None]:
         sys.dont_write_bytecode = bytecode
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
->>>>>>> a4
 
 
 def fill(folder: Path) -> Path:

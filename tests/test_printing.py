@@ -6,21 +6,14 @@ import io
 
 import pytest
 
-from rankless import printing
 from rankless.models.listing import Listed
 from rankless.printing import ProgressBar, console_for, print_models, print_scores
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_without_a_terminal_a_bar_is_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_a_bar_is_a_line_every_ten_seconds() -> None:
     now = [100.0]
-    monkeypatch.setattr(printing.time, "monotonic", lambda: now[0])
     out = io.StringIO()
-    with ProgressBar(1, "evaluating", file=out) as bar:
+    with ProgressBar(1, "evaluating", file=out, now=lambda: now[0]) as bar:
         for done in range(30):
             bar.show(done, 40)
             now[0] += 1.0
@@ -34,6 +27,11 @@ def test_without_a_terminal_a_bar_is_a_line_every_ten_seconds(monkeypatch: pytes
         "reading  25%",
         "reading  50%",
     ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_a_notebook_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:

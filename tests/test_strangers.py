@@ -68,6 +68,8 @@ def marks(folder: Path) -> list[Path]:
 )
 def test_no_verb_runs_what_a_file_names(folder, tmp_path, monkeypatch, words):
     monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(tmp_path / "none")  # at the end, the path is what it was
+    sys.path[:] = filter(None, sys.path)
     before = list(sys.path)
     for name in ("module", "file"):
         given = words.replace("FILE", f"{name}.safetensors").replace("OUT", str(tmp_path / name))

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
@@ -205,6 +205,7 @@ class ProgressBar:
         done: int = 0,
         console: Console | None = None,
         file: IO[str] | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         from rich.console import Group
         from rich.live import Live
@@ -214,7 +215,8 @@ class ProgressBar:
         self.total, self.title, self.done = total, title, done
         self.console = console or console_for(file or sys.stderr)
         self.is_live = self.console.is_terminal and not self.console.quiet
-        self._began = self._printed = self._shown = time.monotonic()
+        self._now = now
+        self._began = self._printed = self._shown = now()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -229,7 +231,7 @@ class ProgressBar:
 
         def shown() -> Any:  # called several times a second
             if not self._details and self.done == done:
-                self._bar.update(self._row, left=f"{clock(time.monotonic() - self._began)} so far")
+                self._bar.update(self._row, left=f"{clock(now() - self._began)} so far")
             # Details wrap below the bar, so that a narrow terminal truncates neither.
             return Group(self._bar, self._details) if self._details else self._bar
 
@@ -247,7 +249,7 @@ class ProgressBar:
     def advance(self, count: int = 1) -> None:
         """Count ``count`` more items as done, and estimate the remaining time from the average speed."""
         self.done += count
-        now = time.monotonic()
+        now = self._now()
         if now - self._shown > _SHOW_EVERY or self.done == self.total:
             self._shown = now
             left = (self.total - self.done) * (now - self._began) / max(self.done, 1)
@@ -256,7 +258,7 @@ class ProgressBar:
     def show(self, done: int, total: int) -> None:
         """Show the number of finished batches and a new total."""
         self.total = total
-        left = (total - done) * (time.monotonic() - self._began) / max(done, 1)
+        left = (total - done) * (self._now() - self._began) / max(done, 1)
         if self.is_live:
             self._bar.update(self._row, total=total)
         self.update(done, f"{self.title}: {done:,} of {total:,} batches", left)
@@ -270,13 +272,13 @@ class ProgressBar:
         if self.is_live:
             self._bar.update(self._row, completed=done, description=title, left=f"{clock(left)} left")
             self._details.plain = details
-        elif at_once or time.monotonic() - self._printed >= LINE_EVERY:
-            self._printed = time.monotonic()
+        elif at_once or self._now() - self._printed >= LINE_EVERY:
+            self._printed = self._now()
             self.console.print("  ".join(filter(None, (title, details, f"{clock(left)} left"))), markup=False)
 
     def within(self, title: str, done: int, total: int) -> None:
         """Show the progress of one part of the work in its own row until the part is finished."""
-        now, is_over = time.monotonic(), done >= total
+        now, is_over = self._now(), done >= total
         if self.is_live:
             self._bar.update(
                 self._part, description=title, completed=done, total=max(total, 1), visible=not is_over

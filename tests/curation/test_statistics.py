@@ -16,7 +16,7 @@ from rankless.curation.statistics import box_centers, box_sides, object_areas, s
 from rankless.curation.statistics_plot import figure, plot
 from rankless.errors import UserError
 from rankless.files.outputs import CHARTS, SHEETS, drawing
-from small_disk import room_for
+from small_disk import small_files
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_a_full_disk(tmp_path, name, old):
     if old:
         out.write_text("old")
     said = f"{name}: it cannot be written: File too large"
-    with pytest.raises(UserError, match=said), room_for(500):
+    with pytest.raises(UserError, match=said), small_files(500):
         write = contact_sheet.write if "sheet" in name else plot
         outputs = drawing(out, "test", SHEETS if "sheet" in name else CHARTS, force=True)
         write(shown if "sheet" in name else data, out, outputs)

@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rankless.inference.formats import Entry, Labeling
+from rankless.inference.formats import Labeling
+from rankless.inference.journal import Entry
 from rankless.inference.predict import predict
 
 

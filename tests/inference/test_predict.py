@@ -12,16 +12,13 @@ import torch
 from PIL import Image
 
 import rankless.inference.predict as page
-from rankless.curation.converting import convert
 from rankless.data.images.drawing import Mark, annotate, color
 from rankless.errors import UserError
 from rankless.inference.sources import find
 from rankless.models.checkpoints import weights
-from rankless.recipe.schema import Evaluate, Model, Recipe
+from rankless.recipe.schema import Evaluate, Recipe
 from rankless.structures import Detections, Letterbox
 from rankless.tasks.detect import Detect
-
-RECIPE = Recipe(model=Model(image_size=(96, 128), width=0.25), evaluate=Evaluate(confidence=0.001))
 
 
 @pytest.fixture
@@ -73,9 +70,6 @@ def test_the_confidence_reaches_the_task(target):
     source = image(target.with_name("a.png"))
     assert run(target, source, confidence=0.95).images[0].detections == []
     assert len(run(target, source, confidence=0.85).images[0].detections) == 1
-    for wrong in (-0.1, 1.5, float("nan")):
-        with pytest.raises(UserError, match=r"confidence is .*; expected a number from 0 to 1"):
-            run(target, source, confidence=wrong)
 
 
 def test_boxes_are_in_the_upright_image(target):
@@ -95,13 +89,15 @@ def test_sources_of_every_kind(target):
     for name in ("b/2.PNG", "b/10.jpg", "a/deep/1.bmp", "c/x.webp", "c/[1].png"):
         image(root / name, (40, 30), (4, 6, 14, 22))
     (root / "b/notes.txt").write_text("no image")
+    (root / "d.mp4").touch()
     (root / "empty").mkdir()
 
     def names(*sources: str) -> list[str]:
         found = find([f"{root}/{source}" for source in sources])
         return [Path(path).relative_to(root).as_posix() for path in found]
 
-    assert names("") == ["a/deep/1.bmp", "b/10.jpg", "b/2.PNG", "c/[1].png", "c/x.webp"]
+    assert names("") == ["a/deep/1.bmp", "b/10.jpg", "b/2.PNG", "c/[1].png", "c/x.webp", "d.mp4"]
+    assert names("*") == names("")
     assert names("b/*") == ["b/10.jpg", "b/2.PNG"]
     assert names("**/*.bmp") == ["a/deep/1.bmp"]
     assert names("[ac]") == ["a/deep/1.bmp", "c/[1].png", "c/x.webp"]
@@ -143,6 +139,10 @@ def test_a_source_in_the_output_folder_is_refused(target):
     before = source.read_bytes()
     with pytest.raises(UserError, match=r"x.png' is in the output folder"):
         run(target, source, force=False)
+    other = target.with_name("x.png")
+    other.hardlink_to(source)  # as a converted data set has them
+    with pytest.raises(UserError, match=r"out/x.png: is an input of this command"):
+        run(target, other)
     assert source.read_bytes() == before
 
 
@@ -173,10 +173,6 @@ def test_unreadable_images_are_named_and_the_others_go_on(target):
 
 def test_what_cannot_work_is_reported(target, tmp_path):
     source = image(tmp_path / "a.png")
-    for device in ("gpu", "mps", "meta"):
-        with pytest.raises(UserError, match=f"device '{device}' .*; expected cpu, cuda") as caught:
-            page.predict(target, [str(source)], out=tmp_path / "out", device=device)
-        assert len(str(caught.value)) < 300
     with pytest.raises(UserError, match=r"a\.png: cannot be used as the output folder"):
         page.predict(target, [str(source)], out=source, device="cpu")
     with pytest.raises(UserError, match="no such file"):
@@ -184,51 +180,6 @@ def test_what_cannot_work_is_reported(target, tmp_path):
     weights.save(target, {}, recipe=Recipe(task="other:Task"), class_names=("red",))
     with pytest.raises(UserError, match=r"names the custom task 'other:Task'; .*--task other"):
         run(target, source)
-
-
-@pytest.mark.slow
-def test_with_a_real_detector_and_built_in_scenes(untrained, tmp_path):
-    names = tuple("0123456789")
-    path = untrained(RECIPE, names)
-    # An untrained detector finds little but of low score; the lowest confidence shows it.
-    report = page.predict(path, ["digits:val:0-1"], out=tmp_path / "out", confidence=0.0, device="cpu")
-    assert [p.source for p in report.images] == ["digits:val:0", "digits:val:1"]
-    files = {".rankless-outputs", "digits-val-0.png", "digits-val-1.png", "predictions.json"}
-    assert {file.name for file in report.out.iterdir()} == files
-    for entry in written(report):
-        scores = [d["score"] for d in entry["detections"]]
-        assert 0 < len(scores) <= RECIPE.evaluate.detections and scores == sorted(scores, reverse=True)
-        for found in entry["detections"]:
-            x1, y1, x2, y2 = found["box"]
-            assert 0 <= x1 <= x2 <= entry["width"] and 0 <= y1 <= y2 <= entry["height"]
-            assert found["name"] == names[found["label"]]
-    # The highest score is known, however far below the confidence it is.
-    highest = max(d["score"] for entry in written(report) for d in entry["detections"])
-    report = page.predict(path, ["digits:val:0-1"], out=tmp_path / "none", confidence=0.99, device="cpu")
-    assert not any(image.detections for image in report.images)
-    assert report.best == pytest.approx(highest, abs=1e-4)
-
-
-@pytest.mark.parametrize("how", ["link", "copy"])
-def test_the_images_that_were_converted_survive_a_prediction_into_the_new_folder(target, how):
-    data, new = target.with_name("data"), target.with_name("new")
-    for number in range(3):
-        image(data / f"images/train/{number}.jpg", (64, 48), (4, 6, 14, 22))
-        (data / "labels/train").mkdir(parents=True, exist_ok=True)
-        (data / f"labels/train/{number}.txt").write_text("0 0.5 0.5 0.25 0.25\n")
-    (data / "data.yaml").write_text("train: images/train\nval: images/train\nnames: [red]\n")
-    convert(str(data), "coco", new, how=how)
-    before = {path: path.read_bytes() for path in (*data.rglob("*.jpg"), *new.rglob("*.jpg"))}
-    out, sources = new / "images/train", [str(data / "images/train")]
-    if how == "link":
-        with pytest.raises(UserError, match=r"0\.jpg: is an input of this command") as error:
-            page.predict(target, sources, out=out, device="cpu", force=True)
-        assert len(error.value.problems) == 4, "each image and what to do"
-        assert {path: path.read_bytes() for path in before} == before
-    else:
-        page.predict(target, sources, out=out, device="cpu", force=True)
-        assert all(path.read_bytes() == before[path] for path in data.rglob("*.jpg"))
-    assert len(list(out.iterdir())) == 3 + 2 * (how == "copy")
 
 
 def test_results_replace_results_and_nothing_else(target):

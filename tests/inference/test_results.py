@@ -6,6 +6,7 @@ import doctest
 import importlib.util
 import inspect
 import json
+import math
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -63,7 +64,7 @@ def test_a_photo_is_upright_and_its_alpha_is_dropped(colors, paint):
     ("image", "said"),
     [
         (np.zeros((4, 4, 3)), r"image 0: is an array of float64 with shape \(4, 4, 3\); expected a path"),
-        (np.zeros((3, 4, 4), np.uint8), r"uint8 \(3, 4, 4\)"),
+        (np.zeros((3, 4, 4), np.uint8), r"uint8 with shape \(3, 4, 4\)"),
         (np.zeros((0, 4, 3), np.uint8), r"has no pixels"),
         (torch.zeros(4, 4), r"a tensor of shape \(4, 4\)"),
         (torch.full((3, 4, 4), 255.0), r"values outside 0\.\.1"),
@@ -125,9 +126,9 @@ def test_only_the_chosen_classes(colors, paint):
 
 def test_options_are_checked(colors):
     for options, said in (
-        ({"confidence": 2}, "confidence is 2; expected a number from 0 to 1"),
+        *(({"confidence": wrong}, "confidence is .*; expected a number") for wrong in (-0.1, 2, math.nan)),
         ({"batch": 0}, "batch is 0; expected a whole number"),
-        ({"device": "cpu,gpu"}, "device 'gpu'"),
+        *(({"device": name}, f"device '{name}' .*; expected cpu, cuda") for name in ("gpu", "mps", "meta")),
         ({"device": "cpu,cuda"}, "different kinds of devices"),
     ):
         with pytest.raises(UserError, match=said):
@@ -195,6 +196,16 @@ def test_the_file_and_the_program_say_the_same(untrained, tmp_path):
     model = rankless.load(path, confidence=0.0, device="cpu")
     found = model.predict(scenes)
     assert [image.detections for image in report.images] == [one.rows() for one in found]
+    for image in report.images:
+        scores = [one["score"] for one in image.detections]
+        assert len(scores) <= 100 and scores == sorted(scores, reverse=True)
+        for one in image.detections:
+            x1, y1, x2, y2 = one["box"]
+            assert 0 <= x1 <= x2 <= image.width and 0 <= y1 <= y2 <= image.height
+    # The highest score is known, however far below the confidence it is.
+    none = rankless.predict(path, scenes, out=tmp_path / "none", confidence=0.99, device="cpu")
+    assert not any(image.detections for image in none.images)
+    assert none.best == pytest.approx(max(one.scores[0] for one in found), abs=1e-4)
     assert len(found[0]) > 10 and repr(model).startswith(f"<Predictor {path}, detect, 10 classes: '0', '1'")
     assert isinstance(model, Predictor) and model.class_names == names
 

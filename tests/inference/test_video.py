@@ -7,7 +7,9 @@ import signal
 import socket
 import struct
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,7 +27,7 @@ from rankless.inference.sources import is_video, output_names, public, stems
 
 av = pytest.importorskip("av")
 
-
+MAIN_THREAD = (threading.main_thread().ident, signal.SIGINT)
 IDENTITY = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
 
 
@@ -47,6 +49,50 @@ def decoded(path: Path) -> tuple[list[np.ndarray], list[float], str]:
         stream = container.streams.video[0]
         frames = [(frame.to_ndarray(format="rgb24"), frame.time) for frame in container.decode(stream)]
         return [pixels for pixels, _ in frames], [time for _, time in frames], stream.codec_context.name
+
+
+def streamable(folder: Path, frames: Iterable[np.ndarray]) -> bytes:
+    """A film that can be played before all of it is there."""
+    writer = video.Writer(folder / "streamed.mp4", Fraction(10))
+    for number, pixels in enumerate(frames):
+        writer.add(Image.fromarray(pixels), number / 10)
+    writer.close()
+    return (folder / "streamed.mp4").read_bytes()
+
+
+@contextmanager
+def serving(content: bytes, sent: int | None = None) -> Iterator[str]:
+    """The address of a film of which a server sends so many bytes, and then no more."""
+    over = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            with suppress(OSError):
+                self.wfile.write(content[:sent])
+            if sent is not None:
+                over.wait()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/x.mp4"
+        finally:
+            over.set()
+            server.shutdown()
+
+
+@pytest.fixture
+def silenced(paint, tmp_path):
+    """The address of a stream that stops in the middle."""
+    content = streamable(tmp_path, (paint("red", shift=3 * number) for number in range(60)))
+    with serving(content, len(content) * 4 // 5) as address:
+        yield address
 
 
 @pytest.fixture
@@ -81,8 +127,8 @@ def test_every_frame_is_predicted_and_drawn(colors, clip, painted_file, tmp_path
 def test_sides_become_even_and_uneven_times_stay(tmp_path):
     writer = video.Writer(tmp_path / "x.mp4", Fraction(30000, 1001))
     times = [0.0, 0.04, 0.5, 0.5, 2.0]
-    for number, time in enumerate(times):
-        writer.add(Image.new("RGB", (31, 47), (40 * number, 0, 0)), time)
+    for number, at in enumerate(times):
+        writer.add(Image.new("RGB", (31, 47), (40 * number, 0, 0)), at)
     writer.close()
     frames, found, _ = decoded(tmp_path / "x.mp4")
     assert frames[0].shape == (48, 32, 3)
@@ -145,23 +191,24 @@ def test_a_stopped_video_begins_again_and_the_images_before_do_not(
     assert len(decoded(report.out / "clip.mp4")[0]) == 7
 
 
-def test_ctrl_c_ends_a_camera_with_whole_results(colors, clip, tmp_path, monkeypatch):
-    """A camera has no other end; here a file stands for it."""
-    real, left = recording.Recording._record, [5]
+def test_ctrl_c_ends_a_camera_with_whole_results(colors, silenced, tmp_path):
+    """A camera has no other end; here a stream that says no more stands for it."""
+    out = tmp_path / "out"
 
-    def keep(*words):
-        left[0] -= 1
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        real(*words)
+    def interrupt() -> None:
+        before, lines = -1, 0
+        while lines < 4 or lines > before:  # as long as more is recorded
+            time.sleep(0.3)
+            with suppress(FileNotFoundError):
+                before, lines = lines, (out / NAME).read_bytes().count(b"\n")
+        signal.pthread_kill(*MAIN_THREAD)
 
-    opened = video._opened
-    monkeypatch.setattr(recording.Recording, "_record", keep)
-    monkeypatch.setattr(video, "_opened", lambda name: opened(str(clip)))
-    report = predict(colors, ["rtsp://user:secret@camera/live?x=1"], out=tmp_path / "out", device="cpu")
-    assert len(report.images) == 4 and report.images[0].source == "rtsp://camera/live?x=1"
-    assert len(decoded(report.out / "camera-live-x-1.mp4")[0]) == 4
-    assert "secret" not in "".join(path.read_text(errors="replace") for path in report.out.glob("*.json"))
+    threading.Thread(target=interrupt, daemon=True).start()
+    report = predict(colors, [silenced.replace("//", "//user:secret@")], out=out, device="cpu")
+    assert len(report.images) > 2 and report.images[0].source == silenced
+    (film,) = out.glob("*.mp4")
+    assert len(decoded(film)[0]) == len(report.images)
+    assert "secret" not in "".join(path.read_text(errors="replace") for path in out.glob("*.json"))
 
 
 def test_names_of_videos_cameras_and_streams():
@@ -182,22 +229,12 @@ def test_without_av_it_says_what_to_install(colors, clip, tmp_path, monkeypatch)
         predict(colors, [str(clip)], out=tmp_path / "out", device="cpu")
 
 
-def test_a_folder_and_a_pattern_hold_videos_too(clip, painted_file):
-    from rankless.inference.sources import find
-
-    painted_file("../still.png")
-    folder = str(clip.parent)
-    assert str(clip) in find([folder]) and str(clip) in find([f"{folder}/*"])
-
-
-def test_a_stream_that_sends_nothing_and_one_that_is_not_there_are_told_apart(monkeypatch):
-    monkeypatch.setattr(video, "_SECONDS_TO_WAIT", 0.3)
+def test_a_stream_that_sends_nothing_and_one_that_is_not_there_are_told_apart():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         for scheme in ("http", "rtsp"):  # FFmpeg calls the latter's silence invalid data
             with pytest.raises(UnreadableImage, match=r"cannot be opened \(no data for 0\.3 s\)"):
-                list(video.frames(f"{scheme}://127.0.0.1:{port}/x"))
-    monkeypatch.setattr(video, "_SECONDS_TO_WAIT", 15)
+                list(video.frames(f"{scheme}://127.0.0.1:{port}/x", 0.3))
     for name, said in (
         (f"rtsp://127.0.0.1:{port}/x", r"cannot be opened \(Connection refused\); check the host, port"),
         ("webcam:99", r"the camera cannot be opened .*; available cameras: "),
@@ -206,54 +243,24 @@ def test_a_stream_that_sends_nothing_and_one_that_is_not_there_are_told_apart(mo
             list(video.frames(name))
 
 
-def test_a_stream_that_falls_silent_ends_and_can_be_interrupted_before(clip, monkeypatch):
+def test_a_stream_that_falls_silent_ends_and_can_be_interrupted_before(silenced):
     """FFmpeg itself, which waits in C, would let neither happen for as long as it waits."""
-    real, silent = video._decoded, threading.Event()
-
-    def decoded(name):
-        for frame in real(str(clip)):
-            yield frame
-            if frame.number == 2:
-                silent.wait()
-
-    monkeypatch.setattr(video, "_decoded", decoded)
-    seen = video.frames("rtsp://camera/live")
-    assert [next(seen).number for _ in range(3)] == [0, 1, 2]
-    interrupt = (threading.main_thread().ident, signal.SIGINT)
-    threading.Timer(0.3, signal.pthread_kill, interrupt).start()
+    seen = video.frames(silenced)
+    assert next(seen).number == 0
+    threading.Timer(0.3, signal.pthread_kill, MAIN_THREAD).start()
     with pytest.raises(KeyboardInterrupt):
-        next(seen)
-    monkeypatch.setattr(video, "_SECONDS_TO_WAIT", 0.3)
-    with pytest.raises(UnreadableImage, match=r"it cannot be read after 3 frames \(no data for 0\.3 s\)"):
-        list(video.frames("rtsp://camera/live"))
-    silent.set()
+        list(seen)
+    with pytest.raises(UnreadableImage, match=r"it cannot be read after \d+ frames \(no data for 1 s\)"):
+        list(video.frames(silenced, 1.0))
 
 
 def test_a_stream_is_read_while_it_comes(colors, paint, tmp_path):
     """A real server on this machine, and a film that players can begin before its end is there."""
-    writer = video.Writer(tmp_path / "served.mp4", Fraction(10))
-    for number in range(4):
-        writer.add(Image.fromarray(paint("red", shift=20 * number)), number / 10)
-    writer.close()
-    content = (tmp_path / "served.mp4").read_bytes()
+    content = streamable(tmp_path, (paint("red", shift=20 * number) for number in range(4)))
     assert content.find(b"moov") < content.find(b"mdat")
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            with suppress(OSError):
-                self.wfile.write(content)
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"127.0.0.1:{server.server_port}"
-        report = predict(colors, [f"http://u:p@{address}/x.mp4"], out=tmp_path / "out", device="cpu")
-        server.shutdown()
+    with serving(content) as address:
+        of_a_user = address.replace("//", "//u:p@")
+        report = predict(colors, [of_a_user], out=tmp_path / "out", device="cpu")
     assert [round(image.detections[0]["box"][0] / 20) for image in report.images] == [2, 3, 4, 5]
-    assert report.images[0].source == f"http://{address}/x.mp4" and report.failed == []
-    assert (report.out / f"{address.replace(':', '-')}-x.mp4").exists()
+    assert report.images[0].source == address and report.failed == []
+    assert (report.out / address.partition("//")[2].replace(":", "-").replace("/", "-")).exists()

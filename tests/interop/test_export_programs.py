@@ -344,8 +344,6 @@ def test_an_ending_in_the_name_is_not_doubled(trained: Path, tmp_path: Path) -> 
 def test_files_that_cannot_be_exported_or_read_are_errors(trained, exported, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"raw\.onnx: is an ONNX file, .*; use the run or the weights file"):
         export(exported["raw"], format="onnx", out=tmp_path / "net")
-    with pytest.raises(UserError, match=r"writes only weights; remove --nms"):
-        export(trained, format="pth", out=tmp_path / "net", nms=True)
     with pytest.raises(UserError, match=r"expected images of 64 × 64 pixels, got 96 × 96; remove"):
         predict(exported["nms"], ["digits:val:0"], out=tmp_path / "1", overrides=("model.image_size=96",))
     (tmp_path / "damaged.onnx").write_bytes(exported["raw"].read_bytes()[:100])

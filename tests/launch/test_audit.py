@@ -194,8 +194,10 @@ def test_exchanged_checkpoints(run):
         (folder / "state.json").write_text(json.dumps({**state, "step": step}))
         sum_again(folder)
     files = "ema.safetensors, model.safetensors, state.json, training.safetensors"
-    exchanged = [problem.partition(" differs from the file")[0] for problem in examine(run).problems]
-    assert exchanged == [f"{one}: {files}", f"{other}: {files}"]
+    assert examine(run).problems == [
+        f"{folder}: differs from the record of step {step} in {run.journal} ({files})"
+        for folder, step in ((one, 2), (other, 4))
+    ]
 
 
 def test_other_changed_files(run):

@@ -13,13 +13,13 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rankless import cli
 from rankless.errors import UserError
 from rankless.launch import watching
 from rankless.runs import following, journal
@@ -41,12 +41,18 @@ def written(path: Path, *entries: dict[str, Any]) -> None:
         file.write(b"".join(map(journal.line, entries)))
 
 
+def silent(run: Path) -> Path:
+    """The run, whose journal has not grown for long."""
+    os.utime(run / "journal.jsonl", (0, 0))
+    return run
+
+
 def a_run(folder: Path, *entries: dict[str, Any]) -> Path:
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(RECIPE)
     (folder / "environment.json").write_text('[{"hardware": {"device": "cpu"}}]')
     written(folder / "journal.jsonl", *entries)
-    return folder
+    return silent(folder)
 
 
 WHOLE = (
@@ -71,15 +77,14 @@ def test_a_lock_is_seen_without_being_taken(tmp_path: Path) -> None:
     assert not is_held(path)
 
 
-def test_a_lock_that_linux_skips_in_a_long_list_is_seen(tmp_path, monkeypatch):
+def test_a_lock_that_linux_skips_in_a_long_list_is_seen(tmp_path):
     path = tmp_path / ".lock"
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        whole = following._LOCKS.read_text()
+        whole = Path("/proc/locks").read_text()
         others = "1: POSIX  ADVISORY  WRITE 1 fe:00:1 0 EOF\n" * 100  # more than a page
         parts = iter((others, others, others + whole))
-        monkeypatch.setattr(following, "_LOCKS", SimpleNamespace(read_text=lambda *_: next(parts)))
-        assert is_held(path)
+        assert is_held(path, SimpleNamespace(read_text=lambda *_: next(parts)))
 
 
 def test_a_run_is_followed_through_a_restart_to_its_end(tmp_path: Path) -> None:
@@ -119,15 +124,14 @@ def test_a_run_is_followed_through_a_restart_to_its_end(tmp_path: Path) -> None:
 
 def test_a_journal_that_grows_elsewhere_is_of_a_run_that_goes_on(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", step(1))
+    (run / "journal.jsonl").touch()
     assert is_alive(run, "start") and not is_alive(run, "end") and not is_alive(run, "error")
     host = json.dumps([{"host": os.uname().nodename}])  # where a lock would be seen
     (run / "environment.json").write_text(host)
     assert not is_alive(run, "start")
     (run / "environment.json").write_text('[{"host": "elsewhere"}]')
     assert is_alive(run, "start")
-    long_ago = (run / "journal.jsonl").stat().st_mtime - 2 * following.SILENCE
-    os.utime(run / "journal.jsonl", (long_ago, long_ago))
-    assert not is_alive(run, "start") and list(lines(run)) == [journal.line(step(1)).decode()]
+    assert not is_alive(silent(run), "start") and list(lines(run)) == [journal.line(step(1)).decode()]
 
 
 def test_a_finished_run_is_shown_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +164,7 @@ def test_lines_that_are_none_are_left_out(tmp_path: Path, capsys: pytest.Capture
     with (run / "journal.jsonl").open("a") as file:
         file.write('[1]\nnull\n{"step": "x"}\n{"step": 3}\n{"evaluation": 3}\n{"event": 7}\n\xff{\n')
     written(run / "journal.jsonl", *WHOLE[3:])
-    assert watching.watch(str(run)) == 0
+    assert watching.watch(str(silent(run))) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"{run}: finished after step 4"
 
 
@@ -174,38 +178,34 @@ def test_lines_that_are_none_are_left_out(tmp_path: Path, capsys: pytest.Capture
         (({"event": "start", "at": 0, "world_size": 1}, *WHOLE[1:]), 0, "finished after step 4"),
     ],
 )  # fmt: skip
-def test_how_a_run_ended_is_said(tmp_path, capsys, monkeypatch, entries, code, end):
-    monkeypatch.setattr(following, "SILENCE", -1.0)
+def test_how_a_run_ended_is_said(tmp_path, capsys, entries, code, end):
     run = a_run(tmp_path / "run", *entries)
     assert watching.watch(str(run)) == code
     assert f"{run}: {end}" in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_a_run_that_is_about_to_begin_is_waited_for(tmp_path, capsys, monkeypatch):
-    run = tmp_path / "run"
-    monkeypatch.setattr(following, "SILENCE", -1.0)
+def test_a_run_that_is_about_to_begin_is_waited_for(tmp_path, capsys):
+    run, made = tmp_path / "run", a_run(tmp_path / "made", *WHOLE)
+    said = ""
+    with ThreadPoolExecutor(1) as pool:
+        watched = pool.submit(watching.watch, str(run))
+        while "\n" not in said and not watched.done():
+            time.sleep(0.01)
+            said += capsys.readouterr().out
+        made.rename(run)
+        assert watched.result() == 0
+    assert said == f"{run}: no training has started here yet; waiting up to 60 s for one to start\n"
+    assert capsys.readouterr().out.splitlines()[-1] == f"{run}: finished after step 4"
 
-    def sleep(_: float) -> None:
-        a_run(run, *WHOLE)
 
-    monkeypatch.setattr(following, "time", SimpleNamespace(**{**vars(time), "sleep": sleep}))
-    assert watching.watch(str(run)) == 0
-    first, *_, last = capsys.readouterr().out.splitlines()
-    assert first == f"{run}: no training has started here yet; waiting up to 60 s for one to start"
-    assert last == f"{run}: finished after step 4"
-
-
-def test_a_run_that_does_not_begin_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "PATIENCE", 0.1)
+def test_a_run_that_does_not_begin_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for words in ([], ["--web"]):
-        for name in ("typo", "empty"):
-            with pytest.raises(UserError, match=f"{name}: no training started here within 0 s"):
-                cli.app(["watch", str(tmp_path / name), "--wait", *words], exit_on_error=False)
+    for name in ("typo", "empty"):
+        with pytest.raises(UserError, match=f"{name}: no training started here within 0 s"):
+            watching.wait_for(tmp_path / name, 0.1)
 
 
-def test_nothing_is_waited_for_where_no_run_can_begin(tmp_path, monkeypatch):
-    monkeypatch.setattr(following, "begins", lambda run: pytest.fail("waits"))
+def test_nothing_is_waited_for_where_no_run_can_begin(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "one.jpg").touch()
     for path in (tmp_path / "photos", tmp_path / "photos" / "one.jpg", tmp_path / "no" / "run"):
@@ -213,13 +213,12 @@ def test_nothing_is_waited_for_where_no_run_can_begin(tmp_path, monkeypatch):
             watching.watch(str(path))
 
 
-def test_a_run_that_holds_its_directory_may_take_its_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(following, "PATIENCE", 0.0)
+def test_a_run_that_holds_its_directory_may_take_its_time(tmp_path):
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert following.may_begin(tmp_path)
         threading.Timer(0.3, (tmp_path / "journal.jsonl").touch).start()
-        assert following.begins(tmp_path, poll=0.01)
+        assert following.begins(tmp_path, 0.01, patience=0.0)
 
 
 @pytest.mark.processes

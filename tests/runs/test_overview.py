@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rankless.files import checksums
 from rankless.launch.opening import record_death
 from rankless.launch.supervisor import Death
 from rankless.models.checkpoints.weights import digest_file
-from rankless.runs import following, journal
+from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from rankless.runs.overview import find, overview
 from rankless.runs.scoring import is_better, name_of_best
@@ -50,6 +51,7 @@ def a_run(path: Path, *entries: dict[str, Any], best: float | None = None) -> Ru
     path.mkdir(parents=True)
     run.recipe.write_text("task: detect\nepochs: 3\n")
     run.journal.write_bytes(b"".join(map(journal.line, entries)))
+    os.utime(run.journal, (0, 0))  # nobody has written to it for long
     if best is not None:
         folder = run.step_directory(2)
         folder.mkdir(parents=True)
@@ -81,13 +83,11 @@ START = {"event": "start", "at": 0}
         ([START, step(1), {"event": "end", "at": 1}, {"event": "resume", "at": 1}, step(2)], "interrupted"),
     ],
 )
-def test_the_state_follows_from_the_last_event(tmp_path, monkeypatch, entries, state):
-    monkeypatch.setattr(following, "SILENCE", -1.0)
+def test_the_state_follows_from_the_last_event(tmp_path, entries, state):
     assert overview(a_run(tmp_path / "run", *entries), {}).state == state
 
 
-def test_a_run_in_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(following, "SILENCE", -1.0)
+def test_a_run_in_one_line(tmp_path, capsys):
     scores = {"evaluation": 2, "scores": {"loss": 3.0, "AP": 0.5}}
     run = a_run(tmp_path / "runs" / "one", START, step(1), step(2), scores, best=0.5)
     a_run(tmp_path / "runs" / "group" / "two", START)
@@ -115,11 +115,13 @@ def test_a_run_in_one_line(tmp_path, monkeypatch, capsys):
     assert plain["digest"] == seen.digest and plain["saved"] == 2 and plain["run"] == str(run.path)
 
 
-def test_the_scores_of_many_classes_hide_neither_the_step_nor_the_score(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(following, "SILENCE", -1.0)
+def test_the_scores_of_many_classes_hide_neither_the_step_nor_the_score(tmp_path, capsys):
     scores = {"AP": 0.5, "per_class": {f"class {number}": 0.5 for number in range(20_000)}}
     run = a_run(tmp_path / "run", START, step(1), step(2), {"evaluation": 2, "scores": scores}, best=0.5)
-    assert run.journal.stat().st_size > 1 << 18
+    assert run.journal.stat().st_size > 1 << 18 and journal.last_step(run.journal) == 2
+    assert "its launcher was killed" in str(journal.ending(run.journal))
+    with run.journal.open("a") as file:
+        file.write('{"evaluation":4,"scores":{"' + "x" * 10**6)  # killed in the middle of it
     record_death(run, Death(1, -9, "rank 1 was killed by SIGKILL"))
     *_, death = journal.read(run.journal)
     assert (death["event"], death["at"]) == ("death", 2)

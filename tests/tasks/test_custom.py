@@ -35,8 +35,8 @@ def write(path: Path, text: str) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def clean_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def clean_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(tmp_path / "none")  # at the end, the path is what it was
 
 
 def test_by_file_whatever_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

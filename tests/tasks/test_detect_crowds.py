@@ -10,7 +10,7 @@ from PIL import Image
 from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.detection import DetectionExamples
 from rankless.data.datasets.open_split import examine
-from rankless.recipe.schema import Model, Recipe
+from rankless.recipe.schema import Data, Model, Recipe
 from rankless.structures import Detections
 from rankless.tasks.detect import Detect
 
@@ -32,9 +32,10 @@ def examples(tmp_path: Path) -> DetectionExamples:
     return DetectionExamples(BoxedImages(examine(str(tmp_path), "train", "coco")), (64, 64), 0, None)
 
 
-def test_crowds_and_areas_are_scored(examples: DetectionExamples, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Detect(Recipe(model=Model(name="yolov4-tiny", width=0.125, image_size=64)), class_names=("cup",))
-    monkeypatch.setattr(Detect, "evaluation_data", lambda _: examples)
+def test_crowds_and_areas_are_scored(examples: DetectionExamples, tmp_path: Path) -> None:
+    data = Data(root=str(tmp_path), val="train", format="coco")
+    model = Model(name="yolov4-tiny", width=0.125, image_size=64)
+    task = Detect(Recipe(model=model, data=data), class_names=("cup",))
     boxes = torch.tensor([[210.0, 10, 240, 60], [250, 10, 290, 60], [0, 0, 100, 100]])  # two lie in the crowd
     scores = task.score([Detections(0, boxes, torch.tensor([0.9, 0.8, 0.7]), torch.zeros(3).long())])
     assert (scores["AP"], scores["APs"]) == (pytest.approx(1), pytest.approx(1))

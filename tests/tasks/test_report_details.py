@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,19 +80,14 @@ def test_the_worst_and_the_best_images_are_kept_with_their_boxes(detect: Any) ->
     assert not next(one for one in worst if Path(one["name"]).stem == "02")["found"]
 
 
-def test_unreadable_images_are_left_out_and_images_that_vanished_are_not_shown(detect, monkeypatch):
-    found = answers(detect)
+def test_unreadable_images_are_left_out_and_images_that_vanished_are_not_shown(small_recipe, tmp_path):
+    data = shutil.copytree(Path(small_recipe).parent, tmp_path / "data") / "data.yaml"
+    data.write_text(data.read_text().replace(str(Path(small_recipe).parent), str(data.parent)))
+    task: Any = open_task(load(small_recipe, [f"data.root={data}"]))
+    found = answers(task)
     found[0] = Detections(0, found[0].boxes, found[0].scores, found[0].labels, unreadable=True)
-    data = detect.evaluation_data()
-    read = data.images.read
-
-    def vanished(index: int) -> Any:
-        if index == 2:
-            raise FileNotFoundError(2, "No such file or directory", "02.png")
-        return read(index)
-
-    monkeypatch.setattr(data.images, "read", vanished)
-    details = detect.report_details(found)
+    (data.parent / "images/val/02.png").unlink()
+    details = task.report_details(found)
     assert details["images"] == len(found) - 1
     assert "02" not in {Path(one["name"]).stem for one in details["examples"]}
 

@@ -17,13 +17,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 from urllib.parse import quote
 from xml.etree import ElementTree
 
 from rankless.data.formats.voc_xml import NOT_XML, VocObject, to_xml
 from rankless.data.formats.writing import on_one_line
 from rankless.errors import UserError, counted, nearest, one_of, printable
+from rankless.inference.journal import Entry, Journal
 
 KINDS = (
     *("annotated", "json", "jsonl", "coco", "yolo", "voc", "label-studio", "cvat"),
@@ -47,37 +48,25 @@ def kinds_named(save: Sequence[str], option: str = "--save") -> frozenset[str]:
     return frozenset(save)
 
 
-class Entry(NamedTuple):
-    """The predictions for one image.
-
-    Attributes:
-        stem: name of the image's files without extension, including the number of a video frame.
-        image: the object for the image in ``predictions.json``.
-    """
-
-    stem: str
-    image: dict[str, Any]
-
-
 def best_of(image: dict[str, Any]) -> list[dict[str, Any]]:
     """Return an image's detections, or its most likely class."""
     found: list[dict[str, Any]] = image.get("detections") or image.get("classes", [])[:1]
     return found
 
 
-def write_json(entries: Iterable[Entry], file: Path) -> None:
+def write_json(entries: Journal, file: Path) -> None:
     """Write a JSON array with one image per line."""
     with file.open("w", encoding="utf-8") as out:
         _write_list(out, (entry.image for entry in entries))
 
 
-def write_jsonl(entries: Iterable[Entry], file: Path) -> None:
+def write_jsonl(entries: Journal, file: Path) -> None:
     """Write JSON Lines with one object per image."""
     with file.open("w", encoding="utf-8") as out:
         out.writelines(f"{json.dumps(entry.image)}\n" for entry in entries)
 
 
-def write_coco_images(entries: Iterable[Entry], file: Path, class_names: Sequence[str]) -> None:
+def write_coco_images(entries: Journal, file: Path, class_names: Sequence[str]) -> None:
     """Write the images and categories in COCO's format, without annotations."""
     categories = [{"id": number, "name": name} for number, name in enumerate(class_names, 1)]
     images = (
@@ -94,7 +83,7 @@ def write_coco_images(entries: Iterable[Entry], file: Path, class_names: Sequenc
         _write_list(out, images, "}")
 
 
-def write_coco_results(entries: Iterable[Entry], file: Path) -> None:
+def write_coco_results(entries: Journal, file: Path) -> None:
     """Write the detections in COCO's results format."""
     results = (
         {
@@ -111,7 +100,7 @@ def write_coco_results(entries: Iterable[Entry], file: Path) -> None:
         _write_list(out, results)
 
 
-def image_ids(entries: Iterable[Entry]) -> Iterator[tuple[int, Entry]]:
+def image_ids(entries: Journal) -> Iterator[tuple[int, Entry]]:
     """Yield all entries with COCO ids: the file names if they are distinct numbers, otherwise 1, 2, 3 …"""
     seen: set[int] = set()
     numbered = True
@@ -150,7 +139,7 @@ def voc_xml(image: dict[str, Any]) -> bytes:
     return to_xml(_plain(PurePath(image["source"]).name), (image["height"], image["width"]), objects)
 
 
-def write_csv(entries: Iterable[Entry], file: Path) -> None:
+def write_csv(entries: Journal, file: Path) -> None:
     """Write a CSV table with one row per object, or per class of a classified image."""
     rows = (
         [*_where(image), found["label"], found["name"], found["score"], *found.get("box", [""] * 4)]
@@ -160,7 +149,7 @@ def write_csv(entries: Iterable[Entry], file: Path) -> None:
     _write_table(file, ["source", "frame", "time", "label", "name", "score", "x1", "y1", "x2", "y2"], rows)
 
 
-def write_counts(entries: Iterable[Entry], file: Path, class_names: Sequence[str]) -> None:
+def write_counts(entries: Journal, file: Path, class_names: Sequence[str]) -> None:
     """Write a CSV table with the number of objects in each image, in total and per class.
 
     A classified image counts as one object of its best class.
@@ -195,7 +184,7 @@ class Labeling:
     ``model`` is the model version to show in Label Studio.
     """
 
-    def __init__(self, entries: Iterable[Entry], class_names: Sequence[str], model: str) -> None:
+    def __init__(self, entries: Journal, class_names: Sequence[str], model: str) -> None:
         self._entries, self._names, self._model = entries, [_plain(name) for name in class_names], model
 
     @cached_property

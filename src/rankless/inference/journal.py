@@ -12,14 +12,25 @@ import weakref
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankless.errors import UserError
-from rankless.inference.formats import Entry
 
 NAME = ".rankless-predictions.jsonl"
 _FORMAT = "rankless predictions 1"
 _AT_ONCE = 1 << 20  # bytes
+
+
+class Entry(NamedTuple):
+    """The predictions for one image.
+
+    Attributes:
+        stem: name of the image's files without extension, including the number of a video frame.
+        image: the object for the image in ``predictions.json``.
+    """
+
+    stem: str
+    image: dict[str, Any]
 
 
 class Journal:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
-from rankless.inference.formats import Entry
-from rankless.inference.journal import Journal
+from rankless.inference.journal import Entry, Journal
 
 
 @dataclass(frozen=True)

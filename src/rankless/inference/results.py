@@ -7,7 +7,7 @@ import html
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,7 @@ class _Result:
     classes: NDArray[np.int64]
     class_names: tuple[str, ...]
     source: str = ""
+    _key: ClassVar = ""
 
     @property
     def names(self) -> list[str]:
@@ -52,6 +53,15 @@ class _Result:
 
     def __len__(self) -> int:
         return len(self.scores)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one dict per score."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data, as in ``predictions.json``."""
+        height, width = self.image.shape[:2]
+        return {"source": self.source, "width": width, "height": height, self._key: self.rows()}
 
     def marks(self) -> list[Mark]:
         """Return the boxes and captions that :meth:`draw` draws."""
@@ -71,6 +81,7 @@ class DetectionResult(_Result):
     """
 
     xyxy: NDArray[np.float32]
+    _key: ClassVar = "detections"
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the ``box`` (rounded to 0.01 pixels), ``score``, ``label`` and ``name`` of each object."""
@@ -84,12 +95,7 @@ class DetectionResult(_Result):
             for box, score, label in self._objects()
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, as in ``predictions.json``."""
-        return {**_head(self), "detections": self.rows()}
-
     def marks(self) -> list[Mark]:
-        """Return the boxes and captions that :meth:`draw` draws."""
         return [
             Mark((x1, y1, x2, y2), f"{self.class_names[label]}: {score:.0%}", label)
             for (x1, y1, x2, y2), score, label in self._objects()
@@ -136,6 +142,7 @@ class ClassificationResult(_Result):
     """
 
     probabilities: NDArray[np.float32]
+    _key: ClassVar = "classes"
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the ``score``, ``label`` and ``name`` of each class."""
@@ -144,12 +151,7 @@ class ClassificationResult(_Result):
             for score, label in zip(self.scores.tolist(), self.classes.tolist(), strict=True)
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, as in ``predictions.json``."""
-        return {**_head(self), "classes": self.rows()}
-
     def marks(self) -> list[Mark]:
-        """Return the mark that :meth:`draw` draws: a box around the image with the most likely class."""
         height, width = self.image.shape[:2]
         whole = (0.0, 0.0, float(width), float(height))
         return [Mark(whole, f"{row['name']}: {row['score']:.0%}", row["label"]) for row in self.rows()[:1]]
@@ -183,11 +185,6 @@ class Results(list[Result]):
         more = f"<p>… and {counted(len(self) - _SHOWN, 'more image')}</p>" if len(self) > _SHOWN else ""
         cells = "".join(f'<div style="max-width:20rem">{one._repr_html_()}</div>' for one in self[:_SHOWN])
         return f'<div style="display:flex;flex-wrap:wrap;gap:1rem;align-items:start">{cells}</div>{more}'
-
-
-def _head(result: Result) -> dict[str, Any]:
-    height, width = result.image.shape[:2]
-    return {"source": result.source, "width": width, "height": height}
 
 
 def _about(result: Result) -> str:

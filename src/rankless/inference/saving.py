@@ -17,9 +17,9 @@ from rankless.data.images.image_file import Pixels
 from rankless.errors import UserError, one_of
 from rankless.files.outputs import LIST, Outputs
 from rankless.inference import formats
-from rankless.inference.formats import KINDS, Entry, Labeling
+from rankless.inference.formats import KINDS, Labeling
 from rankless.inference.heatmaps import overlaid
-from rankless.inference.journal import Journal
+from rankless.inference.journal import Entry, Journal
 from rankless.inference.model_loading import Finder
 from rankless.inference.pipeline import Outcome
 from rankless.inference.predict_custom import CustomFinder

@@ -67,12 +67,15 @@ def sources(name: str) -> Iterator[Source]:
         yield Source(shown, fail)
 
 
-def frames(name: str) -> Iterator[Frame]:
-    """Yield the frames of a video, camera or stream until it ends."""
-    return _decoded_in_thread(name) if is_live(name) else _decoded(name)
+def frames(name: str, patience: float = _SECONDS_TO_WAIT) -> Iterator[Frame]:
+    """Yield the frames of a video, camera or stream until it ends.
+
+    The next frame of a camera or stream is awaited for ``patience`` seconds.
+    """
+    return _decoded_in_thread(name, patience) if is_live(name) else _decoded(name)
 
 
-def _decoded_in_thread(name: str) -> Iterator[Frame]:
+def _decoded_in_thread(name: str, patience: float) -> Iterator[Frame]:
     """Decode frames in a thread, because FFmpeg ignores Ctrl-C while it waits for a camera or a server."""
     ready: queue.Queue[Frame | UnreadableImage | None] = queue.Queue(2)
     left = threading.Event()
@@ -93,13 +96,13 @@ def _decoded_in_thread(name: str) -> Iterator[Frame]:
     threading.Thread(target=read, name="rankless-stream", daemon=True).start()
     number = 0
     try:
-        while (one := ready.get(timeout=_SECONDS_TO_WAIT)) is not None:
+        while (one := ready.get(timeout=patience)) is not None:
             if isinstance(one, UnreadableImage):
                 raise one
             yield one
             number += 1
     except queue.Empty:
-        reason = f"no data for {_SECONDS_TO_WAIT:g} s"
+        reason = f"no data for {patience:g} s"
         raise UnreadableImage(name, _failure(name, number, reason)) from None
     finally:
         left.set()

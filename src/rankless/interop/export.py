@@ -214,7 +214,10 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
     outputs.refuse_inputs([source])
     problems = [name for name in loaded.class_names if "\n" in name]
     if problems:
-        raise UserError(f"the class name {problems[0]!r} contains a line break; use another --format")
+        raise UserError(
+            f"the class name {problems[0]!r} contains a line break, which .names files do not support; use "
+            "another --format"
+        )
     with outputs.as_one(files) as (cfg, numbers, names):
         write_weights(numbers, made, loaded.state, _seen(loaded))
         cfg.write_text(text, encoding="utf-8")

@@ -62,15 +62,15 @@ def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None)
     return 1
 
 
-def wait_for(run: Path) -> None:
+def wait_for(run: Path, patience: float = following.PATIENCE) -> None:
     """Wait for a run on this machine to start; raise a UserError if it does not start in time."""
     if (run / "journal.jsonl").exists() or not following.may_begin(run):
         return
-    say(f"{run}: no training has started here yet; waiting up to {following.PATIENCE:.0f} s for one to start")
+    say(f"{run}: no training has started here yet; waiting up to {patience:.0f} s for one to start")
     sys.stdout.flush()
-    if not following.begins(run):
+    if not following.begins(run, patience=patience):
         raise UserError(
-            f"{run}: no training started here within {following.PATIENCE:.0f} s; expected a run "
+            f"{run}: no training started here within {patience:.0f} s; expected a run "
             "directory; list the runs in a folder with rankless runs"
         )
 

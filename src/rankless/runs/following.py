@@ -57,7 +57,7 @@ def _head(path: Path) -> str:
         return file.read(_RECIPE)
 
 
-def is_held(lock: Path) -> bool:
+def is_held(lock: Path, locks: Path = _LOCKS) -> bool:
     """Check whether a process on this machine has locked a file, without locking it.
 
     A lock taken by this process could make a starting run fail.
@@ -65,7 +65,7 @@ def is_held(lock: Path) -> bool:
     try:
         inode = str(lock.stat().st_ino)
         for _ in range(_READS):
-            held = _LOCKS.read_text("ascii", "replace")
+            held = locks.read_text("ascii", "replace")
             for words in map(str.split, held.splitlines()):
                 # 1: FLOCK ADVISORY WRITE 4711 fe:00:2146926 0 EOF; "->" marks a waiting process
                 is_same = len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode
@@ -119,12 +119,12 @@ def may_begin(run: Path) -> bool:
     return not run.exists() and (run.parent.is_dir() or run.parent == Path("runs"))
 
 
-def begins(run: Path, poll: float = POLL) -> bool:
+def begins(run: Path, poll: float = POLL, patience: float = PATIENCE) -> bool:
     """Wait for a journal and return whether it exists.
 
-    The wait ends after :data:`PATIENCE` seconds unless a process has locked the run.
+    The wait ends after ``patience`` seconds unless a process has locked the run.
     """
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + patience
     while not (run / "journal.jsonl").exists():
         if time.monotonic() > until and not is_held(run / ".lock"):
             return False

@@ -91,8 +91,8 @@ class Detect:
         """Detect objects in each image of the batch. Boxes are in pixels of the source images.
 
         By default, a box may have several classes, and NMS is applied per class. Boxes with equal scores
-        keep the order of the model's outputs. With ``evaluate.tta``, a single NMS covers
-        the boxes of all transforms.
+        keep the order of the model's outputs. With ``evaluate.tta``, a single NMS covers the boxes of all
+        transforms.
         """
         detector, images = cast(Detector, model), batch.network_input
         boxes, scores = [], []
