@@ -331,7 +331,7 @@ def test_a_small_cfg_takes_no_gigabytes(tmp_path: Path, forked: Any):
 
 def test_a_network_larger_than_the_memory_is_never_begun():
     with limited(resource.RLIMIT_AS, addresses(200 << 20)):
-        with pytest.raises(UserError, match=r"parameters needs at least .* of memory, but only .* MB"):
+        with pytest.raises(UserError, match=r"parameters needs at least .* of memory, but only .* are free"):
             zoo.build(Model(name="yolov4-tiny", width=4.0), 80)
         with pytest.raises(UserError, match=r"are free; use a smaller model\.densenet\.growth"):
             catalog.build_classifier(Model(name="densenet121", densenet=Densenet(growth=512)), 10)

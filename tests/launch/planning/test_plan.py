@@ -27,7 +27,10 @@ SMALL = (
         (["--latency", "0us"], ["--latency is '0us': expected a time above 0"]),
         (["--devices", "8x0", "--step-ms", "no"], ["--devices is '8x0'", "--step-ms is 'no'"]),
         (["--check", "1,two"], ["--check is '1,two': expected whole numbers of at least 1, as in 1,2,4"]),
-        (["--check", "1", "--step-ms", "5"], ["--check trains on this machine, but --step-ms"]),
+        (
+            ["--check", "1", "--step-ms", "5"],
+            ["--check trains on this machine, so it cannot be combined with --step-ms"],
+        ),
         (["--force"], ["--force: has no effect without --out"]),
         (["--check", "64"], ["--check has 64, but a step has only 4 micro-batches"]),
         (["--out", "plan.txt"], ["--out plan.txt: expected a name that ends in one of .png"]),
