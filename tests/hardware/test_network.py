@@ -36,7 +36,7 @@ def test_the_loopback_interface_leads_to_this_machine() -> None:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+def machine(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, list[str]], dict[str, str]]:
     """A machine with two networks, whose own name leads to 127.0.1.1; the default route goes by eth0."""
     names = {"me": ["127.0.1.1"], "me.fast": ["10.0.0.1"], "you": ["10.0.0.2"], "away": ["192.168.7.7"]}
     routes = {"10.0.0.2": "10.0.0.1", "10.0.0.1": "10.0.0.1", "203.0.113.1": "172.16.0.5"}
@@ -45,7 +45,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     monkeypatch.setattr(network, "interfaces", lambda: interfaces)
     monkeypatch.setattr(network, "addresses_of", lambda host: known.get(host, []))
     monkeypatch.setattr(network, "address_towards", routes.get)
-    return interfaces
+    return interfaces, routes
 
 
 @pytest.mark.usefixtures("machine")
@@ -62,12 +62,13 @@ def test_the_interface_is_the_one_that_leads_there_and_rank_0_listens_where_othe
 
 
 def test_without_a_default_route_the_only_address_is_meant(
-    machine: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+    machine: tuple[dict[str, list[str]], dict[str, str]],
 ) -> None:
-    monkeypatch.setattr(network, "address_towards", lambda _: None)
+    interfaces, routes = machine
+    routes.clear()
     with pytest.raises(UserError, match=r"me: resolves to 127.0.1.1.*one of '172.16.0.5', '10.0.0.1'"):
         network.own_address("me")
-    del machine["ib0"]
+    del interfaces["ib0"]
     assert network.own_address("me") == "172.16.0.5"
 
 
