@@ -179,7 +179,7 @@ def test_every_reader_passes_over_the_same_checkpoints(origin: RunDirectory, tmp
     """The newest is that of another step, with checksums to match."""
     run = RunDirectory(shutil.copytree(origin.path, tmp_path / "run"))
     shutil.copytree(run.step_directory(5), run.step_directory(20))
-    assert "is the state after step 5, not 20" in (damage(run.step_directory(20)) or "")
+    assert "is the state of step 5, not 20" in (damage(run.step_directory(20)) or "")
     assert checkpoint.newest(run, lambda _: None) == 10
     held = HostProcess(io.BytesIO()).answer(messages.Holds(run=str(run.path)))
     assert isinstance(held, messages.Held) and held.step == 10
