@@ -171,12 +171,8 @@ def test_rows_are_as_even_as_they_can_be(lengths, count):
 def test_labels_are_decided_image_by_image():
     box = Mark((10, 10, 60, 60), "a class", 0)
     few, many = gray(400, 300, [box] * 3), gray(400, 300, [box] * 60)
-    assert contact_sheet._texts(few, (400, 300)) == ["a class"] * 3
-    assert contact_sheet._texts(many, (400, 300)) == [""] * 60
-    short = gray(400, 300, [box._replace(short="c")] * 60)
-    assert contact_sheet._texts(short, (400, 300)) == ["c"] * 60, (
-        "a sheet of errors says at least what they are"
-    )
+    short = gray(400, 300, [box._replace(short="c")] * 60)  # as on a sheet of errors
+    assert contact_sheet._texts(short, (400, 300)) == ["c"] * 60
     sheet = np.asarray(contact_sheet.sheet(Selection("t", ("a class",), [few, many])))
     left, right = np.split((sheet[80:] == color(0)).all(2), [sheet.shape[1] // 2], 1)
     assert left.sum() > 1.5 * right.sum(), "a label is a filled rectangle"

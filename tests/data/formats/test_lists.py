@@ -187,13 +187,8 @@ def test_classes_without_training_images_can_be_evaluated(tmp_path):
         task.training_data()
 
 
-@pytest.mark.parametrize("make", ["coco", "darknet", "lines"])
-def test_a_missing_val_names_the_command_that_makes_one(tmp_path, make):
-    root = tmp_path / "my data"
-    if make == "coco":
-        coco(root, "train")
-    else:
-        darknet(root) if make == "darknet" else lines(root, train=3)
+def test_a_missing_val_names_the_command_that_makes_one(tmp_path):
+    root = lines(tmp_path / "my data", train=3)
     with pytest.raises(UserError) as caught:
         examine(str(root), "val")
     problem = str(caught.value)

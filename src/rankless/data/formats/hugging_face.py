@@ -138,7 +138,8 @@ class _Lines(Table):
     def _of_table(self, table: csv.DictReader[str], findings: Findings) -> Iterator[Row]:
         for row in table:
             if None in row:  # DictReader stores additional fields under this key
-                problem = f"found more fields than the first line has ({len(table.fieldnames or ())})"
+                count, expected = len(row) - 1 + len(row[None]), len(table.fieldnames or ())
+                problem = f"found {count} fields; expected {expected}, as in the first line"
                 findings.add("not understood", f"{self.file}:{table.line_num}", problem)
             else:
                 yield table.line_num, row

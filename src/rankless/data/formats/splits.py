@@ -84,7 +84,7 @@ def set_aside(names: Collection[str], what: str) -> set[str]:
 
 
 def how_to_divide(root: Path, wanted: str) -> str:
-    """Return advice for the end of a message: how to create a missing split; "" for training splits."""
+    """Return the end of a message about a missing split: how to create it, or "" for training splits."""
     if is_for_training(wanted):
         return ""
     folder = root if root.is_dir() else root.absolute().parent
