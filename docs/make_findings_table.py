@@ -1,6 +1,6 @@
 """Writes the table of what can be wrong in ``docs/data.md``: ``python docs/make_findings_table.py``.
 
-The kinds and their outcomes come from ``rankless.data.index.findings``. A test checks that the table is up to date.
+The kinds and their outcomes come from ``rankless.data.index.findings``. A test compares the page with them.
 """
 
 from __future__ import annotations
