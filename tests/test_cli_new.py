@@ -240,7 +240,7 @@ def test_published_weights_bring_their_network(shapes, capsys):
     capsys.readouterr()
     for name, said in (
         ("resnet18", "which is a classifier; expected a det"),
-        ("yolov9", "no weights are pub"),
+        ("yolov9", "no published weights are named"),
     ):
         (line,) = problems(capsys, "new", "shapes", "--pretrained", f"published/{name}", "--out", "new.yaml")
         assert said in line and not Path("new.yaml").exists()
