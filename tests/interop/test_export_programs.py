@@ -163,7 +163,7 @@ def test_pytorchs_own_formats_compute_the_same_and_are_not_run_by_us(format, tra
     with torch.no_grad():
         np.testing.assert_allclose(module(seen).numpy(), wanted, rtol=1e-5, atol=1e-4)
         assert len(module(batch(5))) > len(wanted), "any number of images"
-    with pytest.raises(UserError, match=r"is code, and Rankless .* code .* files; use the"):
+    with pytest.raises(UserError, match=r"program, and Rankless .* code .* files; use the"):
         predict(path, ["digits:val:0"], out=tmp_path / "found")
 
 
