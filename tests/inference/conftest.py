@@ -69,7 +69,7 @@ def colors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def paint() -> Callable[..., np.ndarray]:
     """``paint(*colors, size=(400, 300), shift=0)``: gray pixels (H, W, 3) with a rectangle per color."""
 

@@ -124,7 +124,7 @@ def test_sources_of_every_kind(target):
 def test_names_from_several_folders_do_not_collide(target):
     root = target.with_name("images")
     kinds = ("a/x.png", "b/x.png", "b/X.bmp", "c/x-2.png", "c/x.jpg")
-    sources = [image(root / name) for name in kinds]
+    sources = [image(root / name, (40, 30), (4, 6, 14, 22)) for name in kinds]
     for _ in range(2):  # once more into the same folder
         report = run(target, *sources)
         names = [entry["annotated"] for entry in written(report)]

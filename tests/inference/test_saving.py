@@ -132,7 +132,7 @@ def test_where_nothing_was_found_the_missing_crops_are_said(colors, painted_file
 
 
 def test_heat_lies_on_the_object(untrained):
-    path = untrained(Recipe(model=Model(image_size=(96, 128), width=0.25)), ("a", "b"))
+    path = untrained(Recipe(model=Model(image_size=(96, 128), width=0.125)), ("a", "b"))
     finder = BoxFinder(weights.load(path), 0.0, torch.device("cpu"), "w")
     image = torch.randint(0, 255, (3, 150, 300), dtype=torch.uint8)
     item = finder.item(Decoded(image, 1, (150, 300)))

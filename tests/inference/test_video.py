@@ -87,10 +87,11 @@ def serving(content: bytes, sent: int | None = None) -> Iterator[str]:
             server.shutdown()
 
 
-@pytest.fixture
-def silenced(paint, tmp_path):
+@pytest.fixture(scope="module")
+def silenced(paint, tmp_path_factory):
     """The address of a stream that stops in the middle."""
-    content = streamable(tmp_path, (paint("red", shift=3 * number) for number in range(60)))
+    frames = (paint("red", size=(160, 120), shift=number) for number in range(60))
+    content = streamable(tmp_path_factory.mktemp("silenced"), frames)
     with serving(content, len(content) * 4 // 5) as address:
         yield address
 

@@ -20,7 +20,7 @@ from rankless.recipe.schema import Data, Evaluate, Model, Recipe
 
 NAMES = ("cat", "dog with a hat")
 RECIPE = Recipe(
-    model=Model(name="yolov4-tiny", width=0.25, image_size=(64, 96), dropout=0.1),
+    model=Model(name="yolov4-tiny", width=0.125, image_size=(64, 96), dropout=0.1),
     data=Data(root="nowhere"),
     evaluate=Evaluate(nms="diou"),
 )
@@ -90,7 +90,7 @@ def test_nothing_is_overwritten_and_errors_are_sentences(tmp_path, capsys, monke
     for wrong, said in (("onyx", f"{formats}; did you mean 'onnx'\\?$"), ("YOLO", f"{formats}$")):
         with pytest.raises(UserError, match=said):
             export(path, format=wrong)
-    free = Recipe(model=Model(name="yolov4-tiny-anchor-free", width=0.25))
+    free = Recipe(model=Model(name="yolov4-tiny-anchor-free", width=0.125))
     other, _ = written(tmp_path, free)
     with pytest.raises(UserError, match="Darknet has no anchor-free heads"):
         export(other, format="darknet", out=tmp_path / "free")

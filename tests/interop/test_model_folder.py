@@ -27,7 +27,7 @@ from rankless.recipe.schema import Data, Model, Recipe
 from rankless.tasks import data_digest
 
 NAMES = ("cat", "stop_sign | *new*", "<b>dog</b>\nwith a hat")
-RECIPE = Recipe(model=Model(name="yolov4-tiny", width=0.25, image_size=64), data=Data(root="home/me/pets"))
+RECIPE = Recipe(model=Model(name="yolov4-tiny", width=0.125, image_size=64), data=Data(root="home/me/pets"))
 
 
 def written(path: Path, recipe: Recipe = RECIPE, **extra: str) -> Path:
