@@ -57,9 +57,7 @@ def test_a_host_that_could_not_save_the_end_is_named(capsys):
     assert cluster(*hosts).coordinator.train() == 0
     out, err = capsys.readouterr()
     assert "the run directory is on h1, h3\n" in out
-    assert (
-        err == "warning: h2 has the run only up to step 40 of 240; copy the run directory from another host\n"
-    )
+    assert err == "warning: h2 has only the first 40 of 240 steps; copy the run directory from another host\n"
 
 
 def test_a_start_that_fails_on_one_host_leaves_nothing_on_the_others():

@@ -200,7 +200,7 @@ def gpus(seen: Cards | None = None) -> Check:
         return warning(
             "GPU",
             value,
-            "select GPUs of the same model with CUDA_VISIBLE_DEVICES, because models round differently",
+            "select GPUs of one model with CUDA_VISIBLE_DEVICES, because different GPUs round differently",
         )
     if busy := [str(number) for number, share in enumerate(seen.free) if share < 0.5]:
         what = counted(len(busy), "GPU")

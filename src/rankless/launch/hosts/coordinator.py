@@ -309,7 +309,7 @@ class Coordinator:
         behind = preflight.behind(self.pool, members, str(self.training.run))
         say(f"the run directory is on {names([member for member in members if member.name not in behind])}")
         for name, steps in behind.items():
-            warn(f"{name} has the run only up to step {steps}; copy the run directory from another host")
+            warn(f"{name} has only the first {steps} steps; copy the run directory from another host")
         return 0
 
     def _stopped(self, by: signal.Signals, end: RoundEnd | None = None) -> int:
