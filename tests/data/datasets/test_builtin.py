@@ -103,7 +103,7 @@ def test_the_truth_of_a_scene_is_drawn_once(val: DigitScenes) -> None:
 
 
 @pytest.mark.processes
-def test_a_scene_is_the_same_in_another_process(samples: list[Sample], tmp_path: Path, forked: Any) -> None:
+def test_a_scene_is_the_same_in_another_process(tmp_path: Path, forked: Any) -> None:
     program = (
         "import sys, hashlib, pickle\n"
         "scenes = pickle.load(open(sys.argv[1], 'rb'))\n"
@@ -122,7 +122,7 @@ def test_a_scene_is_the_same_in_another_process(samples: list[Sample], tmp_path:
     (tmp_path / "program.py").write_text(program)
     (tmp_path / "scenes").write_bytes(sent)
     done = forked("program.py", "scenes", cwd=tmp_path)
-    assert done.stdout.split() == [digest(samples[5]), digest(samples[2]), "False"]
+    assert done.stdout.split() == [digest(scenes.read(5)), digest(scenes.read(2)), "False"]
 
 
 @pytest.mark.slow

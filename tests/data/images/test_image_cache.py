@@ -19,7 +19,6 @@ from PIL import Image
 from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.builtin import DigitScenes
 from rankless.data.datasets.detection import DetectionExamples
-from rankless.data.images import image_cache
 from rankless.data.images.image_cache import CachedImages, needed, open_images
 from rankless.data.images.image_file import Decoded, Shown, UnreadableImage, read_for
 from rankless.data.images.sources import FileImages
@@ -37,7 +36,6 @@ SHOWN = Shown(SIZE)
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKLESS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(image_cache, "MEMORY", tmp_path / "memory")
     (tmp_path / "memory").mkdir()
 
 
@@ -59,8 +57,12 @@ def known(tmp_path: Path) -> Annotations:
     return validate(made.raw(names=["thing"]), "test")
 
 
+def in_memory(known: Annotations) -> tuple[FileImages | CachedImages, tuple[str, ...]]:
+    return open_images(known, SHOWN, "ram", Path(known.path(0)).with_name("memory"))
+
+
 def opened(kind: str, known: Annotations) -> CachedImages:
-    images, _ = open_images(known, SHOWN, kind)  # type: ignore[arg-type]
+    images, _ = in_memory(known) if kind == "ram" else open_images(known, SHOWN, "disk")
     assert isinstance(images, CachedImages)
     return images
 
@@ -210,10 +212,10 @@ def test_a_disk_without_room_is_refused_with_what_to_do(known: Annotations) -> N
 
 
 def test_memory_without_room_or_missing_is_a_note(known: Annotations, tmp_path: Path) -> None:
-    cache, (note,) = open_images(enlarged(known), SHOWN, "ram")
+    cache, (note,) = in_memory(enlarged(known))
     assert isinstance(cache, FileImages) and "are not cached in memory" in note and "available" in note
     (tmp_path / "memory").rename(tmp_path / "elsewhere")
-    cache, (note,) = open_images(known, SHOWN, "ram")
+    cache, (note,) = in_memory(known)
     assert isinstance(cache, FileImages) and "No such file" in note
 
 
@@ -252,7 +254,7 @@ def test_a_cache_in_memory_that_others_can_enter_is_not_used(known: Annotations,
     home.mkdir(mode=0o700)
     assert isinstance(opened("ram", known), CachedImages)
     home.chmod(0o777)
-    images, (note,) = open_images(known, SHOWN, "ram")
+    images, (note,) = in_memory(known)
     assert isinstance(images, FileImages)
     assert re.search(
         rf"not cached in memory .*: {home} belongs to another user or is accessible to others", note

@@ -301,7 +301,7 @@ def test_the_place_of_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 OPENING = """
 import os, sys, time
-sys.path.insert(0, {folder!r})
+sys.path[:0] = {folders!r}
 from pathlib import Path
 import test_annotation_cache as page
 
@@ -322,7 +322,8 @@ print(sum(data.widths()))
 @pytest.mark.processes
 def test_of_several_processes_one_reads(data: Data, tmp_path: Path, forked: Any) -> None:
     log = tmp_path / "log"
-    text = OPENING.format(folder=str(Path(__file__).parent), root=str(data.root))
+    here = Path(__file__).parent
+    text = OPENING.format(folders=[str(here), str(here.parents[1])], root=str(data.root))
     (tmp_path / "opens.py").write_text(text)
     with ThreadPoolExecutor(2) as both:
         done = [*both.map(lambda _: forked("opens.py", cwd=tmp_path, LOG=str(log)), range(2))]

@@ -92,7 +92,7 @@ class DigitScenes(_Digits, DetectionImages):
         return self._images
 
     def ground_truth(self, index: int) -> GroundTruth:
-        """Return the digits of a scene, which is rendered only once."""
+        """Return the digits of a scene. Each scene is rendered only once."""
         if index not in self._truths:
             self._truths[index] = super().ground_truth(index)
         return self._truths[index]
@@ -221,7 +221,7 @@ def _too_close(box: Box, other: Box, largest_iou: float, most_covered: float) ->
 def stored_digits(file: str = "datasets/data/digits.csv.gz") -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Return scikit-learn's digits: gray levels from 0 to 16, (1797, 8, 8), and classes, (1797,).
 
-    Importing scikit-learn takes a second, so its data file is read directly if its package has ``file``.
+    Importing scikit-learn takes a second, so ``file`` is read directly from its package if it exists.
     """
     found = importlib.util.find_spec("sklearn")
     for folder in (found and found.submodule_search_locations) or ():

@@ -32,8 +32,6 @@ from rankless.files.cache_folder import cache_folder, hold, make_private, remove
 from rankless.files.remote import is_remote
 from rankless.files.writing import beside
 
-MEMORY = Path("/dev/shm")  # a file system in memory
-
 _KINDS = f"v1-{PIL.__version__}-{simplejpeg.__version__}"  # other decoder versions may give different pixels
 # Magic, modification time and size of the source file, H and W of the source image, reduction factor, H and W
 # of the cached image, index.
@@ -92,9 +90,12 @@ class CachedImages:
 
 
 def open_images(
-    annotations: Annotations, shown: Shown, kind: Cache
+    annotations: Annotations, shown: Shown, kind: Cache, memory: Path = Path("/dev/shm")
 ) -> tuple[FileImages | CachedImages, tuple[str, ...]]:
-    """Open the images of a split, with a cache if possible, and return them with notes on the cache."""
+    """Open the images of a split, with a cache if possible, and return them with notes on the cache.
+
+    ``memory`` is the folder of a file system in memory.
+    """
     files = FileImages(annotations, shown)
     if kind == "none" or not len(annotations):
         return files, ()
@@ -103,7 +104,7 @@ def open_images(
     if kind == "disk":
         images = _on_disk(files, cache_folder() / "images" / _digest(annotations), need, size)
         return images, (f"decoded images are cached in {images.folder} ({size})",)
-    home = MEMORY / f"rankless-{os.geteuid()}"
+    home = memory / f"rankless-{os.geteuid()}"
     folder = home / f"{_digest(annotations)}-{_KINDS}"
     try:
         make_private(home)
