@@ -59,6 +59,6 @@ def test_mistakes_in_words(text, expected):
 def test_a_number_of_devices_that_no_host_would_use(capsys):
     assert main(["train", "digits", "--hosts", "a:1,b:2", "--devices", "4"]) == 2
     assert capsys.readouterr().err == (
-        "error: --devices is 4, but --hosts already gives the number of devices of every host; remove "
+        "error: --devices is 4, but --hosts already gives the number of devices for every host; remove "
         "--devices\n"
     )
