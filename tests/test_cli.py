@@ -131,7 +131,10 @@ MISTAKES = [
     ("train resnet50", "'resnet18'? for the model of this name, use task=classify model.name=resnet50"),
     ("train --resume --run gone", "gone: nothing to resume (no recipe.yaml"),
     ("train digts", "'digts': no such file, folder or shipped recipe; did you mean 'digits'?"),
-    ("train digits model.pretrained=x.onnx", "model.pretrained is 'x.onnx': an ONNX file, which cannot be trained"),
+    (
+        "train digits model.pretrained=x.onnx",
+        "model.pretrained is 'x.onnx': an ONNX file, which cannot be trained",
+    ),
     (
         "train fine-tune model.pretrained=hf://a/b/x.bin data.root=digits",
         "model.pretrained: hf://a/b/x.bin: expected a .safetensors file",
