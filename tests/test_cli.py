@@ -131,7 +131,10 @@ MISTAKES = [
     ("train resnet50", "'resnet18'? for the model of this name, use task=classify model.name=resnet50"),
     ("train --resume --run gone", "gone: nothing to resume (no recipe.yaml"),
     ("train digts", "'digts': no such file, folder or shipped recipe; did you mean 'digits'?"),
-    ("train digits model.pretrained=x.onnx", "model.pretrained is 'x.onnx': an ONNX file, which cannot be trained"),
+    (
+        "train digits model.pretrained=x.onnx",
+        "model.pretrained is 'x.onnx': an ONNX file, which cannot be trained",
+    ),
     (
         "train fine-tune model.pretrained=hf://a/b/x.bin data.root=digits",
         "model.pretrained: hf://a/b/x.bin: expected a .safetensors file",
@@ -162,14 +165,14 @@ MISTAKES = [
     ("recipes digits more", "'more': unexpected argument; see: rankless recipes --help"),
     (
         "watch runs/digts",
-        "runs/digts: no such run; did you mean 'runs/digits'?; to wait for it to start, add",
+        "runs/digts: no such run; to wait for this run to start, add --wait; did you mean 'runs/digits'?",
     ),
-    ("watch digits", "digits: no such run; did you mean 'runs/digits'?"),
+    ("watch digits", "to wait for this run to start, add --wait; did you mean 'runs/digits'?"),
     ("evaluate runs/digts", "expected a run directory or a weights file; did you mean 'runs/digits'?"),
     ("report runs/digts", "runs/digts: no such run; did you mean 'runs/digits'?"),
     ("audit runs/digts", "runs/digts: no such directory; expected a run directory with checkpoints; did you"),
     ("train --resume --run runs/digts", "or remove --resume; did you mean 'runs/digits'?"),
-    ("watch gone/run --web", "gone/run: no such run; to wait for it to start, add --wait"),
+    ("watch gone/run --web", "gone/run: no such run; to wait for this run to start, add --wait"),
     ("report runs/digits --out x.txt", "--out x.txt: expected a name that ends in .html"),
 ]
 

@@ -82,4 +82,7 @@ def test_a_confusion_matrix_is_a_table_of_at_most_thirty_classes(capsys: pytest.
     assert lines[-3:] == ["          0 1", "cat     0 9 3", "big dog 1 · ·"]
     many = {str(number): {"f1": 1.0} for number in range(31)}
     print_scores({"per_class": many, "confusion": [[0] * 31] * 31})
-    assert capsys.readouterr().out.splitlines()[-1] == "31 classes are too many for a table; use --json to print the counts"
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == "31 classes are too many for a table; use --json to print the counts"
+    )

@@ -370,7 +370,7 @@ def split(
         str, Parameter(help="Fraction of the images for a test split.", metavar="FRACTION")
     ] = "0",
     stratify: Annotated[
-        bool, Parameter(help="Give every split the same fraction of each class."), flag
+        bool, Parameter(help="Keep the proportions of the classes the same in every split."), flag
     ] = False,
     group: Annotated[
         str | None,

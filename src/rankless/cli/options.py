@@ -158,7 +158,7 @@ Ssh = Annotated[str, Parameter(help="SSH command, including its options.", metav
 Python = Annotated[
     str | None,
     Parameter(
-        help="Path to Python on the other hosts. Default: the same path as on this machine.", metavar="PATH"
+        help="Path to Python on every other host. Default: the same path as on this machine.", metavar="PATH"
     ),
 ]
 

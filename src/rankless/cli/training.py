@@ -60,7 +60,10 @@ class TrainOptions:
     words: Annotated[tuple[str, ...], Parameter(parse=False)] = ()
     run: Annotated[
         Path | None,
-        Parameter(name=("--run", "--out"), help="The run directory. Default: runs/RECIPE, or RECIPE-2, -3 …"),
+        Parameter(
+            name=("--run", "--out"),
+            help="The run directory. Default: runs/RECIPE or, if it exists, RECIPE-2, -3 …",
+        ),
     ] = None
     devices: Devices = "auto"
     device: Device = "auto"
