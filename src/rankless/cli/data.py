@@ -457,8 +457,8 @@ def pack(
         return _fill(root, format, recipe, as_json)
     if decoded or out is None:
         raise UserError(
-            "expected either --out FOLDER, for tar shards, or --decoded, to fill the cache that "
-            "data.cache=disk reads"
+            "expected --out FOLDER (to write tar shards) or --decoded (to fill the cache that "
+            "data.cache=disk reads)"
         )
     if recipe:
         raise UserError(f"'{recipe[0]}': a recipe has no effect without --decoded; add --decoded")

@@ -311,8 +311,8 @@ def load_recipe(
 ) -> tuple[Recipe, str]:
     """Return a recipe and the name of its run. Errors in the recipe and missing data are reported together.
 
-    Without a name, the recipe is ``fine-tune`` if the overrides have weights and no model, the default
-    recipe if they have data or a model, and otherwise ``digits``. ``fine-tune`` is adapted to the number of
+    Without a name, the recipe is ``fine-tune`` if the overrides set weights but no model, the default
+    recipe if they set data or a model, and otherwise ``digits``. ``fine-tune`` is adapted to the number of
     training images (:mod:`rankless.curation.fine_tuning`). Checking the model imports PyTorch.
     """
     try:

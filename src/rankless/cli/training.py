@@ -109,7 +109,7 @@ class TrainOptions:
         return found
 
     def refuse(self, device: str, inline: str, download: str, parallel: str) -> None:
-        """Raise a UserError if any of these options was given. Each argument is an option's error message."""
+        """Raise a UserError if one of these options was given. The arguments are the error messages."""
         options = (
             ("--device", self.device != "auto", device),
             ("--inline", self.inline, inline),
@@ -296,7 +296,8 @@ def _wanted(given: TrainOptions, *, is_first: bool) -> Wanted:
 def fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | None) -> None:
     """Limit this process to the recipe's CPU instruction set, before anything imports PyTorch.
 
-    If ``name`` is None, the recipe of ``run``, if given, is used. Errors in the recipe are reported later.
+    If ``name`` is None, the recipe of ``run`` is used, if there is one. Errors in the recipe are reported
+    later.
     """
     from rankless.hardware.instruction_set import fix
     from rankless.recipe import load

@@ -44,7 +44,7 @@ class Divided:
     notes: list[str]
 
     def counts(self) -> dict[str, list[int]]:
-        """Return the number of boxes (for classification: images) per class in each split."""
+        """Return the number of boxes, or of images for classification, per class in each split."""
         classes = len(next(iter(self.splits.values())).class_names)
         return {
             name: np.bincount(np.asarray(each.labels), minlength=classes).tolist()

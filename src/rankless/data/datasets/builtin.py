@@ -71,8 +71,8 @@ class DigitScenes(_Digits, DetectionImages):
 
     Each digit image is in only one split. In a scene whose shorter side is 256 pixels, digits are about 14 to
     110 pixels high (log-uniform); their size scales with this side. Boxes are inside the scene and overlap
-    only slightly (IoU up to 0.05, up to a tenth of the smaller box). A digit is omitted if there is no space
-    for it.
+    only slightly: the IoU is at most 0.05, and the overlap at most a tenth of the smaller box. A digit is
+    omitted if there is no space for it.
 
     Args:
         split: ``train`` or ``val``.

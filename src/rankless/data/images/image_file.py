@@ -40,7 +40,7 @@ _FORMATS = {  # Pillow's format names by extension
 EXTENSIONS = frozenset(_FORMATS)  # lowercase file extensions of images
 
 MOST_PIXELS = 178_956_970
-"""Maximum number of pixels that Pillow decodes, because a small file can claim to have any size."""
+"""Maximum number of pixels that Pillow decodes. Even a small file can claim to have a huge image."""
 
 MOST_BYTES = 1 << 30  # maximum size of an image file in bytes, which is more than MOST_PIXELS pixels need
 
