@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # these import PyTorch
     from rankless.curation.fitting_anchors import FittedAnchors
 
 FIRST = 3
-"""Maximum number of findings of each kind to list; ``--json`` has more."""
+"""Maximum number of findings of each kind to print. ``--json`` prints more."""
 MOST_CLASSES = 60
 _WIDEST = 1000
 _THEN = {

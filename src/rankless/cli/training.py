@@ -73,7 +73,7 @@ class TrainOptions:
         Parameter(
             name="--sink",
             help="Also log metrics to csv, tensorboard, mlflow, wandb or a custom sink (package.module:Class "
-            "or file.py:Class, whose code is run). Repeatable. Must be given again with --resume.",
+            "or file.py:Class, whose code is run). Repeatable. With --resume, name the sinks again.",
             metavar="SINK",
         ),
         repeatable,
