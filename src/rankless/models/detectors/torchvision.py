@@ -285,7 +285,7 @@ class FasterRCNN(TorchvisionDetector):
 
 
 def _best(boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the boxes (N, C, 4) with the ``CANDIDATES`` highest scores (N, C), padded with zeros."""
+    """Return the ``CANDIDATES`` highest-scoring of the boxes (N, C, 4) and their scores, zero-padded."""
     flat = scores.flatten()
     order = flat.sort(descending=True, stable=True).indices[:CANDIDATES]
     rows, missing = flat.new_zeros(len(order), scores.shape[1]), (0, 0, 0, CANDIDATES - len(order))
