@@ -165,14 +165,14 @@ MISTAKES = [
     ("recipes digits more", "'more': unexpected argument; see: rankless recipes --help"),
     (
         "watch runs/digts",
-        "runs/digts: no such run; did you mean 'runs/digits'?; to wait for it to start, add",
+        "runs/digts: no such run; to wait for this run to start, add --wait; did you mean 'runs/digits'?",
     ),
-    ("watch digits", "digits: no such run; did you mean 'runs/digits'?"),
+    ("watch digits", "to wait for this run to start, add --wait; did you mean 'runs/digits'?"),
     ("evaluate runs/digts", "expected a run directory or a weights file; did you mean 'runs/digits'?"),
     ("report runs/digts", "runs/digts: no such run; did you mean 'runs/digits'?"),
     ("audit runs/digts", "runs/digts: no such directory; expected a run directory with checkpoints; did you"),
     ("train --resume --run runs/digts", "or remove --resume; did you mean 'runs/digits'?"),
-    ("watch gone/run --web", "gone/run: no such run; to wait for it to start, add --wait"),
+    ("watch gone/run --web", "gone/run: no such run; to wait for this run to start, add --wait"),
     ("report runs/digits --out x.txt", "--out x.txt: expected a name that ends in .html"),
 ]
 

@@ -224,7 +224,7 @@ def test_process_substitution_says_what_to_do(capsys: pytest.CaptureFixture[str]
     finally:
         for end in ends:
             os.close(end)
-    assert "it is a pipe; expected a regular file; copy its content to a file" in said
+    assert "it is a pipe; expected a regular file; copy its contents to a file" in said
 
 
 HOSTILE = ("\x1b[31mred\x07.png", "[red]x.png", "\u202egnp.exe.png", "a\nerror: b.png", b"\xff\xfe.png")

@@ -175,7 +175,7 @@ def print_pairs(lines: Sequence[tuple[str, str]]) -> None:
 
 
 def console_for(file: IO[str]) -> Console:
-    """Return a console that does not wrap lines and writes plain text in a notebook."""
+    """Return a console that does not wrap lines and, in a notebook, writes plain text."""
     from rich.console import Console
 
     # A notebook's kernel claims that its output, and that of its child processes, is a color terminal, but

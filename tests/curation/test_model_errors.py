@@ -150,7 +150,7 @@ def test_the_command_lists_and_draws(planted, tmp_path, capsys):
     assert lines[0] == "3 of 5 images with errors (val)"
     assert lines[1] == "errors: 1 background, 1 classification, 1 missed"
     assert any("1.png: 1 classification" in line for line in lines) and lines[-1] == f"written: {out}"
-    assert "3 labels to check, most doubtful first" in lines
+    assert "3 labels to check, the likeliest errors first" in lines
     assert any("labeled green, predicted red (90%) at 16, 20, 56, 70" in line for line in lines)
     assert "5.png: " in printed.err
     page = out.read_text()

@@ -149,7 +149,7 @@ def test_a_full_disk(tmp_path, name, old):
     out.parent.mkdir()
     if old:
         out.write_text("old")
-    said = f"{name}: it cannot be written: File too large"
+    said = f"{name}: cannot be written: File too large"
     with pytest.raises(UserError, match=said), small_files(500):
         write = contact_sheet.write if "sheet" in name else plot
         outputs = drawing(out, "test", SHEETS if "sheet" in name else CHARTS, force=True)

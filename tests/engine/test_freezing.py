@@ -251,7 +251,7 @@ def test_the_average_begins_with_the_trained_weights_too(ranks: Any, tmp_path: P
     # Another file on another rank would give other weights there.
     safetensors.torch.save_file({**trained, "head.3.bias": torch.ones(1)}, tmp_path / "1.safetensors")
     for (problem,) in ranks(2, begins, str(tmp_path / "RANK.safetensors")):
-        assert "but this file on rank 1 differs from that on rank 0" in problem
+        assert "but rank 1 has a different file than rank 0" in problem
 
 
 def test_a_freeze_of_all_epochs_is_never_released() -> None:

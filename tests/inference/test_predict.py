@@ -129,7 +129,7 @@ def test_names_from_several_folders_do_not_collide(target):
         report = run(target, *sources)
         names = [entry["annotated"] for entry in written(report)]
         assert names == ["x.png", "x-2.png", "X-3.png", "x-2-2.png", "x.jpg"]
-        assert "3 images have the same name as an earlier image, so -2, -3 … was appended" in report.notes[-1]
+        assert "3 images have the same name as an earlier image, so -2, -3 … were" in report.notes[-1]
         files = {*names, "predictions.json", ".rankless-outputs"}
         assert {path.name for path in report.out.iterdir()} == files
 

@@ -122,7 +122,7 @@ def test_an_address_that_does_not_answer_does_no_harm_beside_one_that_does():
 def test_names_that_lead_elsewhere():
     (found,) = hosts.resolving(answers({}, {}), {"a": "node-a", "b": "node-b"})
     assert found.value == "node-a does not resolve to a on b"
-    assert found.fix.endswith("add this line to /etc/hosts there: 10.0.0.1 node-a")
+    assert found.fix.endswith("add this line to /etc/hosts on b: 10.0.0.1 node-a")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ Candidates = Iterator[tuple[str, str]]
 
 
 def by_name(context: CompletionContext) -> Candidates:
-    """Yield completions with descriptions for a command's argument, by its name in ``--help``."""
+    """Yield completions, with descriptions, for the current argument, given its name in ``--help``."""
     name, word = " ".join(context.argument.names), context.incomplete
     if re.search(r"\bRECIPE\b", name) and all("=" in one.value for one in context.argument.tokens):
         yield from recipes(context)

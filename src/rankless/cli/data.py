@@ -370,7 +370,7 @@ def split(
         str, Parameter(help="Fraction of the images for a test split.", metavar="FRACTION")
     ] = "0",
     stratify: Annotated[
-        bool, Parameter(help="Give every split the same fraction of each class."), flag
+        bool, Parameter(help="Keep the proportions of the classes the same in every split."), flag
     ] = False,
     group: Annotated[
         str | None,
@@ -457,8 +457,8 @@ def pack(
         return _fill(root, format, recipe, as_json)
     if decoded or out is None:
         raise UserError(
-            "expected either --out FOLDER, for tar shards, or --decoded, to fill the cache that "
-            "data.cache=disk reads"
+            "expected --out FOLDER (to write tar shards) or --decoded (to fill the cache that "
+            "data.cache=disk reads)"
         )
     if recipe:
         raise UserError(f"'{recipe[0]}': a recipe has no effect without --decoded; add --decoded")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # these import PyTorch
     from rankless.curation.fitting_anchors import FittedAnchors
 
 FIRST = 3
-"""Maximum number of findings of each kind to list; ``--json`` has more."""
+"""Maximum number of findings of each kind to print. ``--json`` prints more."""
 MOST_CLASSES = 60
 _WIDEST = 1000
 _THEN = {
@@ -74,7 +74,7 @@ def _print_findings(findings: Findings, instead: Mapping[str, str] | None = None
 
 
 def print_fix(fixed: Fixed) -> None:
-    """Print the path of the fixed copy and how it differs from the original."""
+    """Print the path of the fixed copy, and its differences from the original."""
     say(f"\nwritten: {fixed.out}")
     for change in fixed.changes or ["no changes were needed"]:
         say(f"  {change}")

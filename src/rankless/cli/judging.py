@@ -95,7 +95,7 @@ def evaluate(
 
 @app.command(
     sort_key=4,
-    usage="Usage: rankless digest TARGET... [OPTIONS]",
+    usage="Usage: rankless digest TARGET [OTHERS ...] [OPTIONS]",
     help_epilogue="""\
 Examples:
   rankless digest runs/one runs/two
@@ -204,7 +204,7 @@ def _print_errors(found: ModelErrors, count: int) -> None:
     for image in found.images[:count]:
         say(f"{image.cost:6.2f}  {image.source}: {summary(found, image)}")
     if doubtful := found.doubtful():
-        what = f"{counted(len(doubtful), 'label')} to check, most doubtful first"
+        what = f"{counted(len(doubtful), 'label')} to check, the likeliest errors first"
         say(f"\n{what}{_first(len(doubtful), count)}")
     for wrong, one in doubtful[:count]:
         where = "" if not any(one.box) else f" at {', '.join(f'{side:.0f}' for side in one.box)}"

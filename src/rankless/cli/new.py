@@ -49,7 +49,8 @@ def new(
     pretrained: Annotated[
         str | None,
         Parameter(
-            help="Weights to fine-tune with their network: a run, a file, hf://OWNER/NAME or published/NAME.",
+            help="Weights to fine-tune: a run, a file, hf://OWNER/NAME or published/NAME. The recipe uses "
+            "their network.",
             metavar="WEIGHTS",
             show_default=False,
         ),

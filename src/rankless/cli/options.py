@@ -158,7 +158,7 @@ Ssh = Annotated[str, Parameter(help="SSH command, including its options.", metav
 Python = Annotated[
     str | None,
     Parameter(
-        help="Path to Python on the other hosts. Default: the same path as on this machine.", metavar="PATH"
+        help="Path to Python on every other host. Default: the same path as on this machine.", metavar="PATH"
     ),
 ]
 
@@ -311,8 +311,8 @@ def load_recipe(
 ) -> tuple[Recipe, str]:
     """Return a recipe and the name of its run. Errors in the recipe and missing data are reported together.
 
-    Without a name, the recipe is ``fine-tune`` if the overrides have weights and no model, the default
-    recipe if they have data or a model, and otherwise ``digits``. ``fine-tune`` is adapted to the number of
+    Without a name, the recipe is ``fine-tune`` if the overrides set weights but no model, the default
+    recipe if they set data or a model, and otherwise ``digits``. ``fine-tune`` is adapted to the number of
     training images (:mod:`rankless.curation.fine_tuning`). Checking the model imports PyTorch.
     """
     try:

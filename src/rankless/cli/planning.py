@@ -209,7 +209,7 @@ def benchmark(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Compare the training speed of a recipe with a plain PyTorch loop, or time a trained model."""
+    """Compare a recipe's training speed with that of a plain PyTorch loop, or time a trained model."""
     if seconds is not None and not 0 < seconds <= 3600:
         raise UserError(f"--seconds is {seconds:g}: expected a number above 0 and at most 3600")
     compute_on(device)

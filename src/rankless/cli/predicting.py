@@ -65,7 +65,9 @@ def predict(
     task: Task = None,
     out: Annotated[
         Path | None,
-        Parameter(help="New folder for the results. Default: predictions, or predictions-2, -3 …"),
+        Parameter(
+            help="New folder for the results. Default: predictions or, if it exists, predictions-2, -3 …"
+        ),
     ] = None,
     save: Annotated[
         str | None,
@@ -97,7 +99,8 @@ def predict(
     tta: Annotated[
         str | None,
         Parameter(
-            help="Test-time augmentation: none, flip (adds the flipped image) or full (adds other sizes).",
+            help="Test-time augmentation: none, flip (adds the flipped image) or full (adds flips and other "
+            "sizes).",
             metavar="KIND",
         ),
     ] = None,
@@ -109,7 +112,12 @@ def predict(
         ),
     ] = None,
     batch: Annotated[
-        str | None, Parameter(help="Batch size. Default: 16 on a GPU, 1 or 4 on a CPU.", metavar="N")
+        str | None,
+        Parameter(
+            help="Batch size. Default: 16 on a GPU. On a CPU, 4 for Darknet networks without live sources, "
+            "otherwise 1.",
+            metavar="N",
+        ),
     ] = None,
     resume: Annotated[bool, Parameter(help="Continue the interrupted prediction in --out."), flag] = False,
     force: Annotated[

@@ -191,7 +191,7 @@ def kubernetes(
     gpu: Annotated[
         str,
         Parameter(
-            help="Kubernetes resource name of the devices; none for processes on CPUs.", metavar="RESOURCE"
+            help="Kubernetes resource name of the devices. 'none' runs processes on CPUs.", metavar="RESOURCE"
         ),
     ] = "nvidia.com/gpu",
     memory: Annotated[str | None, Parameter(help="Memory per machine, as in 64Gi.", metavar="SIZE")] = None,

@@ -60,7 +60,10 @@ class TrainOptions:
     words: Annotated[tuple[str, ...], Parameter(parse=False)] = ()
     run: Annotated[
         Path | None,
-        Parameter(name=("--run", "--out"), help="The run directory. Default: runs/RECIPE, or RECIPE-2, -3 …"),
+        Parameter(
+            name=("--run", "--out"),
+            help="The run directory. Default: runs/RECIPE or, if it exists, RECIPE-2, -3 …",
+        ),
     ] = None
     devices: Devices = "auto"
     device: Device = "auto"
@@ -70,7 +73,7 @@ class TrainOptions:
         Parameter(
             name="--sink",
             help="Also log metrics to csv, tensorboard, mlflow, wandb or a custom sink (package.module:Class "
-            "or file.py:Class, whose code is run). Repeatable. Must be given again with --resume.",
+            "or file.py:Class, whose code is run). Repeatable. With --resume, name the sinks again.",
             metavar="SINK",
         ),
         repeatable,
@@ -106,7 +109,7 @@ class TrainOptions:
         return found
 
     def refuse(self, device: str, inline: str, download: str, parallel: str) -> None:
-        """Raise a UserError if any of these options was given. Each argument is an option's error message."""
+        """Raise a UserError if one of these options was given. The arguments are the error messages."""
         options = (
             ("--device", self.device != "auto", device),
             ("--inline", self.inline, inline),
@@ -293,7 +296,8 @@ def _wanted(given: TrainOptions, *, is_first: bool) -> Wanted:
 def fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | None) -> None:
     """Limit this process to the recipe's CPU instruction set, before anything imports PyTorch.
 
-    If ``name`` is None, the recipe of ``run``, if given, is used. Errors in the recipe are reported later.
+    If ``name`` is None, the recipe of ``run`` is used, if there is one. Errors in the recipe are reported
+    later.
     """
     from rankless.hardware.instruction_set import fix
     from rankless.recipe import load

@@ -56,7 +56,9 @@ def tune(
     ] = (),
     out: Annotated[
         Path | None,
-        Parameter(help="Folder for the search. Default: runs/tune-RECIPE, or tune-RECIPE-2, -3 …"),
+        Parameter(
+            help="Folder for the search. Default: runs/tune-RECIPE or, if it exists, tune-RECIPE-2, -3 …"
+        ),
     ] = None,
     keep_all: Annotated[
         bool, Parameter(help="Keep the weights of all trials, not only those of the best one."), flag

@@ -40,7 +40,7 @@ def runs(
     *,
     as_json: Json = False,
 ) -> int:
-    """List runs, newest first, with state, step, best score, digest of the best weights and training time."""
+    """List runs, newest first: state, step, best score, training time, and digest of the best weights."""
     from rankless.printing import ProgressBar
     from rankless.runs.directory import dangling
     from rankless.runs.overview import find, overview
@@ -109,7 +109,8 @@ def watch(
     if not (wait or os.path.lexists(run) or ":" in run):
         from rankless.runs.directory import similar_run
 
-        raise UserError(f"{run}: no such run{similar_run(Path(run))}; to wait for it to start, add --wait")
+        hint = similar_run(Path(run))
+        raise UserError(f"{run}: no such run; to wait for this run to start, add --wait{hint}")
     if web:
         return _serve_report(run, None if port is None else whole_number("--port", port))
     from rankless.launch.hosts.names import ssh_words

@@ -49,7 +49,7 @@ class Checked:
     classes: list[str] = field(default_factory=list)
     """Error messages about class mismatches between splits."""
     missing: list[str] = field(default_factory=list)
-    """Error messages about default splits that do not exist or have no boxes."""
+    """Error messages about default splits that are missing or have no boxes."""
     undivided: str = ""
     """A note on the missing validation split if ``rankless train ROOT`` would create one."""
 

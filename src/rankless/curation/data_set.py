@@ -29,7 +29,7 @@ UNION = "trainval"
 
 @dataclass(frozen=True)
 class DataSet:
-    """An open data set, with its splits in the usual order."""
+    """An open data set and its splits, by default in the order train, val, test, others."""
 
     root: str
     format: str

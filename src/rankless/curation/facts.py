@@ -95,7 +95,7 @@ def facts_of(
 ) -> Facts:
     """Collect facts about a data set. If it has no validation split, divide it into the folder ``divided``.
 
-    The new folder contains links to the original images. It is removed if an error closes ``undo``.
+    The new folder contains links to the original images. It is removed if ``undo`` is closed by an error.
     """
     if root == DIGITS and not Path(root).exists():
         raise UserError("'digits': this built-in data has its own recipe; run `rankless train digits`")

@@ -109,7 +109,7 @@ class ModelErrors:
         return dict(Counter(one.kind for image in self.images for one in image.mistakes))
 
     def doubtful(self) -> list[tuple[WrongImage, Mistake]]:
-        """Return each label that is probably wrong, with its image, the most doubtful first."""
+        """Return each label that is probably wrong, with its image, the likeliest errors first."""
         every = [(image, one) for image in self.images for one in image.mistakes if one.doubt >= SURE]
         return [] if self.is_blind else sorted(every, key=lambda pair: (-pair[1].doubt, pair[0].index))
 

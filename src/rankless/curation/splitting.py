@@ -1,9 +1,9 @@
 """Divide a data set into splits, reproducibly.
 
 The split of an image depends only on the seed and the image's name, so adding images does not move other
-images. With ``stratify``, every split gets about the same fraction of each class, and an image's split
-depends on all images. Identical and nearly identical images stay together, because duplicates in several
-splits would inflate the scores.
+images. With ``stratify``, the proportions of the classes are about the same in every split, and an image's
+split depends on all images. Identical and nearly identical images stay together, because duplicates in
+several splits would inflate the scores.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Divided:
     notes: list[str]
 
     def counts(self) -> dict[str, list[int]]:
-        """Return the number of boxes (for classification: images) per class in each split."""
+        """Return the number of boxes, or of images for classification, per class in each split."""
         classes = len(next(iter(self.splits.values())).class_names)
         return {
             name: np.bincount(np.asarray(each.labels), minlength=classes).tolist()

@@ -17,7 +17,7 @@ from rankless.errors import counted, listed
 SMALL, MEDIUM = 32**2, 96**2
 """COCO's upper bounds on the area of small and of medium objects, in pixels."""
 UNEVEN = 10
-"""Minimum ratio of the largest class to the smallest class that is worth a remark."""
+"""Minimum ratio between the sizes of the largest and the smallest class for a remark."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from rankless.runs.directory import (
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The content of a checkpoint after ``step`` steps.
+    """The contents of a checkpoint after ``step`` steps.
 
     ``training`` contains the optimizer's tensors, ``state`` contains JSON values such as the best score, and
     ``links`` binds the checkpoint to its run (:mod:`rankless.runs.chain`).

@@ -74,7 +74,7 @@ class Mirrors:
                 self.journal.append(lines)
 
     def send_best(self, path: Path, soundness: Sequence[int]) -> list[str]:
-        """Replace the file at ``path`` in all copies with that of the rank with the greatest ``soundness``.
+        """Replace the file at ``path`` in all copies with that of the rank whose ``soundness`` is greatest.
 
         See :meth:`send_file`.
         """

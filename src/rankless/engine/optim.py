@@ -29,8 +29,8 @@ def optimizer(
     ``optim.decay_norms_and_biases``.
 
     Args:
-        portable: whether to compute the same bits on different CPUs. On a CPU, ``Tensor.sqrt`` uses MKL,
-            whose last bit depends on the processor, but the fused Adam uses IEEE's square root.
+        portable: whether to compute the same bits on different CPUs. On a CPU, ``Tensor.sqrt`` uses MKL, and
+            the last bit of its result depends on the processor. The fused Adam uses the IEEE square root.
         world: the ranks that share Muon's computation. They must all step together.
         dtype: dtype in which Muon orthogonalizes matrices.
     """

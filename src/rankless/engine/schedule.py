@@ -207,9 +207,10 @@ def momentum(run: StepSchedule, step: int) -> float | None:
 
 
 def _cycle(run: StepSchedule, step: int, first: float, peak: float, last: float) -> float:
-    """Return the value at ``step`` of a cosine curve from ``first`` to ``peak``, followed by one to ``last``.
+    """Return the value at ``step`` of a curve from ``first`` to ``peak`` and on to ``last``.
 
-    The result equals that of ``torch.optim.lr_scheduler.OneCycleLR``.
+    Each part of the curve is half a period of a cosine. The result equals that of
+    ``torch.optim.lr_scheduler.OneCycleLR``.
     """
     top, end = float(run.rise) - 1, run.steps - 1
     if step <= top:

@@ -189,9 +189,11 @@ class TrainingState:
             load_into(self.ema.model, self.model.state_dict(), pretrained)
         digests = self.world.all_gather(digest(self.model.state_dict()))
         if others := [rank for rank, other in enumerate(digests) if other != digests[0]]:
+            one = f"rank {others[0]} has"
+            have = one if len(others) == 1 else f"ranks {', '.join(map(str, others))} have"
             raise UserError(
-                f"model.pretrained is '{pretrained}', but this file on rank {', '.join(map(str, others))} "
-                "differs from that on rank 0; copy the same file to every machine"
+                f"model.pretrained is '{pretrained}', but {have} a different file than rank 0; copy the same "
+                "file to every machine"
             )
         return messages
 

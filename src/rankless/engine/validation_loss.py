@@ -25,7 +25,7 @@ def has_loss(task: Task) -> bool:
 
 
 class FirstOutput:
-    """Keeps a model's first output, for ``predict`` and ``loss`` to share a forward pass."""
+    """Keeps a model's first output, so that ``predict`` and ``loss`` can share one forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

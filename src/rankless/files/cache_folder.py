@@ -21,7 +21,7 @@ from pathlib import Path
 from rankless.files.writing import has_name
 
 UNUSED = 30 * 24 * 3600
-"""Number of seconds after which the next write removes unused content."""
+"""Number of seconds without use after which the next write removes the content."""
 
 
 def cache_folder() -> Path:

@@ -16,7 +16,7 @@ _LONGEST = 1 << 20  # bytes; files usually have a few hundred
 
 
 def text(sums: Mapping[str, str]) -> str:
-    """Return the content of ``SHA256SUMS``, given digests by file name."""
+    """Return the contents of ``SHA256SUMS``, given digests by file name."""
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
 
 

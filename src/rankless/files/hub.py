@@ -81,7 +81,8 @@ def fetch(address: HubAddress, *, newest: bool = False) -> Path:
     ):
         folder = _snapshot(address, patterns, cached=is_offline())
     if absent := _missing_file(address, folder):
-        raise _missing(address, f"{absent} is not in the repository")
+        expected = "; expected the name of a file in it" if address.file else ""
+        raise _missing(address, f"{absent} is not in the repository{expected}")
     for path in (path for pattern in patterns for path in folder.rglob(pattern)):
         blob = path.resolve()
         if _SHA256.fullmatch(blob.name) and blob.is_file() and (sha := checksums.of_file(blob)) != blob.name:
@@ -145,7 +146,7 @@ def _missing(address: HubAddress, what: str, error: Exception | None = None) -> 
     reason = f" ({printable(' '.join(str(error).split()), 200)})" if error else ""
     offline = f"; --offline or {OFFLINE} forbids downloads" if is_offline() else ""
     return UserError(
-        f"{address}: {what}{reason}{offline}; expected a file of that repository; on a machine with network "
-        f"access, fill the cache (HF_HOME) with: hf download {address.repository} {address.file}".rstrip()
+        f"{address}: {what}{reason}{offline}; on a machine with network access, fill the cache (HF_HOME) "
+        f"with: hf download {address.repository} {address.file}".rstrip()
         + (f" --revision {address.revision}" if address.revision else "")
     )

@@ -128,4 +128,4 @@ def _too_large(size: int, most: str, name: str) -> OSError:
 
 def _irregular(kind: int, name: str) -> OSError:
     what = _KINDS.get(kind, "a special file")
-    return OSError(errno.EINVAL, f"it is {what}; expected a regular file; copy its content to a file", name)
+    return OSError(errno.EINVAL, f"it is {what}; expected a regular file; copy its contents to a file", name)

@@ -100,7 +100,7 @@ def location(root: str) -> Location:
 
 
 def content_of(file: Location, most: int) -> bytes:
-    """Return the content of a file or object; raise an OSError if it has more than ``most`` bytes."""
+    """Return the contents of a file or object; raise an OSError if it has more than ``most`` bytes."""
     if isinstance(file, Path):
         return reading.read_bytes(file, most)
     remote = RemoteFile(str(file))

@@ -19,7 +19,7 @@ _KEPT = 3  # copies of a replaced file
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the content of ``path``; a reader sees either the old or the new text, never part of one.
+    """Replace the contents of ``path``; a reader sees either the old or the new text, never part of one.
 
     Surrogates, as in a path that is not valid UTF-8, are written as the original bytes.
     """
@@ -31,7 +31,7 @@ def write_atomically(path: Path, text: str) -> None:
 def beside(path: Path, *, replace: bool = True, durable: bool = True) -> Iterator[Path]:
     """Yield an empty file next to ``path``; rename it to ``path`` at the end, or remove it on an error.
 
-    A link at ``path`` is replaced and never followed, and other hard links to the old file keep its content.
+    A link at ``path`` is replaced and never followed, and other hard links to the old file keep its contents.
     :func:`sweep` removes the files of killed processes.
     """
     part, file = _part(path.parent)
@@ -147,7 +147,7 @@ def flush(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder with its content, or any other file; ignore errors.
+    """Remove a folder and its contents, or any other file; ignore errors.
 
     Unlike ``shutil.rmtree``, this does not open a named pipe and wait for a writer.
     """

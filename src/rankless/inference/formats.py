@@ -126,7 +126,7 @@ def yolo_text(image: dict[str, Any]) -> str:
 
 
 def yolo_names(class_names: Iterable[str]) -> str:
-    """Return the content of ``classes.txt``: one class name per line."""
+    """Return the contents of ``classes.txt``: one class name per line."""
     return "".join(f"{name}\n" for name in on_one_line(class_names))
 
 

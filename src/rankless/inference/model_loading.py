@@ -33,7 +33,7 @@ Finder: TypeAlias = "BoxFinder | ClassFinder | CustomFinder"
 BATCH_ON_GPU = 16
 """Default batch size on a GPU."""
 BATCH_OF_FUSED = 4
-"""Default batch size on a CPU for fused models, where calling a small layer is as slow as computing it."""
+"""Default batch size on a CPU for fused models, whose small layers take as long to call as to compute."""
 MOST_AT_ONCE = 4096
 
 

@@ -44,9 +44,10 @@ class Source(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A model's result for one image, uint8 (3, H, W), or the reason why the image could not be read.
+    """A model's result for one image, or the reason why the image could not be read.
 
-    For a custom task, ``answer`` is the prediction and the drawing. Before the prediction, it is the input.
+    ``image`` is uint8 (3, H, W). For a custom task, ``answer`` is the prediction and the drawing. Before the
+    prediction, it is the input.
     """
 
     source: Source

@@ -1,8 +1,8 @@
 """Predict with a run or a weights file, and write annotated images and videos, and their results.
 
 Images are preprocessed as in evaluation, and the result for an image never depends on other images. Boxes are
-in pixels of the image after its EXIF rotation. A box has only its best class, but may have several classes in
-evaluation.
+in pixels of the image after its EXIF rotation. Only the best class of a box is reported, whereas evaluations
+may count several classes of a box.
 
 The result for each image is recorded immediately (:mod:`rankless.inference.journal`), so memory does not grow
 with the number of images, and a stopped prediction can be resumed.

@@ -207,7 +207,7 @@ class Recording:
         stems = [Path(source).stem.casefold() for source in self.sources if not is_live(source)]
         if repeated := len(stems) - len({*stems}):
             have = counted(repeated, "image has", "images have")
-            yield f"{have} the same name as an earlier image, so -2, -3 … was appended to their file names"
+            yield f"{have} the same name as an earlier image, so -2, -3 … were appended to their file names"
         if names := unwritable(sorted(self._seen)):
             yield (
                 f"no installed font can draw {counted(len(names), 'class name')} ({listed(names)}), so the "

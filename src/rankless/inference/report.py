@@ -121,7 +121,7 @@ class PredictionReport:
         return self.computed / self.seconds if self.seconds else 0.0
 
     def predictions(self) -> list[dict[str, Any]]:
-        """Return the content of ``predictions.json``."""
+        """Return the contents of ``predictions.json``."""
         return [image.as_json() for image in self.images]
 
     def as_json(self) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def render(outcome: Outcome, finder: Finder, kinds: frozenset[str], name: str, s
 
 
 def crops(result: DetectionResult, stem: str, suffix: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the path and the content of each object's crop, best first.
+    """Yield the path and the bytes of each object's crop, best first.
 
     Each class has its own folder, so a classifier can be trained on the crops.
     """

@@ -139,7 +139,7 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
 
 
 def stems(names: Sequence[str]) -> dict[int, str]:
-    """Return a unique stem for each name whose stem is already taken, by the position of the name.
+    """Return a unique stem for each name whose stem is already taken, keyed by the name's position.
 
     A stem is taken if another name or a video frame, such as ``clip-000001``, has it.
     """

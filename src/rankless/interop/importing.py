@@ -396,7 +396,7 @@ def _head(recipe: Recipe) -> Head:
 
 
 def _head_classes(theirs: Mapping[str, Tensor], head: Head) -> set[float]:
-    """Return the numbers of classes that the head's shapes imply, just one if the shapes are consistent."""
+    """Return the numbers of classes that the head's shapes imply. Consistent shapes imply only one number."""
     return {
         2 + (theirs[name].shape[0] - of_two) / (of_three - of_two)
         for name, (of_two, of_three) in head.items()

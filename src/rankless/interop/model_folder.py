@@ -92,7 +92,7 @@ def write(loaded: weights.Weights, folder: Path, source: Path, force: bool) -> t
 
 
 def read_record(source: Path) -> Record:
-    """Return what can be read of a run's record of one of its weights files."""
+    """Return the readable parts of a run's record of one of its weights files."""
     source = source.resolve()
     if source.parent.parent.name != "checkpoints":
         return Record()

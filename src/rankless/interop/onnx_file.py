@@ -101,7 +101,7 @@ def write_openvino(plan: Plan, path: Path) -> None:
 
 
 def write_triton(plan: Plan, path: Path) -> None:
-    """Write a model folder for the repository of Triton Inference Server or OpenVINO Model Server.
+    """Write a folder for the model repository of Triton Inference Server or OpenVINO Model Server.
 
     ``path`` is the ONNX file, which is in a numbered version folder. Only Triton needs ``config.pbtxt``.
     """

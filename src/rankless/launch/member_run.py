@@ -196,9 +196,10 @@ class MemberRun:
             if "cause" in note:
                 say(f"error: {note['cause']}", file=sys.stderr)
         if silent:
+            ranks = f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))}"
             say(
-                f"error: no message from rank {', '.join(map(str, silent))}: a process was probably killed, "
-                "or a machine or the network is down; see the output of the launcher",
+                f"error: no message from {ranks}: a process was probably killed, or a machine or the network "
+                "is down; see the output of the launcher",
                 file=sys.stderr,
             )
         report(False, None, RunDirectory(Path(self.job.run)))

@@ -138,7 +138,7 @@ def how_it_ended(code: int) -> str:
 
 
 class Progress:
-    """Counts successive rounds without progress."""
+    """Counts consecutive rounds without progress."""
 
     def __init__(self, step: int) -> None:
         self.step, self.stuck = step, 0

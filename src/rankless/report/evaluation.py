@@ -142,7 +142,7 @@ def class_table(run: Collected) -> str:
         rows.append((text(name), *cells))
     note = ""
     if pascal:
-        note = "VOC uses an IoU of 0.5. AP11 has 11 recall levels (VOC 2007), and AP has all (since 2010). "
+        note = "VOC uses an IoU of 0.5. AP11 uses 11 recall levels (VOC 2007), and AP uses all (since 2010). "
     if at_best:
         note += "P and R are at the threshold with the best F1."
     return card(

@@ -23,7 +23,7 @@ def text(value: object) -> str:
 
 
 def number(value: Any, *where: str | int, digits: int = 4, step: int | None = None) -> str:
-    """Format a number as HTML, with its exact value and origin as attributes, or as – if it is not finite.
+    """Format a number as HTML, with its exact value and origin as attributes; return – if it is not finite.
 
     ``where`` contains the file's name and the keys of the number, as in ``("scores", "per_class", "cat",
     "AP")``. ``step`` is the step of the evaluation that the number is from.

@@ -91,7 +91,7 @@ def entry_of(folder: Path) -> dict[str, Any] | None:
 
 
 def links_in(folder: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint's ``chain.json``, or an empty dict if it cannot be read."""
+    """Return the contents of a checkpoint's ``chain.json``, or an empty dict if it cannot be read."""
     with suppress(OSError, ValueError, RecursionError):
         links = json.loads(read_text(folder / NAME, _LONGEST))
         return links if isinstance(links, dict) else {}

@@ -179,7 +179,7 @@ class _State(msgspec.Struct):
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint's ``state.json``."""
+    """Return the contents of a checkpoint's ``state.json``."""
     path, named = folder / "state.json", _STEP.search(folder.name)
     try:
         state: dict[str, Any] = json.loads(read_text(path, _LONGEST_STATE))
@@ -213,14 +213,14 @@ def recover(run: RunDirectory) -> None:
 
 
 def is_run(folder: Path) -> bool:
-    """Check whether a folder is a run directory, including that of a run on another machine."""
+    """Check whether a folder is the directory of a run on this or another machine."""
     return any((folder / name).is_file() for name in ("journal.jsonl", DETACHED)) or (
         (folder / "recipe.yaml").is_file() and (folder / ".lock").is_file()
     )
 
 
 def similar_run(path: Path) -> str:
-    """Return ``; did you mean 'x'?`` with a run of a similar name in ``runs`` or next to the path, or ""."""
+    """Suggest a run with a similar name in ``runs`` or next to the path, as in ``; did you mean 'x'?``."""
     folders = (*Path("runs").glob("*"), *path.parent.glob("*"))
     runs = {one.name: one for one in folders if is_run(one)}
     return "".join(f"; did you mean '{runs[name]}'?" for name in similar(path.name, runs))

@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def described(run: Path) -> dict[str, str]:
-    """Return the contents of the run's recipe and of its record of starts, or "" if there is no record."""
+    """Return the text of the run's recipe and of its record of starts, which is "" if it cannot be read."""
     recipe, environment = _head(run / "recipe.yaml"), ""
     with contextlib.suppress(OSError):
         environment = _head(run / "environment.json")

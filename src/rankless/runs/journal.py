@@ -116,7 +116,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
 
 
 def _kept(path: Path, step: int, *, unscored: bool) -> tuple[list[str], int, int]:
-    """Return the lines up to ``step``, and the numbers of steps and evaluations and of damaged lines."""
+    """Return the lines up to ``step``, how many are steps or evaluations, and how many lines are damaged."""
     lines, damaged, numbers, last = list[str](), 0, 0, [0, 0]
     for text, entry in _lines(path):
         if entry is None:

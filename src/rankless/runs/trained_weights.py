@@ -44,7 +44,7 @@ def not_safetensors(path: Path, start: bytes) -> str:
         return ""
     if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
         return (
-            "it looks like a pickle (.pt, .pth), which could run any code; convert it with "
+            "it looks like a pickle (.pt, .pth), which can run arbitrary code; convert it with "
             f"`rankless import {shell_word(path)} --model NAME "
             f"--out {shell_word(path.name.partition('.')[0])}.safetensors`"
         )

@@ -40,7 +40,10 @@ def of_weights(path: Path) -> str | None:
 
 
 def of_run(run: Path) -> str | None:
-    """Return the digest of a run's best weights, or else of its last weights, or None if it has neither."""
+    """Return the digest of a run's best weights or, if there are none, of its last weights.
+
+    The result is None if the run has no weights yet.
+    """
     try:
         return of_weights(weights_of(run, warn=lambda _: None))
     except UserError:  # no weights are saved yet

@@ -177,7 +177,7 @@ def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.St
                 return dist.PrefixStore(name, store)
         time.sleep(_POLL)
     missing = [str(other) for other in range(size) if not _read(store, f"word/{other}")]
-    others = f"rank {', '.join(missing)}" if missing else "the other ranks"
+    others = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)}" if missing else "the other ranks"
     raise dist.DistStoreError(f"rank {rank} timed out while waiting for {others}")
 
 

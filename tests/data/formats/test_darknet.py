@@ -288,7 +288,7 @@ def test_polygons_become_their_bounds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("train: images/none\nnames: [x]\n", "'train: images/none' does not exist"),
+        ("train: images/none\nnames: [x]\n", "'train: images/none': no such file or folder"),
         ("train: [images/none, images/nil]\nnames: [x]\n", "images/nil"),
         ("train: empty\nnames: [x]\n", "empty for files with the extensions .bmp"),
         (
@@ -308,8 +308,8 @@ def test_polygons_become_their_bounds(tmp_path: Path) -> None:
         ("train: [[images/train]]\nnames: [x]\n", "'train' contains nested values"),
         ("train: images/train\nnames: [x]\nkpt_shape: [17, 3]\n", "key points"),
         ("train: images/train\nnames: [x]\nnc: many\n", "'nc' is many; expected 1"),
-        ("train: ~nobody-of-that-name/x\nnames: [x]\n", "does not exist"),
-        ("train: " + "x" * 5000 + "\nnames: [x]\n", "does not exist"),
+        ("train: ~nobody-of-that-name/x\nnames: [x]\n", "no such file or folder"),
+        ("train: " + "x" * 5000 + "\nnames: [x]\n", "no such file or folder"),
     ],
 )
 def test_errors_of_data_yaml(tmp_path: Path, text: str, said: str) -> None:
@@ -332,15 +332,19 @@ def test_wrong_names_and_wrong_paths_are_reported_at_once(tmp_path: Path, text: 
         open_data_set(str(root))
     about_names, *about_paths = caught.value.problems
     assert ("'nc' is 2" if "nc" in text else "no class names") in about_names
-    looked = f"does not exist; looked in {tmp_path}"
+    looked = f"no such file or folder; looked in {tmp_path}"
     assert about_paths == [f"{root}: '{one}' {looked}" for one in ("train: images/none", "val: images/nil")]
 
 
 def test_a_path_that_is_not_there_is_named_with_the_place_where_it_was_looked_for(tmp_path: Path) -> None:
     root = described(tmp_path, "path: ../sets/gone\ntrain: images/train\nnames: [x]\n")
     said = problems_of(root)
-    assert said.startswith(f"{root}: 'train: images/train' does not exist; looked in {tmp_path}, because ")
-    assert f"'path: ../sets/gone' does not exist ({tmp_path.parent}/sets/gone); correct or" in said
+    assert said.startswith(
+        f"{root}: 'train: images/train': no such file or folder; looked in {tmp_path}, because "
+    )
+    assert (
+        f"the folder in 'path: ../sets/gone' does not exist ({tmp_path.parent}/sets/gone); correct or" in said
+    )
 
 
 def test_names_stay_what_is_written(tmp_path: Path) -> None:
@@ -397,9 +401,9 @@ def test_darknets_own_data_file(tmp_path: Path) -> None:
         assert names(open_annotations(str(root), "val")) == ["a"]
     for change, said in (
         (("classes= 2", "classes= 3"), "'classes' is 3; expected 2"),
-        (("names = data/obj.names", "names = data/none"), "'names = data/none' does not exist"),
+        (("names = data/obj.names", "names = data/none"), "'names = data/none': no such file in "),
         (("backup = b/", "nothing"), "obj.data:6: 'nothing'; expected 'key = value'"),
-        (("data/train.txt", "data/none.txt"), "'train: data/none.txt' does not exist"),
+        (("data/train.txt", "data/none.txt"), "'train: data/none.txt': no such file or folder"),
     ):
         (data / "obj.data").write_text(text.replace(*change))
         assert said in problems_of(data)

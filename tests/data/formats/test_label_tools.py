@@ -79,7 +79,7 @@ def test_class_names_and_boxes(layout: str, tmp_path: Path) -> None:
     checked = check(str(root))
     if layout == "roboflow_yolo":
         assert (
-            "'test: ../test/images' does not exist, so this split is ignored"
+            "'test: ../test/images': no such file or folder, so this split is ignored"
             in examine(str(root), "val").about
         )
     assert not [line for findings in checked.findings.values() for line in findings.stopping()]

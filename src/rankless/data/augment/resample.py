@@ -103,7 +103,8 @@ def color_matrix(hue: float, saturation: float, value: float) -> NDArray[np.floa
 
     The matrix is ``value * ((1 - saturation) * mean + saturation * rotation)``, where ``mean`` averages the
     three channels and ``rotation`` is Rodrigues' rotation about the gray axis by ``hue`` full turns
-    (Haeberli, "Matrix Operations for Image Processing", 1993, with equal weights, so that the two commute).
+    (Haeberli, "Matrix Operations for Image Processing", 1993). Channels have equal weights, so that ``mean``
+    and ``rotation`` commute.
     """
     angle = 2 * math.pi * hue
     along, across = (1 - math.cos(angle)) / 3, math.sin(angle) / math.sqrt(3)

@@ -1,4 +1,4 @@
-"""Rotate, shear and tilt the input by a warp, together with zoom and shift in a single resampling.
+"""Rotate, shear and tilt the input with a warp, in the same resampling step as zoom and shift.
 
 A warp is a homography, float64 (3, 3), that maps points of the input to warped points, both in pixels. The
 image is sampled at the source position of each input pixel.

@@ -71,8 +71,8 @@ class DigitScenes(_Digits, DetectionImages):
 
     Each digit image is in only one split. In a scene whose shorter side is 256 pixels, digits are about 14 to
     110 pixels high (log-uniform); their size scales with this side. Boxes are inside the scene and overlap
-    only slightly (IoU up to 0.05, up to a tenth of the smaller box). A digit is omitted if there is no space
-    for it.
+    only slightly: the IoU is at most 0.05, and the overlap at most a tenth of the smaller box. A digit is
+    omitted if there is no space for it.
 
     Args:
         split: ``train`` or ``val``.
@@ -251,9 +251,10 @@ def digits_of(split: str) -> list[Bytes]:
 
 
 def enlarged(digit: Bytes) -> Image.Image:
-    """Enlarge an 8 × 8 digit to a smooth grayscale image with four texels per pixel, trimmed to its ink.
+    """Enlarge an 8 × 8 digit to a smooth grayscale image with 4 × 4 texels per pixel, trimmed to its ink.
 
-    Sharpening over about one pixel prevents a threshold from breaking thin strokes or filling loops.
+    The image is sharpened over about one pixel, so that thresholding it later does not break thin strokes or
+    fill loops.
     """
     levels = np.pad(digit, 1).astype(np.float32) * np.float32(255 / 16)
     smooth = Image.fromarray(levels).resize((GLYPH_SIDE, GLYPH_SIDE), Image.Resampling.BICUBIC)

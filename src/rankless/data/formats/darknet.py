@@ -165,7 +165,7 @@ def _from_description(described: Description, wanted: str) -> Split:
     name = chosen(described.file, wanted, described.splits, f"'{wanted}: FOLDER' in {described.file}")
     result, problems = Split(class_names=described.class_names), list(described.problems)
     result.notes += [
-        f"'{missing}: {described.splits[missing][0]}' does not exist, so this split is ignored"
+        f"'{missing}: {described.splits[missing][0]}': no such file or folder, so this split is ignored"
         for missing in _without_tests(described)
         if missing != name
     ]
@@ -175,7 +175,8 @@ def _from_description(described: Description, wanted: str) -> Split:
             looked = " and ".join(dict.fromkeys(str(base) for base in described.bases[:2]))
             lost = f", because {described.lost}; correct or remove 'path'" if described.lost else ""
             problems.append(
-                f"{described.file}: '{name}: {printable(entry)}' does not exist; looked in {looked}{lost}"
+                f"{described.file}: '{name}: {printable(entry)}': no such file or folder; looked in "
+                f"{looked}{lost}"
             )
         elif Path(path).is_dir():
             result.add_folder(path)

@@ -23,7 +23,7 @@ _DATA_SPLITS = ("train", "valid", "val", "test")
 
 @dataclass
 class Description:
-    """The content of a description file."""
+    """The contents of a description file."""
 
     file: Path
     class_names: tuple[str, ...]
@@ -116,7 +116,7 @@ def _with_path(file: Path, content: dict[Any, Any], splits: dict[str, list[str]]
         return Description(file, (), splits, (Path(path), file.parent))
     # If the folder does not exist, the file was written for another machine.
     wanted = os.path.normpath(beside / name)
-    lost = f"'path: {printable(name)}' does not exist ({printable(wanted)})" if name else ""
+    lost = f"the folder in 'path: {printable(name)}' does not exist ({printable(wanted)})" if name else ""
     return Description(file, (), splits, (file.parent,), lost=lost)
 
 
@@ -189,8 +189,8 @@ def _listed_names(described: Description, options: dict[str, str]) -> tuple[tupl
     names = described.resolve(options["names"]) if options.get("names") else ""
     if options.get("names") and not names:
         raise UserError(
-            f"{file}: 'names = {printable(options['names'])}' does not exist in {file.parent} or above; "
-            "correct the path"
+            f"{file}: 'names = {printable(options['names'])}': no such file in {file.parent} or in the "
+            "folders above it; correct the path"
         )
     listed = Path(names) if names else names_file([file.parent])
     if listed is None:

@@ -68,7 +68,7 @@ class Format(Protocol):
         ...
 
     def splits(self, root: Location) -> list[str]:
-        """Return the names of the splits in the usual order."""
+        """Return the names of the splits, in the order train, val, test, others."""
         ...
 
     def read(self, root: Location, split: str, class_names: Sequence[str] | None = None) -> Raw:

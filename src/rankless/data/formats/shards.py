@@ -83,7 +83,7 @@ def samples(shard: str, findings: Findings) -> Iterator[Sample]:
 
 
 def first_member(shard: str) -> tuple[str, bytes]:
-    """Return the name and content of a shard's first file if it lists class names, otherwise empty values."""
+    """Return the name and bytes of a shard's first file if it lists class names, otherwise empty values."""
     try:
         with (
             opened(shard) as ranges,

@@ -149,7 +149,10 @@ def _year(folder: Path) -> Part | None:
 
 
 def _beside(root: Path) -> list[Part]:
-    """Return the subfolders, or else ``root`` itself, that contain both annotations and images."""
+    """Return the subfolders with both annotations and images.
+
+    If there are none, return ``root`` if it contains both.
+    """
     parts = [
         Part(folder.name, folder, folder, {folder.name: None})
         for folder in subfolders(root)

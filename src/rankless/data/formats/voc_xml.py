@@ -27,7 +27,7 @@ class VocObject(NamedTuple):
 
 
 class Annotation(NamedTuple):
-    """The content of an annotation file.
+    """The contents of an annotation file.
 
     Attributes:
         size: (height, width) of the image; see :func:`rankless.data.index.raw.stated_size`.
@@ -45,7 +45,7 @@ class Annotation(NamedTuple):
 
 
 def parse(content: bytes) -> Annotation:
-    """Parse the content of an annotation file.
+    """Parse the contents of an annotation file.
 
     Files with a document type are rejected before parsing, because its entities could exhaust the memory or
     refer to other files.
@@ -72,7 +72,7 @@ def _first_pixel(root: ElementTree.Element) -> int:
 
 
 def to_xml(name: str, size: tuple[int, int], objects: Iterable[VocObject]) -> bytes:
-    """Return the content of an annotation file. Pixels count from 1 in the file and from 0 in ``objects``.
+    """Return the contents of an annotation file. Pixels count from 1 in the file and from 0 in ``objects``.
 
     If ``size`` (height, width) is (0, 0), it is omitted.
     """

@@ -54,7 +54,7 @@ def class_of(content: bytes) -> str:
 
 
 def rows_of(content: bytes, kind: str) -> Rows:
-    """Return the boxes in a ``.json`` or ``.txt`` member."""
+    """Return the boxes and the image size in a ``.json`` or ``.txt`` member."""
     try:
         return _of_lines(_text(content)) if kind == "txt" else _of_json(json.loads(_text(content)))
     except LabelError:

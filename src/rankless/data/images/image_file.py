@@ -40,7 +40,7 @@ _FORMATS = {  # Pillow's format names by extension
 EXTENSIONS = frozenset(_FORMATS)  # lowercase file extensions of images
 
 MOST_PIXELS = 178_956_970
-"""Maximum number of pixels that Pillow decodes, because a small file can claim to have any size."""
+"""Maximum number of pixels that Pillow decodes. Even a small file can claim to have a huge image."""
 
 MOST_BYTES = 1 << 30  # maximum size of an image file in bytes, which is more than MOST_PIXELS pixels need
 
@@ -147,7 +147,7 @@ def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
 def _upright_jpeg(data: bytes, shown: Shown | None) -> tuple[Pixels, int, tuple[int, int]] | None:
     """Decode an intact JPEG without an EXIF orientation; return None if Pillow is needed.
 
-    Returns the pixels, the reduction factor, and the (H, W) of the image at full size.
+    The result consists of the pixels, the reduction factor, and the (H, W) of the image at full size.
     """
     if not data.startswith(b"\xff\xd8\xff") or b"Exif" in data or b"Orientation" in data:  # EXIF or XMP
         return None

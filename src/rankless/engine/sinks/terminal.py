@@ -302,7 +302,7 @@ class Terminal(Sink):
 class _Output:
     """Standard output, which may be closed (with the terminal or by ``| head``) without ending the run.
 
-    This is not an ``io.TextIOBase``, because the destructor of one would flush.
+    This is not an ``io.TextIOBase``, because the destructor of that class would flush the stream.
     """
 
     def __init__(self) -> None:

@@ -126,7 +126,8 @@ def resolving(answers: Answers, own: Mapping[str, str]) -> list[Check]:
                 warning(
                     "names",
                     f"{name} does not resolve to {other} on {', '.join(missing)}",
-                    f"for MASTER_ADDR={name}, add this line to /etc/hosts there: {addresses[0]} {name}",
+                    f"to use MASTER_ADDR={name}, add this line to /etc/hosts on {', '.join(missing)}: "
+                    f"{addresses[0]} {name}",
                 )
             )
     return found

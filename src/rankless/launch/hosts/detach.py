@@ -67,7 +67,7 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], access: Access, ssh
     if access.package is not None:
         raise UserError(
             "--detach: the first host coordinates with its own installation of rankless, not with the copy "
-            "of --sync; install this version there, or remove --detach or --sync"
+            "that --sync sends; install this version there, or remove --detach or --sync"
         )
     there = ",".join(map(str, hosts))
     words = ["--run", str(run), "--hosts", there, "--min-hosts", str(wanted.least), "--ssh", ssh]

@@ -1,4 +1,4 @@
-"""``rankless benchmark``: compare the training speed of a recipe with a plain PyTorch loop."""
+"""``rankless benchmark``: compare a recipe's training speed with that of a plain PyTorch loop."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def loopback() -> Exchanged:
             codes = [process.wait(_LIMIT) for process in ranks]
         except subprocess.TimeoutExpired:
             raise UserError(
-                "the network between two processes of this machine could not be measured "
+                "the network between two processes on this machine could not be measured "
                 f"within {_LIMIT:.0f} s; use --bandwidth and --latency instead"
             ) from None
         finally:

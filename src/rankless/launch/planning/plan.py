@@ -163,7 +163,7 @@ def _measure(
         say(f"measuring steps of {alone} …")
         steps.measure(busy, options.seconds)
         if network:
-            say("measuring the exchange between two processes of this machine …")
+            say("measuring the exchange between two processes on this machine …")
             exchanges.append(loopback())
         for count, taken in seconds.items():
             say(f"training with {counted(count, 'process', 'processes')} …")
@@ -209,7 +209,7 @@ def _link(
         link = replace(link, latency=options.latency)
     return link, (
         f"network: {shown_bandwidth(link.bandwidth)}, {shown_time(link.latency)} latency, measured between "
-        "two processes of this machine over gloo and the loopback interface, where the cores move the bytes "
+        "two processes on this machine over gloo and the loopback interface, where the cores move the bytes "
         "and nothing overlaps; for other machines, use --bandwidth and --latency"
     )
 

@@ -19,8 +19,8 @@ from rankless.launch.submit.request import Request
 
 _FINAL = (0, 2)  # success, or a user's mistake, which a restart would repeat
 _MISSING = (
-    "ray: not installed here (extra 'ray'); expected the same version as on the cluster; install it with: "
-    "pip install 'rankless[ray]'"
+    "ray: not installed here (extra 'ray'); expected the same version as on the cluster; run "
+    "`pip install 'rankless[ray]'`"
 )
 
 

@@ -23,7 +23,7 @@ class Request:
     sinks: tuple[str, ...] = ()
     name: str = "rankless"
     cpus: int | None = None  # per rank; None for the cluster's default
-    recipe_text: str | None = None  # content of the recipe file if the cluster does not have it
+    recipe_text: str | None = None  # contents of the recipe file if the cluster does not have it
 
     @property
     def ranks(self) -> int:

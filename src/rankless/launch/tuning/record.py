@@ -116,7 +116,7 @@ def as_text(value: object) -> str:
 
 
 class _File(msgspec.Struct):
-    """The content of ``search.json``."""
+    """The contents of ``search.json``."""
 
     search: Search
     trials: list[Trial]

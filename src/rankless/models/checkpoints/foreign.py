@@ -31,10 +31,10 @@ _LEGACY_PROTOCOL = 1001
 def read_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
     """Read the weights in a checkpoint from another project.
 
-    The format is detected from the content: safetensors, or ``torch.save`` (also before version 1.6). No code
-    in the file is run. The sizes stated in the file are compared with its actual size before memory is
-    allocated. ``key`` is the entry with the weights, such as ``model`` or ``ema.module``. By default, it is
-    found automatically.
+    The format is detected from the file's contents: safetensors, or ``torch.save`` (also before version 1.6).
+    No code in the file is run. The sizes stated in the file are compared with its actual size before memory
+    is allocated. ``key`` is the entry with the weights, such as ``model`` or ``ema.module``. By default, it
+    is found automatically.
     """
     path = Path(path)
     if reading.is_folder(path):

@@ -103,7 +103,7 @@ def read(path: Path, *, checked: bool = False) -> tuple[dict[str, Tensor], dict[
     """Read the tensors and metadata in any safetensors file.
 
     The whole file is read instead of mapped, because the process is killed if a mapped file shrinks. Unless
-    the caller has already ``checked`` the file, its content is verified against ``SHA256SUMS`` in the same
+    the caller has already ``checked`` the file, its contents are verified against ``SHA256SUMS`` in the same
     folder or, if the file is not listed there, against the checksum in the header.
     """
     try:

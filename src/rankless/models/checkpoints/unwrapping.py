@@ -64,7 +64,7 @@ class Checkpoint:
 
 
 def unwrap(content: Any, key: str | None, size: int) -> Checkpoint:
-    """Find the weights in the content of a checkpoint.
+    """Find the weights in the contents of a checkpoint.
 
     Args:
         content: nested dicts that contain tensors.

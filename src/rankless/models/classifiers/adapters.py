@@ -23,7 +23,10 @@ def build_resnet(
     block calls the same activation module several times, and these calls would share one slope.
     """
     if activation == "prelu":
-        raise ValueError("a ResNet's blocks would share their PReLUs")
+        raise ValueError(
+            "activation 'prelu' is not supported for a ResNet, because all activations of a block would "
+            "share one slope"
+        )
     from torchvision import models  # importing it takes as long as importing torch
 
     build = getattr(models, name.removesuffix(CIFAR))

@@ -88,7 +88,10 @@ class Shortcut:
 
 @dataclass(frozen=True)
 class Multiply:
-    """A ``[scale_channels]`` or ``[sam]`` layer, which multiplies another layer by the previous one."""
+    """A ``[scale_channels]`` or ``[sam]`` layer, which multiplies the outputs of two layers.
+
+    One of them is the previous layer.
+    """
 
     layer: int
     activation: Activation = "linear"

@@ -46,7 +46,7 @@ class Detector(Protocol):
     def decode(self, raw: Any) -> tuple[Tensor, Tensor]:
         """Return boxes (B, P, 4), xyxy in input pixels, not clipped, and scores (B, P, C) in 0..1.
 
-        Only the best ``CANDIDATES`` boxes of each image are required.
+        Only the ``CANDIDATES`` highest-scoring boxes of each image are required.
         """
         ...
 

@@ -217,7 +217,7 @@ class FasterRCNN(TorchvisionDetector):
         )
 
     def decode(self, raw: Proposed) -> tuple[Tensor, Tensor]:
-        """Return the ``CANDIDATES`` best (box, class) pairs of each image.
+        """Return the ``CANDIDATES`` highest-scoring (box, class) pairs of each image.
 
         Each of the boxes (B, CANDIDATES, 4) has a score for only one class in the scores (B, CANDIDATES, C).
         """
@@ -285,7 +285,7 @@ class FasterRCNN(TorchvisionDetector):
 
 
 def _best(boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ``CANDIDATES`` best of boxes (N, C, 4) and scores (N, C), padded with zeros."""
+    """Return the ``CANDIDATES`` highest-scoring of the boxes (N, C, 4) and their scores, zero-padded."""
     flat = scores.flatten()
     order = flat.sort(descending=True, stable=True).indices[:CANDIDATES]
     rows, missing = flat.new_zeros(len(order), scores.shape[1]), (0, 0, 0, CANDIDATES - len(order))

@@ -228,7 +228,7 @@ def library(where: str) -> Any:
 def classes_of(config: Mapping[str, Any], classes: int, where: str) -> tuple[Any, Any]:
     """Return a detector's class in transformers and its configuration object.
 
-    ``config`` is the content of ``config.json``. Error messages mention ``where``, the option that refers
+    ``config`` is the parsed ``config.json``. Error messages mention ``where``, the option that refers
     to it.
     """
     transformers = library(where)

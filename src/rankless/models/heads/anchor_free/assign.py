@@ -143,7 +143,7 @@ def simota(predicted: Predicted, truths: Truths) -> Targets:
     """Assign each ground-truth box to the points with the lowest cost (SimOTA; YOLOX, Ge et al., 2021).
 
     Candidates are the points inside a box or within ``CENTER_RADIUS`` cells of its center. The cost is the
-    cross-entropy of the classes - 3·log(IoU), and is far higher for points that meet only one of these
+    cross-entropy of the classes minus 3·log(IoU). It is far higher for points that meet only one of these
     conditions. The number of points for a box is the sum of its ten highest IoUs. A point that is chosen for
     several boxes is assigned to the box with the lowest cost. The quality is the IoU, and all weights are 1.
     Unlike in the paper, the cost has no objectness term, because the heads predict no objectness.

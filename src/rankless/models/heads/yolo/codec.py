@@ -29,7 +29,7 @@ class HeadLoss:
         box_loss: how a box is compared with the ground truth (``iou_loss``).
         smoothing: label smoothing ε of the classes (``label_smooth_eps``).
         largest_gradient: limit of the gradient with respect to a raw box, for losses based on IoU; infinity
-            for none (``max_delta``).
+            for no limit (``max_delta``).
         smooth_objectness: whether the objectness target is the IoU in slots that would be ignored as
             negatives, and 0 in all others (``objectness_smooth``).
     """
