@@ -179,7 +179,7 @@ def test_check_and_fix(cells, capsys):
     assert "✗ over the edge: 1 box extends beyond the edge of the image (training clips them)" in said
     assert "✗ unreadable image: 1 image cannot be read (training stops)" in said
     assert "between the splits\n  ✗ same in two splits: 1 image is in two splits (identical bytes)" in said
-    assert "\nerrors: 4 findings (✗); fix the findings that stop training by hand" in said
+    assert "\nerrors: 4 findings (✗); correct the findings that stop training" in said
     quick = report(capsys, "check", cells, "--quick", code=1)
     assert list(quick["splits"]["train"]["findings"]) == ["class out of range", "over the edge"]
     fixed = report(capsys, "check", cells, "--fix", "--drop-invalid", code=1)["fixed"]

@@ -44,7 +44,7 @@ def submitted(slurm: Slurm, folder: Path, *words: str, **more: str) -> str:
         timeout=60,
         check=True,
     )
-    return done.stdout.splitlines()[-1].removeprefix("job ").partition(";")[0]
+    return done.stdout.splitlines()[-1].partition("job ")[2].partition(" ")[0]
 
 
 def steps(folder: Path) -> int:
