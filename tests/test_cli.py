@@ -104,11 +104,12 @@ def test_version(capsys):
 
 
 MISTAKES = [
-    ("trian", "'trian': no such command: expected one of train, new, attach"),
-    ("trian", "; did you mean 'train'?; see: rankless --help"),
-    ("--hlep", "--hlep: no such option; did you mean '--help'?; see: rankless --help"),
-    ("data --hlep", "--hlep: no such option; did you mean '--help'?; see: rankless data --help"),
-    ("data chek x", "'chek': no such command: expected one of check, stats"),
+    ("trian", "'trian': no such command; did you mean 'train'?"),
+    ("--hlep", "--hlep: no such option; did you mean '--help'?"),
+    ("data --hlep", "--hlep: no such option; did you mean '--help'?"),
+    ("data --frobnicate", "--frobnicate: no such option; see: rankless data --help"),
+    ("data chek x", "'chek': no such command; did you mean 'check'?"),
+    ("frobnicate", "'frobnicate': no such command: expected one of train, new, attach"),
     ("train digits --devces 2", "--devces: no such option; did you mean '--devices'?"),
     ("train digits --run", "--run needs a value; see: rankless train --help"),
     ("train digits --resume=maybe", "--resume is 'maybe': expected no value"),

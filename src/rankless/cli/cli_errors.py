@@ -83,13 +83,16 @@ def _unknown_command(error: UnknownCommandError, see: str) -> str:
 
     app, word = error.app or App(), _first(error)
     if word.startswith("-"):
-        return f"{word}: no such option{nearest(word, [name for name in app if name.startswith('-')])}; {see}"
+        near = nearest(word, [name for name in app if name.startswith("-")])
+        return f"{word}: no such option{near or f'; {see}'}"
     if line := line_of_yolo(error.root_input_tokens or ()) if not error.command_chain else "":
         return f"'{word}': no such command; {line}"
     shown = [name for name in app if not name.startswith("-") and app[name].show]
     names = sorted(shown, key=lambda name: app[name].sort_key)
+    if near := nearest(word, names):
+        return f"'{word}': no such command{near}"
     expected = f": expected {one_of(names)}" if names else ""
-    return f"'{word}': no such command{expected}{nearest(word, names)}; {see}"
+    return f"'{word}': no such command{expected}; {see}"
 
 
 def _first(error: CycloptsError) -> str:
