@@ -78,7 +78,7 @@ def test_help_names_every_command_with_an_example(capsys):
 
 
 MISTAKES = [
-    ("chek", "; did you mean 'check'?; see: rankless data --help"),
+    ("chek", "'chek': no such command; did you mean 'check'?"),
     ("check", "ROOT is missing: expected a data folder, or a file such as data.yaml; see: rankless data"),
     ("check gone", "gone: no such file or folder"),
     ("check /gone", "/gone: no such file or folder"),

@@ -39,7 +39,7 @@ def as_user_error(error: CycloptsError) -> UserError:
         if not hints:  # an option that every command has, such as --help
             return UserError(f"{printable(word)} takes no value; {see}")
         return UserError(
-            f"{printable(one)}: no such option{hint or nearest(one, names)}; {see}"
+            f"{printable(one)}: no such option{hint or nearest(one, names) or f'; {see}'}"
             for one, hint in hints.items()
         )
     if isinstance(error, MissingArgumentError) and error.argument is not None:
