@@ -333,7 +333,7 @@ def test_wrong_names_and_wrong_paths_are_reported_at_once(tmp_path: Path, text: 
     about_names, *about_paths = caught.value.problems
     assert ("'nc' is 2" if "nc" in text else "no class names") in about_names
     looked = f"no such file or folder; looked in {tmp_path}"
-    assert about_paths == [f"{root}: '{one}' {looked}" for one in ("train: images/none", "val: images/nil")]
+    assert about_paths == [f"{root}: '{one}': {looked}" for one in ("train: images/none", "val: images/nil")]
 
 
 def test_a_path_that_is_not_there_is_named_with_the_place_where_it_was_looked_for(tmp_path: Path) -> None:
