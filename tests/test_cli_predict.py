@@ -82,6 +82,8 @@ def test_an_error_about_an_options_key_names_the_option(asked, capsys):
         "error: --max",
     ]
     assert all("a classifier predicts the five best classes" in line[2] for line in lines[1:])
+    assert cli.main(["predict", "w.safetensors", "a.jpg", "model.image_sise=64"]) == 2
+    assert capsys.readouterr().err.endswith("; did you mean 'model.image_size'?\n")
 
 
 def test_lists_of_sources(asked):

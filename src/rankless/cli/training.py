@@ -157,7 +157,8 @@ def train_here(given: TrainOptions) -> int:
             else:
                 start, hint = f"'{name}': no such file", folders_like(name)
             raise UserError(
-                f"{one}{hint}" if one.startswith(start) else one for one in error.problems
+                f"{one}{hint}" if one.startswith(start) and not one.endswith("?") else one
+                for one in error.problems
             ) from None
 
     _, devices, (chosen, name), *_ = check_all(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankless.errors import UserError, one_of
+from rankless.errors import UserError, nearest, one_of
 from rankless.recipe.fields import BUILT_IN_TASKS
 from rankless.recipe.keys import leaves
 from rankless.recipe.schema import Recipe
@@ -45,7 +45,7 @@ def refuse_unused_in_prediction(overrides: Sequence[str], task: str) -> None:
             hints |= dict.fromkeys(("evaluate.iou", "evaluate.detections"), no_boxes)
         raise UserError(
             f"command line: key '{key}': prediction does not use it; "
-            f"{hints.get(key, f'expected {one_of(used)}')}"
+            f"{hints.get(key) or nearest(key, used)[2:] or f'expected {one_of(used)}'}"
             for key in unused
         )
 
