@@ -128,7 +128,7 @@ def test_options_are_checked(colors):
     for options, said in (
         *(({"confidence": wrong}, "confidence is .*; expected a number") for wrong in (-0.1, 2, math.nan)),
         ({"batch": 0}, "batch is 0; expected a whole number"),
-        *(({"device": name}, f"device '{name}' .*; expected cpu, cuda") for name in ("gpu", "mps", "meta")),
+        *(({"device": name}, f"device '{name}' .{{,70}}; expected cpu") for name in ("gpu", "mps", "meta")),
         ({"device": "cpu,cuda"}, "different kinds of devices"),
     ):
         with pytest.raises(UserError, match=said):

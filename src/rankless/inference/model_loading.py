@@ -134,6 +134,8 @@ def devices_named(names: str | None) -> list[torch.device]:
             devices.append(device)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).strip().splitlines()[0]
+            if reason.startswith("Expected one of"):  # followed by all device types in PyTorch
+                reason = "no such type of device"
             problems.append(
                 f"device '{name}' cannot be used ({reason}); expected cpu, cuda, cuda:N, or a list such as "
                 "cuda:0,cuda:1"
