@@ -76,6 +76,7 @@ def test_the_text_is_a_recipe_that_fits(facts):
     data = recipe.data
     assert (data.root, data.train, data.format) == (facts.root, facts.train, facts.format)
     assert recipe.task == ("detect" if facts.boxed else "classify")
+    assert recipe.batch.images <= facts.train_images and recipe.batch.micro_batches >= 2
     size = recipe.model.image_size
     sides = (size,) if isinstance(size, int) else size
     assert all(side % 32 == 0 and 32 <= side <= 640 for side in sides)

@@ -50,8 +50,8 @@ class Machine:
     heard: list[str] = field(default_factory=list)  # every command, in order
     channel: FakeChannel | None = None
     pending: int | None = None
-    deaf: bool = False  # does not end a round that it is told to end
-    why: str = "no route"  # what is said when it is not up
+    unresponsive: bool = False  # does not end a round when asked to
+    why: str = "no route"  # the reason in messages when it is not up
 
     def reply(self, do: str, request: dict[str, Any]) -> Reply:
         if do in self.answers:
@@ -134,7 +134,7 @@ class FakeChannel:
         do = request.pop("do")
         self.machine.heard.append(do)
         if do in ("request", "abandon"):
-            if self.machine.pending is not None and not self.machine.deaf:
+            if self.machine.pending is not None and not self.machine.unresponsive:
                 self.end(STOPPED if do == "request" else ABANDONED)
             return
         if (reply := self.machine.reply(do, request)) is not None:

@@ -67,8 +67,8 @@ def test_a_start_that_fails_on_one_host_leaves_nothing_on_the_others():
 
 
 def test_hosts_that_no_other_reaches():
-    deaf = Machine("h2", answers={"listen": {"value": {}}})
-    (problem,) = problems(cluster(Machine("h1"), deaf))
+    silent = Machine("h2", answers={"listen": {"value": {}}})
+    (problem,) = problems(cluster(Machine("h1"), silent))
     assert "h2: cannot be reached by h1 at any of its addresses (it has none)" in problem
 
 
@@ -150,7 +150,7 @@ def test_ctrl_c_in_a_round(dry_run_steps, capsys):
 @pytest.mark.parametrize("stubborn", ["asked", "abandoned"])
 def test_ranks_that_do_not_end_are_not_waited_for_without_end(stubborn):
     first = None if stubborn == "asked" else FAILED
-    one, two = Machine("h1", [None, DONE], deaf=True), Machine("h2", [first, DONE], deaf=True)
+    one, two = Machine("h1", [None, DONE], unresponsive=True), Machine("h2", [first, DONE], unresponsive=True)
     found = cluster(one, two)
     found.coordinator.grace = 0.2
     if stubborn == "asked":
@@ -271,7 +271,7 @@ def test_losing_all_hosts_again_and_again_is_hopeless_only_without_progress(save
 
 
 def test_a_stop_that_no_host_has_answered_does_not_say_that_nothing_was_saved(capsys):
-    one = Machine("h1", [None], deaf=True)
+    one = Machine("h1", [None], unresponsive=True)
     found = cluster(one)
     found.when(lambda: one.pending, lambda: (interrupt(found), found.off("h1")))
     assert found.coordinator.train() == 130

@@ -18,8 +18,8 @@ from process_server import SERVER
 from rankless.world import keepalive
 from rankless.world.keepalive import listening, reject_new_connections, watch_connections
 
-# Gloo tells no operation whose message is halfway through that the connection broke: ranks that wait ask, as
-# every operation of a training does.
+# Gloo does not report a broken connection to an operation whose message has partly arrived. A rank checks the
+# connection while it is in `waiting`, as all operations of a training are.
 RANK = """
 import ctypes, os, sys
 import torch
@@ -154,7 +154,7 @@ def until(condition: Callable[[], bool], seconds: float = 90) -> None:
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_short_cut_heals_and_a_long_one_is_a_lost_peer(network: Network, tmp_path: Path) -> None:
-    """Of two pairs of ranks, one of which is surely cut within a message; their time-out is half an hour."""
+    """Two pairs of ranks, one with large messages that are cut halfway. Their timeout is half an hour."""
     (tmp_path / "rank.py").write_text(RANK)
     counters = [tmp_path / f"{what}-{rank}" for what in ("all_reduce", "broadcast") for rank in range(2)]
 

@@ -200,7 +200,8 @@ def _fill(offer: Offer, path: Path, file: IO[bytes], tag: Path) -> None:
         except _BROKEN as error:
             reason = str(getattr(error, "reason", "") or error or type(error).__name__)
         left = left - 1 if file.seek(0, os.SEEK_END) <= before else _TRIES
-        time.sleep(_PAUSE * 2 ** (_TRIES - left) if left else 0)
+        if left:
+            time.sleep(_PAUSE * 2 ** (_TRIES - left))
     raise _failed(offer, path, f"{reason} ({_TRIES} attempts)")
 
 

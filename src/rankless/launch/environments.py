@@ -362,4 +362,4 @@ def speaks(variables: Mapping[str, str] = os.environ) -> bool:
 def job(variables: Mapping[str, str] = os.environ) -> str:
     """Return the name of the job, which stays the same after a restart or requeue, or "" if there is none."""
     names = (_JOB, *(kind.job_variable for kind in _KINDS))
-    return next(filter(None, map(variables.get, names)), None) or ""
+    return next(filter(None, map(variables.get, names)), "")

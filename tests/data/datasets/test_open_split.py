@@ -31,8 +31,8 @@ def test_what_was_kept_says_the_same() -> None:
     assert again.about[0].endswith(": 3 images of 'train'")
     assert again.findings.counts == {"over the edge": 3}
     assert again.boxes[:, 3].tolist() == [10, 11, 12]
-    anew = [opened("data", "train", rescan=True).folder for opened in (open_annotations, examine)]
-    assert len({first.folder, *anew}) == 3
+    again = [opened("data", "train", rescan=True).folder for opened in (open_annotations, examine)]
+    assert len({first.folder, *again}) == 3
 
 
 def test_what_was_kept_is_reported_as_it_is_opened_now(tmp_path: Path) -> None:

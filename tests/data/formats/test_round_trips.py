@@ -1,4 +1,4 @@
-"""What is written is read back bit for bit, others can read it, and what is lost is reported."""
+"""Written data is read back bit for bit, other programs can read it, and losses are reported."""
 
 import os
 import shutil

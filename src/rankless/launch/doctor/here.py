@@ -147,7 +147,11 @@ class Cards:
 
 
 def cards(root: Path = Path("/"), torch: Any = None) -> Cards:
-    """Return the visible GPUs of this machine; ``root`` is the folder that contains ``dev`` and ``proc``."""
+    """Return the visible GPUs of this machine.
+
+    ``root`` is the folder that contains ``dev`` and ``proc``. ``torch`` is the module that lists the GPUs, by
+    default PyTorch.
+    """
     from rankless.engine.environment import nvidia_driver
 
     torch = torch or importlib.import_module("torch")
