@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,16 +61,20 @@ _UNDIVIDED = "no splits found, so all images are 'train'; use `rankless data spl
 class Split(SplitFiles):
     class_names: tuple[str, ...] = ()
     paths: list[str] = field(default_factory=list)
+    listed: dict[str, tuple[str, str]] = field(default_factory=dict)  # place and name of each listed image
 
     def add_folder(self, folder: str) -> None:
         images = []
-        for entry in walk(folder, self.depends, self._unreadable):
+        for entry in walk(folder, self.depends, self._unreadable, self._again):
             image = is_image(entry.name)
             if entry.name.startswith(".") and (image or reading.is_folder(entry)):
                 self.findings.add("left out", entry.path, "hidden (the name starts with a dot)")
             elif image:
                 images.append(entry.path)
         self.paths += sorted(images)
+
+    def _again(self, folder: str) -> None:
+        self.findings.add("left out", folder, "link to a folder that is read elsewhere")
 
     def _unreadable(self, folder: str, error: OSError) -> None:
         self.findings.add("unreadable file", folder, f"{error.strerror}; expected a readable folder")
@@ -206,12 +210,26 @@ def _add_list(file: Path, bases: Iterable[Path], result: Split) -> None:
                 "not understood", f"{file}:{number}", f"'{printable(name)}' is not an image; {expected}"
             )
         elif path:
+            first, before = result.listed.setdefault(path, (f"{file}:{number}", name))
+            if not _same_file(before, name):
+                result.findings.add(
+                    "shared file",
+                    f"{file}:{number}",
+                    f"'{printable(name)}' and '{printable(before)}' ({first}) both refer to {path}; expected "
+                    "one entry per image file; correct the list, or add the missing image",
+                )
             result.paths.append(path)
         else:
             looked = " and ".join(search.bases[:2])
             result.findings.add("no image", f"{file}:{number}", f"'{printable(name)}'; looked in {looked}")
     result.depends += [os.fspath(file), *search.listed]
     result.notes += search.notes()
+
+
+def _same_file(*names: str) -> bool:
+    """Return whether two listed paths differ only in the folders above the data set."""
+    short, long = sorted((os.path.normpath(f"/{name}".replace("\\", "/")) for name in names), key=len)
+    return long.endswith(short)
 
 
 def _from_folders(
@@ -306,26 +324,39 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
 
 
 def _with_labels(files: Split) -> Iterator[tuple[str, str]]:
-    """Yield each image with its label file, or with "" if there is none."""
-    listings: dict[str, list[FolderNames]] = {}
+    """Yield each image with its label file, or with "" if there is none; note differences in spelling."""
+    listings: dict[str, tuple[list[FolderNames], Collection[str]]] = {}
+    other: list[str] = []
     for image in files.paths:
         folder, name = image.rsplit("/", 1)
         if folder not in listings:
             listings[folder] = _listings(folder, files)
         stem = os.path.splitext(name)[0]  # noqa: PTH122 - Path takes ten times as long
-        yield image, next((path for names in listings[folder] if (path := names.with_stem(stem))), "")
+        names, taken = listings[folder]
+        label = next((path for each in names if (path := each.with_stem(stem, taken))), "")
+        if label and composed(label.rpartition("/")[2][: -len(".txt")]) != composed(stem):
+            other.append(f"{label} for {name}")
+        yield image, label
+    if other:
+        have = counted(len(other), "image has", "images have")
+        files.notes.append(f"{have} a label file with another spelling of its name; the first: {other[0]}")
 
 
-def _listings(folder: str, files: Split) -> list[FolderNames]:
-    """List the label folders of an image folder, and report label files without an image."""
+def _listings(folder: str, files: Split) -> tuple[list[FolderNames], Collection[str]]:
+    """List the label folders of an image folder, and report label files without an image.
+
+    Also return the stems of the images in the folder.
+    """
     listings = [FolderNames(each, {".txt"}) for each in label_folders(folder)]
     files.depends += [folder, *(each.folder for each in listings)]
-    known = {composed(stem) for stem in FolderNames(folder, EXTENSIONS).files}
+    stems = FolderNames(folder, EXTENSIONS).files.keys()
     for each in listings if len(listings) == 1 else [one for one in listings if one.folder != folder]:
-        for stem, file in each.files.items():
-            if composed(stem) not in known and stem.lower() not in _OTHERS:
-                files.findings.add("label without image", f"{each.folder}/{file}")
-    return listings
+        free = [stem for stem in each.files if stem not in stems and stem.lower() not in _OTHERS]
+        used = {each.with_stem(stem, stems) for stem in stems if stem not in each.files} if free else set()
+        for stem in free:
+            if (file := f"{each.folder}/{each.files[stem]}") not in used:
+                files.findings.add("label without image", file)
+    return listings, stems
 
 
 def read_labels(items: list[tuple[str, ...]]) -> Raw:

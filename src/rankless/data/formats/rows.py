@@ -218,9 +218,7 @@ class _Reader(ListedImages):
                 if not isinstance(name, str) or not name:
                     problem = f"no '{self.columns.image}'; expected a file name"
                     self.report("not understood", f":{number}", problem)
-                elif (path := self.locate(name, f":{number}")) in self.numbers:
-                    self.report("listed twice", f":{number}", f"'{printable(name)}'")
-                elif path:
+                elif path := self.locate(name, f":{number}"):
                     self._add(row, self.image(path), number)
             return
         for (number, row), stored in zip(table.rows(self.made.findings), table.stored(), strict=True):
