@@ -37,7 +37,14 @@ from rankless.data.formats.folders import (
     walk,
 )
 from rankless.data.formats.lines import lines_of, list_kind
-from rankless.data.formats.splits import as_file_name, chosen, is_for_tests, is_usual, usual_order
+from rankless.data.formats.splits import (
+    as_file_name,
+    chosen,
+    is_for_tests,
+    is_usual,
+    known_as,
+    usual_order,
+)
 from rankless.data.formats.writing import ImageFiles, file_names, lost_flags, names_of, rounded, shortest
 from rankless.data.images.image_file import EXTENSIONS, is_image
 from rankless.data.index.annotations import Annotations
@@ -53,6 +60,7 @@ LAYOUT = (
 )
 # Text files that are not labels: class names, lists of images, notes.
 _OTHERS = {"classes", "labels", "license", "list", "readme", "test", "train", "trainval", "val", "valid"}
+_REQUIRED = ("train", "val")  # splits that Ultralytics requires in a data.yaml
 _TRIED = 20  # number of images in a list that are checked for label files
 _UNDIVIDED = "no splits found, so all images are 'train'; use `rankless data split` to create 'val'"
 
@@ -120,7 +128,8 @@ def splits(root: Path) -> list[str]:
     file = description_in(root)
     described = read_description(file) if file else None
     if described and described.splits:
-        return usual_order(described.splits.keys() - set(_without_tests(described)))
+        left_out = {*_without_tests(described), *_second_names(described)}
+        return usual_order(described.splits.keys() - left_out)
     return usual_order(_folders(root.parent if root.is_file() else root))
 
 
@@ -128,6 +137,12 @@ def _without_tests(described: Description) -> list[str]:
     """Return the test splits that are listed but do not exist. Roboflow always lists one."""
     given = described.splits.items()
     return [name for name, paths in given if is_for_tests(name) and not any(map(described.resolve, paths))]
+
+
+def _second_names(described: Description) -> list[str]:
+    """Return ``train`` and ``val`` if another split has the same images under its own name."""
+    others = [paths for name, paths in described.splits.items() if name not in _REQUIRED]
+    return [name for name in _REQUIRED if described.splits.get(name) in others]
 
 
 def find_split(root: Path, split: str, class_names: Sequence[str] | None = None) -> Split:
@@ -426,7 +441,10 @@ def _is_text(content: bytes) -> bool:
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Write ``data.yaml``, ``images/SPLIT`` and ``labels/SPLIT``, without difficult objects and crowds."""
+    """Write ``data.yaml``, ``images/SPLIT`` and ``labels/SPLIT``, without difficult objects and crowds.
+
+    If ``train`` or ``val`` has another name, ``data.yaml`` contains it under both names.
+    """
     lost: list[str] = []
     content: dict[str, str | list[str]] = {}
     for split, data in splits.items():
@@ -441,8 +459,15 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
             content[folder] = f"{folder}.txt"
             listed = "".join(f"./images/{folder}/{name}\n" for name in names)
             (out / f"{folder}.txt").write_text(listed, encoding="utf-8", errors="surrogateescape")
+    comment = ""
+    for name in _REQUIRED:
+        if name not in content and (meant := known_as(name, tuple(content))) in content:
+            content[name] = content[meant]
+            if is_for_tests(meant):
+                lost.append(f"data.yaml has no 'val' of its own, so 'val' refers to the images of '{meant}'")
+                comment = f"# val: the images of '{meant}', because the data has no validation split\n"
     content["names"] = list(names_of(splits))
-    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    text = comment + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     (out / "data.yaml").write_text(text, encoding="utf-8")
     return lost
 
