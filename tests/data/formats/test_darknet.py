@@ -454,7 +454,7 @@ def test_a_label_file_may_spell_the_name_of_its_image_differently(tmp_path: Path
     }
     assert centers == {name: [at] if labels[name] else [] for at, name in enumerate(labels, 1)}
     assert counts(data) == {"no label file": 1}
-    assert any(note.startswith("3 images have a label file with another spelling") for note in data.about)
+    assert any(note.startswith("3 files were found under another spelling") for note in data.about)
 
 
 def test_labels_without_images_are_counted(tmp_path: Path) -> None:

@@ -149,3 +149,21 @@ def test_url_encoded_names_find_their_files(
     if write is not darknet:
         assert data.boxes[:, 0].tolist() == [1, 9]
     assert any(files[0] in note for note in data.about)  # a note names the first
+
+
+def test_two_names_of_one_file_with_classes(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    for number in (1, 2, 3):
+        Image.new("RGB", (40, 20)).save(tmp_path / f"train/{number}.png")
+    rows = [
+        "/a/train/1.png,cat",
+        "/b/train/1.png,dog",
+        "2.png,dog",
+        "/a/train/3.png,cat",
+        "/b/train/3.png,cat",
+    ]
+    (tmp_path / "train/_annotations.csv").write_text("\n".join(["filename,label", *rows]))
+    data = found(tmp_path)
+    names = [(Path(path).name, label) for path, label in zip(data.paths(), data.labels.tolist(), strict=True)]
+    assert names == [("2.png", 1), ("3.png", 0)]
+    assert data.findings.counts == {"shared file": 1, "listed twice": 1}

@@ -29,7 +29,6 @@ from rankless.data.formats.folders import (
     FolderNames,
     ImageSearch,
     SplitFiles,
-    composed,
     names_files,
     numbered_names,
     read_text,
@@ -341,7 +340,6 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
 def _with_labels(files: Split) -> Iterator[tuple[str, str]]:
     """Yield each image with its label file, or with "" if there is none; note differences in spelling."""
     listings: dict[str, tuple[list[FolderNames], Collection[str]]] = {}
-    other: list[str] = []
     for image in files.paths:
         folder, name = image.rsplit("/", 1)
         if folder not in listings:
@@ -349,12 +347,8 @@ def _with_labels(files: Split) -> Iterator[tuple[str, str]]:
         stem = os.path.splitext(name)[0]  # noqa: PTH122 - Path takes ten times as long
         names, taken = listings[folder]
         label = next((path for each in names if (path := each.with_stem(stem, taken))), "")
-        if label and composed(label.rpartition("/")[2][: -len(".txt")]) != composed(stem):
-            other.append(f"{label} for {name}")
+        files.note_spelling(label, stem)
         yield image, label
-    if other:
-        have = counted(len(other), "image has", "images have")
-        files.notes.append(f"{have} a label file with another spelling of its name; the first: {other[0]}")
 
 
 def _listings(folder: str, files: Split) -> tuple[list[FolderNames], Collection[str]]:

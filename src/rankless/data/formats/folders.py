@@ -41,12 +41,24 @@ class SplitFiles:
     depends: list[str] = field(default_factory=list)  # folders that were listed and files that were read
     findings: Findings = field(default_factory=Findings)  # missing and ignored files
     notes: list[str] = field(default_factory=list)  # notes on how the split was read
+    respelled: list[str] = field(default_factory=list)  # files that were found under another spelling
+
+    def note_spelling(self, path: str, name: str) -> None:
+        """Record the file found for a name (without extension) if they differ in more than Unicode's form."""
+        if path and composed(os.path.splitext(path)[0].rpartition("/")[2]) != composed(name):  # noqa: PTH122
+            self.respelled.append(f"{path} for '{printable(name)}'")
 
     def with_raw(self, raw: Raw) -> Raw:
         """Add the dependencies, findings and notes to ``raw`` and return it."""
         self.findings.update(raw.findings)
         raw.findings = self.findings
         raw.depends = [*dict.fromkeys(self.depends), *raw.depends]
+        if self.respelled:
+            found = counted(len(self.respelled), "file was", "files were")
+            self.notes.append(
+                f"{found} found under another spelling of the listed or the image's name; the first: "
+                f"{self.respelled[0]}"
+            )
         raw.about = [*self.notes, *raw.about]
         return raw
 

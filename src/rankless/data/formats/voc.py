@@ -206,8 +206,9 @@ def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
             result.notes.append(f"{part.images}: no lists found, so all images are 'train'")
         names = list(_names(file, known) if file else enumerate(sorted(images.files), 1))
         listed = {name for _, name in names}
+        taken = listed, listed | images.files.keys()
         for number, name in names:
-            _add(name, f"{file}:{number}", used, (images, annotated), listed, result)
+            _add(name, f"{file}:{number}", used, (images, annotated), taken, result)
     others = {
         composed(name)
         for file in part.lists.values()
@@ -226,7 +227,7 @@ def _add(
     where: str,
     used: dict[str, None],
     files: tuple[FolderNames, FolderNames],
-    listed: Set[str],
+    taken: tuple[Set[str], Set[str]],
     result: VocSplit,
 ) -> None:
     images, annotated = files
@@ -234,12 +235,14 @@ def _add(
         result.findings.add("listed twice", where, f"'{printable(name)}'")
         return
     used[composed(name)] = None
-    if image := images.with_stem(name, listed):
-        stem, taken = Path(image).stem, listed | images.files.keys()
-        result.items.append((image, annotated.with_stem(name, taken) or annotated.with_stem(stem, taken)))
+    if image := images.with_stem(name, taken[0]):
+        stem = Path(image).stem
+        xml = annotated.with_stem(name, taken[1]) or annotated.with_stem(stem, taken[1])
+        result.items.append((image, xml))
+        result.note_spelling(image, name)
+        result.note_spelling(xml, name)
         if composed(stem) not in used:  # another spelling
             used[composed(stem)] = None
-            result.notes.append(f"'{printable(name)}' refers to {image}")
         elif composed(stem) != composed(name):
             problem = f"'{printable(name)}' refers to {image}, as another name in the list does"
             result.findings.add("shared file", where, f"{problem}; expected one name per image file")
