@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rankless.data.datasets.class_choice import Classes, class_list, with_classes
+from rankless.data.datasets.class_choice import Classes, class_list, give_each_class_a_name, with_classes
 from rankless.data.formats import shards
 from rankless.data.formats.registry import NUMBERED, also, format_named, recognize
 from rankless.data.formats.splits import is_for_tests, is_for_validation, known_as
@@ -82,6 +82,7 @@ def examine(
     def read() -> tuple[Annotations, list[str]]:
         page = format_named(name)
         raw = page.read(path, split, chosen) if chosen and name in NUMBERED else page.read(path, split)
+        give_each_class_a_name(raw, chosen, root)
         made = validate(raw, name)
         if chosen:
             made = with_classes(made, chosen, root, _of_other_splits(name, path, split, made, chosen))
