@@ -251,6 +251,27 @@ def roboflow_csv(root: Path, truth: Truth) -> None:
             csv.writer(file).writerows(rows)
 
 
+def roboflow_darknet(root: Path, truth: Truth) -> None:
+    _readme(root)
+    for split, images in truth.items():
+        write(root / split / "_darknet.labels", "".join(f"{name}\n" for name in _SORTED))
+        for stem, boxes in images.items():
+            put(root / split / f"{_rf(stem)}.jpg", stem)
+            write(root / split / f"{_rf(stem)}.txt", yolo(boxes, _SORTED, ""))
+
+
+def roboflow_keras(root: Path, truth: Truth) -> None:
+    _readme(root)
+    for split, images in truth.items():
+        write(root / split / "_classes.txt", "".join(f"{name}\n" for name in _SORTED))
+        rows = []
+        for stem, boxes in images.items():
+            put(root / split / f"{_rf(stem)}.jpg", stem)
+            rows.append(f"{_rf(stem)}.jpg")
+            rows[-1] += "".join(f" {','.join(map(str, box))},{_SORTED.index(name)}" for name, box in boxes)
+        write(root / split / "_annotations.txt", "".join(f"{row}\n" for row in rows))
+
+
 # FiftyOne: a split is a folder that is exported by itself, or a tag of its own format.
 
 

@@ -30,6 +30,8 @@ LAYOUTS = {
     "roboflow_yolo": "Darknet (YOLO)",
     "roboflow_voc": "Pascal VOC",
     "roboflow_csv": "CSV",
+    "roboflow_darknet": "Darknet (YOLO)",
+    "roboflow_keras": "annotation lines",
     "fiftyone_coco": "COCO JSON",
     "fiftyone_yolo": "Darknet (YOLO)",
     "fiftyone": "FiftyOne",

@@ -11,14 +11,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol, cast
 
+from rankless.data.formats import label_files
 from rankless.data.formats.darknet_description import description_in
 from rankless.data.formats.folders import names_files
+from rankless.data.formats.image_folder import without_classes
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.images.image_file import EXTENSIONS
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.raw import Raw
 from rankless.data.path_checks import missing_data
-from rankless.errors import UserError
+from rankless.errors import UserError, listed
 from rankless.files import range_cache, reading
 from rankless.files.remote import Location, RemotePath, forget_states, is_remote, refuse_secrets
 
@@ -219,4 +221,7 @@ def _what_is_there(path: Path) -> str:
         return f"no images, but other files ({more}{endings.total()}: {common})"
     rest = endings.total() - samples
     labels = f"other files ({rest}) of no known layout" if rest else "no labels"
-    return f"images ({more}{samples}) and {labels}"
+    there = [f"images ({more}{samples}) and {labels}", label_files.described(path)]
+    if named := without_classes(path):
+        there.insert(1, f"no class folders in {listed(named)}")
+    return "; ".join(filter(None, there))
