@@ -26,9 +26,14 @@ _DO = {
 _KINDS = {
     ".json": (
         ("COCO JSON", rb"\A\s*\{", rb'"annotations"\s*:', rb'"categories"\s*:'),
-        ("CreateML JSON", rb"\A\s*\[", rb'"annotations?"\s*:', rb'"coordinates"\s*:'),
         ("Label Studio JSON", rb"\A\s*\[", rb'"(annotations|completions)"\s*:\s*\[', rb'"data"\s*:\s*\{'),
         ("Label Studio JSON", rb"\A\s*\[", rb'"annotation_id"\s*:', rb'"annotator"\s*:'),  # JSON-MIN
+        (
+            "CreateML JSON",
+            rb"\A\s*\[",
+            rb'"image(filename)?"\s*:',
+            rb'"coordinates"\s*:|"annotations?"\s*:\s*\[\s*\]',
+        ),
         ("labelme JSON", rb"\A\s*\{", rb'"shapes"\s*:\s*\[', rb'"image(Path|Height|Data)"\s*:'),
         ("VIA JSON", rb"\A\s*\{", rb'"(_via_\w+|shape_attributes|file_attributes|fid_list)"\s*:'),
     ),

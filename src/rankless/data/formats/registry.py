@@ -28,10 +28,15 @@ _PAGES = {
     # Formats are tried in this order, the most specific first.
     "webdataset": "webdataset",
     "coco": "coco",
+    "cvat": "cvat",
     "voc": "voc",
     "darknet": "darknet",
     "fiftyone": "fiftyone",
     "hugging-face": "hugging_face",
+    "createml": "createml",
+    "labelme": "labelme",
+    "label-studio": "label_studio",
+    "via": "via",
     "csv": "csv_table",
     "lines": "lines",
     "cifar": "cifar",
@@ -39,15 +44,16 @@ _PAGES = {
     "image-folder": "image_folder",
 }
 NAMES = tuple(_PAGES)
-_READ_ONLY = ("cifar", "fiftyone", "hugging-face", "oxford-pets")
-_AS_OTHERS = ("fiftyone", "hugging-face")
+_OF_TOOLS = ("cvat", "createml", "labelme", "label-studio", "via")
+_AS_OTHERS = ("fiftyone", "hugging-face", *_OF_TOOLS)
+_READ_ONLY = ("cifar", "oxford-pets", *_AS_OTHERS)
 """Read-only formats. Their copies are written as COCO JSON or class folders."""
 WRITABLE = tuple(name for name in NAMES if name not in _READ_ONLY)
 NUMBERED = ("darknet", "hugging-face", "lines", "webdataset")
 """Formats whose classes may be numbers without names. Their ``read`` accepts ``class_names``."""
 _OUTER = ("coco", "voc", "darknet")  # formats with boxes whose files are in several folders
 REMOTE = "webdataset"  # the only format that can be read from a URL
-_WITH_BOXES = (*_OUTER, "csv", "lines")
+_WITH_BOXES = (*_OUTER, *_OF_TOOLS, "csv", "lines")
 _PARTS = (
     *("images", "labels", "jpegimages", "annotations", "imagesets"),
     *("train", "training", "val", "valid", "validation", "dev", "test", "testing"),
