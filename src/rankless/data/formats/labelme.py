@@ -151,7 +151,7 @@ def _entry(file: str, image: str) -> Entry:
         made.report("not understood", f"no list 'shapes'; expected {TITLE}")
         return made
     named = PureWindowsPath(str(content.get("imagePath") or image)).name  # with / or \
-    if image and named != Path(image).name and Path(image).with_name(named).is_file():
+    if image and named != Path(image).name and reading.is_file(f"{Path(image).parent}/{named}"):
         expected = f"expected the image next to this file, '{printable(Path(image).name)}'"
         made.report(
             "not understood", f"'imagePath' is '{printable(named)}'; {expected}; correct it or rename one"
