@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from label_tools import converted, objects, put, write
 from rankless.data.datasets.open_split import examine, open_annotations
@@ -89,6 +90,16 @@ def test_what_is_wrong_stops_training_and_is_named(tmp_path, shape, said):
     with pytest.raises(UserError, match=said):
         root = made(tmp_path, f'{first}<image id="0" name="a.jpg">{shape}</image>')
         open_annotations(str(root), "train")
+
+
+def test_images_that_are_annotated_without_their_exif_rotation_are_reported(tmp_path):
+    root = made(
+        tmp_path, '<image id="0" name="a.jpg" width="64" height="48"></image>' + IMAGE.replace("a.", "b.")
+    )
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90°
+    Image.new("RGB", (64, 48)).save(root / "images" / "a.jpg", exif=exif)
+    assert examine(str(root), "train").findings.counts["sideways"] == 1
 
 
 def test_entities_are_refused(tmp_path):

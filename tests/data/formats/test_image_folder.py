@@ -215,6 +215,10 @@ def test_an_unreadable_image_is_found_and_stays(tmp_path):
     ("files", "said"),
     [
         (["train/1.png", "valid/2.png"], "no class folders in 'train', 'valid'"),
+        (
+            ["train/1.png", "train/x.txt"],
+            r"other files \(1\) of no known layout, such as 'train/x.txt'; no class folders in 'train'",
+        ),
         (["Train/1.png"], "no class folders in 'Train'"),
         (["cam 1/1.png", "cam 1/1.txt"], r"'cam 1/1.txt' looks like YOLO labels; add a file 'classes.txt'"),
         (
@@ -225,7 +229,7 @@ def test_an_unreadable_image_is_found_and_stays(tmp_path):
 )
 def test_splits_and_label_files_are_named_instead_of_read_as_classes(tmp_path, files, said):
     make(tmp_path, *(file for file in files if file.endswith(".png")))
-    contents = {".txt": "0 0.5 0.5 1 1\n", ".csv": "filename, cat, dog\n1.png, 0, 1"}
+    contents = {".txt": "0 0.5 0.5 1 1\n" * ("x.txt" not in said), ".csv": "filename, cat, dog\n1.png, 0, 1"}
     for file in (tmp_path / name for name in files if not name.endswith(".png")):
         file.parent.mkdir(exist_ok=True)
         file.write_text(contents[file.suffix])

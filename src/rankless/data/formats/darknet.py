@@ -300,9 +300,9 @@ def _beside(folder: Path) -> bool:
 
 def _texts(folder: Path) -> Iterator[Path]:
     """Yield the first text files that are named like an image in the same folder."""
-    images, labels = (FolderNames(os.fspath(folder), endings) for endings in (EXTENSIONS, {".txt"}))
-    stems = sorted(images.files.keys() & labels.files.keys())
-    return (folder / labels.files[stem] for stem in stems[:_TRIED])
+    labels = FolderNames(os.fspath(folder), {".txt"}).files
+    images = FolderNames(os.fspath(folder), EXTENSIONS).files if labels else {}
+    return (folder / labels[stem] for stem in sorted(images.keys() & labels.keys())[:_TRIED])
 
 
 def is_label_file(file: Path) -> bool:

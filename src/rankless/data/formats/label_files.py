@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import itertools
 import os
@@ -37,7 +38,7 @@ _KINDS = {
         ("labelme JSON", rb"\A\s*\{", rb'"shapes"\s*:\s*\[', rb'"image(Path|Height|Data)"\s*:'),
         ("VIA JSON", rb"\A\s*\{", rb'"(_via_\w+|shape_attributes|file_attributes|fid_list)"\s*:'),
     ),
-    ".xml": (("Pascal VOC", rb"<annotation\s*>"), ("CVAT XML", rb"<annotations\s*>")),
+    ".xml": (("Pascal VOC", rb"<annotation[\s>]"), ("CVAT XML", rb"<annotations[\s>]")),
 }
 """For each extension, names of formats, and expressions that all occur at the start or end of their files."""
 _ELSE = "put it where this format expects it, or give the file itself as data.root"
@@ -76,7 +77,7 @@ def ends_of(file: Path) -> bytes:
     """Return the first and the last bytes of a file, or b"" if it cannot be read."""
     try:
         with io.BufferedReader(reading.opened(file)) as opened:
-            shown = opened.read(_SNIFFED)
+            shown = opened.read(_SNIFFED).removeprefix(codecs.BOM_UTF8)
             opened.seek(max(_SNIFFED, file.stat().st_size - _SNIFFED))
             return shown + b"\n" + opened.read(_SNIFFED)
     except OSError:
@@ -88,7 +89,7 @@ def label_files(root: Path) -> Iterator[tuple[Path, str]]:
     for folder, _, _ in itertools.islice(os.walk(root), _FOLDERS):
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in itertools.islice(entries, _FEW))
-        files = (Path(folder, name) for name in names if not is_image(name))
+        files = (Path(folder, name) for name in names if not is_image(name) and name[0] != ".")
         for file in files:
             if file.is_file() and (what := looks_like(file)):
                 yield file, what

@@ -40,7 +40,8 @@ Files = dict[str, tuple[list[str], list[str]]]
 def recognize(root: Path) -> str:
     for folder, _, _ in islice(os.walk(root), _FEW) if root.is_dir() else ():
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in islice(entries, _FEW) if entry.name.lower().endswith(".json")]
+            every = (entry.name for entry in islice(entries, _FEW) if not entry.name.startswith("."))
+            names = [name for name in every if name.lower().endswith(".json")]
         first = Path(folder, min(names)) if names else None
         if first and looks_like(first) == TITLE:
             return f"'{first.relative_to(root)}' looks like {TITLE}"

@@ -20,7 +20,7 @@ from rankless.data.images.image_file import EXTENSIONS
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.raw import Raw
 from rankless.data.path_checks import missing_data
-from rankless.errors import UserError, listed
+from rankless.errors import UserError, listed, printable
 from rankless.files import range_cache, reading
 from rankless.files.remote import Location, RemotePath, forget_states, is_remote, refuse_secrets
 
@@ -51,9 +51,10 @@ _READ_ONLY = ("cifar", "oxford-pets", *_AS_OTHERS)
 WRITABLE = tuple(name for name in NAMES if name not in _READ_ONLY)
 NUMBERED = ("darknet", "hugging-face", "lines", "webdataset")
 """Formats whose classes may be numbers without names. Their ``read`` accepts ``class_names``."""
-_OUTER = ("coco", "voc", "darknet")  # formats with boxes whose files are in several folders
+_OUTER = ("coco", "cvat", "voc", "darknet", "createml", "label-studio", "via")
+"""Formats with boxes whose files are in several folders."""
 REMOTE = "webdataset"  # the only format that can be read from a URL
-_WITH_BOXES = (*_OUTER, *_OF_TOOLS, "csv", "lines")
+_WITH_BOXES = (*_OUTER, "labelme", "csv", "lines")
 _PARTS = (
     *("images", "labels", "jpegimages", "annotations", "imagesets"),
     *("train", "training", "val", "valid", "validation", "dev", "test", "testing"),
@@ -226,8 +227,11 @@ def _what_is_there(path: Path) -> str:
         )
         return f"no images, but other files ({more}{endings.total()}: {common})"
     rest = endings.total() - samples
-    labels = f"other files ({rest}) of no known layout" if rest else "no labels"
-    there = [f"images ({more}{samples}) and {labels}", label_files.described(path)]
+    first = min((each for each in entries[:_LOOKED_AT] if each.suffix.lower() not in EXTENSIONS), default="")
+    known = label_files.described(path)
+    such = f", such as '{printable(str(Path(first).relative_to(path)))}'" if first and not known else ""
+    labels = f"other files ({rest}) of no known layout{such}" if rest else "no labels"
+    there = [f"images ({more}{samples}) and {labels}", known]
     if named := without_classes(path):
         there.insert(1, f"no class folders in {listed(named)}")
     return "; ".join(filter(None, there))
