@@ -13,6 +13,10 @@ import numpy as np
 import yaml
 from PIL import Image
 
+from rankless.curation.converting import convert
+from rankless.data.datasets.open_split import examine
+from rankless.data.index.annotations import Annotations
+
 WIDTH, HEIGHT = 64, 48
 Boxes = list[tuple[str, tuple[int, int, int, int]]]
 Truth = Mapping[str, Mapping[str, Boxes]]
@@ -43,6 +47,24 @@ def encoded(stem: str) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(rng.integers(0, 255, (HEIGHT, WIDTH, 3), dtype=np.uint8)).save(buffer, "JPEG")
     return buffer.getvalue()
+
+
+def objects(annotations: Annotations) -> dict[str, list[tuple[str, tuple[float, ...]]]]:
+    """Class and box of every object, by the name of the image's file."""
+    return {
+        Path(path).name: [
+            (annotations.class_names[label], tuple(map(float, box)))
+            for box, label, *_ in annotations.objects(index)
+        ]
+        for index, path in enumerate(annotations.paths())
+    }
+
+
+def converted(root: Path, split: str = "train") -> dict[str, list[tuple[str, tuple[float, ...]]]]:
+    """Class and box of every object after `data convert --to coco`, bit for bit."""
+    out = root.with_name(f"{root.name}-coco")
+    assert not convert(str(root), "coco", out).differences
+    return objects(examine(str(out), split))
 
 
 def write(path: Path, text: str) -> None:
@@ -127,6 +149,23 @@ def cvat_voc(root: Path, truth: Truth) -> None:
             write(root / "Annotations" / f"{stem}.xml", voc(stem, boxes, head, 0))
 
 
+def cvat_images(root: Path, truth: Truth) -> None:
+    colors = "".join(f"<label><name>{name}</name><type>any</type></label>" for name in NAMES)
+    images = ""
+    for subset, found in _subsets(truth, "").items():
+        for number, (stem, boxes) in enumerate(found.items(), len(images)):
+            put(root / "images" / subset / f"{stem}.jpg", stem)
+            about = f'name="{stem}.jpg" width="{WIDTH}" height="{HEIGHT}"'
+            about += f' subset="{subset}"' if subset else ""
+            images += f'<image id="{number}" {about}>'
+            for name, (a, b, c, d) in boxes:
+                images += f'<box label="{name}" source="manual" occluded="0" xtl="{a}.00" ytl="{b}.00" '
+                images += f'xbr="{c}.00" ybr="{d}.00" z_order="0"></box>'
+            images += "</image>"
+    meta = f"<meta><project><labels>{colors}</labels></project></meta>"
+    write(root / "annotations.xml", f"<annotations><version>1.1</version>{meta}{images}</annotations>")
+
+
 def cvat_yolo(root: Path, truth: Truth) -> None:
     data = [f"classes = {len(NAMES)}"]
     for subset, images in _subsets(truth, "train").items():
@@ -195,6 +234,40 @@ def label_studio_voc(root: Path, truth: Truth) -> None:
             write(root / "Annotations" / f"{name}.xml", voc(name, boxes, head, 0))
 
 
+def _ls_value(name: str, box: tuple[int, int, int, int]) -> dict[str, Any]:
+    a, b, c, d = box
+    sides = {"x": a, "width": c - a}, {"y": b, "height": d - b}
+    value = {key: each / WIDTH * 100 for key, each in sides[0].items()}
+    value |= {key: each / HEIGHT * 100 for key, each in sides[1].items()}
+    return value | {"rotation": 0, "rectanglelabels": [name]}
+
+
+def label_studio_json(root: Path, truth: Truth) -> None:
+    tasks = []
+    size = {"original_width": WIDTH, "original_height": HEIGHT, "image_rotation": 0}
+    for number, (stem, boxes) in enumerate(_everything(truth).items(), 1):
+        name = _UPLOADED.format(stem.replace(" ", "_"))
+        put(root / "images" / f"{name}.jpg", stem)
+        about = {"type": "rectanglelabels", "from_name": "label", "to_name": "image", "origin": "manual"}
+        result = [{"id": f"r{at}", **size, **about, "value": _ls_value(*box)} for at, box in enumerate(boxes)]
+        done = {"id": number, "was_cancelled": False, "ground_truth": False, "result": result}
+        data = {"image": f"/data/upload/1/{name}.jpg"}
+        tasks.append({"id": number, "annotations": [done], "predictions": [], "data": data})
+    write(root / "project-1-at-2025-01-01-00-00-abcdef.json", json.dumps(tasks))
+
+
+def label_studio_min(root: Path, truth: Truth) -> None:
+    tasks = []
+    for number, (stem, boxes) in enumerate(_everything(truth).items(), 1):
+        name = _UPLOADED.format(stem.replace(" ", "_"))
+        put(root / "images" / f"{name}.jpg", stem)
+        label = [{**_ls_value(*box), "original_width": WIDTH, "original_height": HEIGHT} for box in boxes]
+        about = {"annotator": 1, "annotation_id": number, "created_at": "2025-01-01", "lead_time": 1.5}
+        found = {"label": label} if label else {}
+        tasks.append({"image": f"/data/upload/1/{name}.jpg", "id": number, **found, **about})
+    write(root / "project-1-at-2025-01-01-00-00-abcdef.json", json.dumps(tasks))
+
+
 # Roboflow: 'train', 'valid', 'test'; names end in a hash; category 0 of COCO groups the others.
 
 
@@ -249,6 +322,76 @@ def roboflow_csv(root: Path, truth: Truth) -> None:
             rows += [(f"{_rf(stem)}.jpg", WIDTH, HEIGHT, name, *box) for name, box in boxes]
         with (root / split / "_annotations.csv").open("w", newline="") as file:
             csv.writer(file).writerows(rows)
+
+
+def roboflow_darknet(root: Path, truth: Truth) -> None:
+    _readme(root)
+    for split, images in truth.items():
+        write(root / split / "_darknet.labels", "".join(f"{name}\n" for name in _SORTED))
+        for stem, boxes in images.items():
+            put(root / split / f"{_rf(stem)}.jpg", stem)
+            write(root / split / f"{_rf(stem)}.txt", yolo(boxes, _SORTED, ""))
+
+
+def roboflow_keras(root: Path, truth: Truth) -> None:
+    _readme(root)
+    for split, images in truth.items():
+        write(root / split / "_classes.txt", "".join(f"{name}\n" for name in _SORTED))
+        rows = []
+        for stem, boxes in images.items():
+            put(root / split / f"{_rf(stem)}.jpg", stem)
+            rows.append(f"{_rf(stem)}.jpg")
+            rows[-1] += "".join(f" {','.join(map(str, box))},{_SORTED.index(name)}" for name, box in boxes)
+        write(root / split / "_annotations.txt", "".join(f"{row}\n" for row in rows))
+
+
+def roboflow_createml(root: Path, truth: Truth) -> None:
+    _readme(root)
+    for split, images in truth.items():
+        made = []
+        for stem, boxes in images.items():
+            put(root / split / f"{_rf(stem)}.jpg", stem)
+            centers = [(name, (a + c) / 2, (b + d) / 2, c - a, d - b) for name, (a, b, c, d) in boxes]
+            keys = ("x", "y", "width", "height")
+            found = [
+                {"label": name, "coordinates": dict(zip(keys, box, strict=True))} for name, *box in centers
+            ]
+            made.append({"image": f"{_rf(stem)}.jpg", "annotations": found})
+        write(root / split / "_annotations.createml.json", json.dumps(made))
+
+
+# labelme and VIA: a file per image, or one in the folder of each split.
+
+
+def labelme(root: Path, truth: Truth) -> None:
+    for split, images in truth.items():
+        for stem, boxes in images.items():
+            put(root / split / f"{stem}.jpg", stem)
+            shapes = [
+                {"label": name, "points": [[c, d], [a, b]], "group_id": None, "shape_type": "rectangle"}
+                for name, (a, b, c, d) in boxes
+            ]
+            made = {"version": "5.5.0", "flags": {}, "shapes": shapes, "imagePath": f"{stem}.jpg"}
+            made |= {"imageData": None, "imageHeight": HEIGHT, "imageWidth": WIDTH}
+            if boxes:  # an image without shapes is not saved
+                write(root / split / f"{stem}.json", json.dumps(made))
+
+
+def via(root: Path, truth: Truth) -> None:
+    for split, images in truth.items():
+        made = {}
+        for stem, boxes in images.items():
+            put(root / split / f"{stem}.jpg", stem)
+            regions = [
+                {
+                    "shape_attributes": {"name": "rect", "x": a, "y": b, "width": c - a, "height": d - b},
+                    "region_attributes": {"animal": name},
+                }
+                for name, (a, b, c, d) in boxes
+            ]
+            made[f"{stem}.jpg99"] = {"filename": f"{stem}.jpg", "size": 99, "regions": regions}
+            made[f"{stem}.jpg99"]["file_attributes"] = {}
+        write(root / split / "via_region_data.json", json.dumps(made))
 
 
 # FiftyOne: a split is a folder that is exported by itself, or a tag of its own format.

@@ -228,9 +228,59 @@ def shards(kind: str = "json") -> dict[str, Entry]:
     return files | {"data/classes.txt": b"cat\ndog\n"}
 
 
+TOOLS = ("createml", "cvat", "label-studio", "labelme", "via")
+
+
+def of_tool(kind: str = "label-studio") -> dict[str, Entry]:
+    """The images of a split, and the files of a labeling tool."""
+    files: dict[str, Entry] = {}
+    for split, names in SPLITS.items():
+        files |= {f"data/{split}/{name}.png": encoded_image(ord(name)) for name in names}
+        made = {name: [_of_tool(kind, *box) for box in BOXES[name]] for name in names}
+        whole: Any = {
+            "createml": [{"image": f"{name}.png", "annotations": each} for name, each in made.items()],
+            "label-studio": [
+                {"id": 1, "data": {"image": f"{name}.png"}, "annotations": [{"result": each}]}
+                for name, each in made.items()
+            ],
+            "via": {
+                name: {"filename": f"{name}.png", "regions": each, "file_attributes": {}}
+                for name, each in made.items()
+            },
+        }.get(kind)
+        if kind == "cvat":
+            images = (f'<image id="{n}" name="{n}.png">{"".join(each)}</image>' for n, each in made.items())
+            files[f"data/{split}/a.xml"] = f"<annotations>{''.join(images)}</annotations>".encode()
+        elif kind == "labelme":
+            for name, each in made.items():
+                entry = {"shapes": each, "imagePath": f"{name}.png", "imageHeight": 16, "imageWidth": 24}
+                files[f"data/{split}/{name}.json"] = json.dumps(entry).encode()
+        else:
+            files[f"data/{split}/a.json"] = json.dumps(whole).encode()
+    return files
+
+
+def _of_tool(kind: str, label: int, x1: int, y1: int, x2: int, y2: int) -> Any:
+    name, keys = CLASSES[label], ("x", "y", "width", "height")
+    box = dict(zip(keys, (x1, y1, x2 - x1, y2 - y1), strict=True))
+    value = {"x": x1 / 0.24, "y": y1 / 0.16, "width": (x2 - x1) / 0.24, "height": (y2 - y1) / 0.16}
+    return {
+        "createml": {"label": name, "coordinates": {**box, "x": (x1 + x2) / 2, "y": (y1 + y2) / 2}},
+        "cvat": f'<box label="{name}" xtl="{x1}" ytl="{y1}" xbr="{x2}" ybr="{y2}" rotation="0"></box>',
+        "label-studio": {
+            "original_width": 24,
+            "original_height": 16,
+            "value": {**value, "rotation": 0, "rectanglelabels": [name]},
+        },
+        "labelme": {"label": name, "shape_type": "polygon", "points": [[x1, y1], [x2, y1], [x2, y2]]},
+        "via": {"shape_attributes": {"name": "rect", **box}, "region_attributes": {"class": name}},
+    }[kind]
+
+
 DATA: dict[str, Callable[[], dict[str, Entry]]] = {
     "darknet": darknet, "darknet lists": darknet_lists, "coco": coco, "image-folder": class_folders,
-    "webdataset": shards, **{to: (lambda to=to: dict(_converted(to))) for to in ("voc", "csv", "lines")},
+    "webdataset": shards, "labeling tools": of_tool,
+    **{to: (lambda to=to: dict(_converted(to))) for to in ("voc", "csv", "lines")},
 }  # fmt: skip
 
 

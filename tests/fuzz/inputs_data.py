@@ -43,6 +43,9 @@ TOKENS: dict[str, tuple[str, ...]] = {
     "lines": ("a.png", " ", ",", "1,2,9,8,0", "nan", "\\", "é", "1e9", "train/a.png 1,1,5,5,0",
     "train/a.png 1,1,5,5,99999999"),
     "image-folder": ("a",),
+    "labeling tools": ("null", "1e400", "NaN", "[]", "{}", '"image"', '"label"', '"points"', '"value"',
+    "a.png", "<image>", "<track>", 'rotation="9"', "&x;",
+    '<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]>'),
     "webdataset": ("a.png", "a.json", "ustar", "../x", "/etc/x", "{}"),
 }  # fmt: skip
 
@@ -138,7 +141,9 @@ def data_sets(kind: str) -> st.SearchStrategy[Case]:
 
     @st.composite
     def made(draw: st.DrawFn) -> Case:
-        if kind == "webdataset":
+        if kind == "labeling tools":
+            files = seeds.of_tool(draw(st.sampled_from(seeds.TOOLS)))
+        elif kind == "webdataset":
             files = seeds.shards(draw(st.sampled_from(["json", "txt", "cls"])))
         else:
             files = seeds.DATA[kind]()

@@ -166,8 +166,8 @@ class Augment:
 
 Format = Annotated[
     Literal[
-        "auto", "webdataset", "coco", "voc", "darknet", "fiftyone", "hugging-face", "csv", "lines", "cifar",
-        "oxford-pets", "image-folder",
+        "auto", "webdataset", "coco", "cvat", "voc", "darknet", "fiftyone", "hugging-face", "createml",
+        "labelme", "label-studio", "via", "csv", "lines", "cifar", "oxford-pets", "image-folder",
     ],
     BeforeValidator(lambda name: "darknet" if name == "yolo" else name),
 ]  # fmt: skip

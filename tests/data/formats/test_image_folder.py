@@ -15,6 +15,7 @@ from PIL import Image
 from rankless.data.datasets.annotated import ClassifiedImages
 from rankless.data.datasets.classification import open_images
 from rankless.data.formats import image_folder
+from rankless.data.formats.registry import recognize
 from rankless.data.index.raw import Raw
 from rankless.errors import UserError
 
@@ -219,3 +220,37 @@ def test_an_unreadable_image_is_found_and_stays(tmp_path):
     assert data.findings.counts == {"unreadable image": 1}
     with pytest.raises(UserError, match="1 of the 3 images in the split 'train' cannot be read"):
         open_images(str(tmp_path), "train", format="image-folder", max_bad=0.3)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["train/1.png", "valid/2.png"], "no class folders in 'train', 'valid'"),
+        (
+            ["train/1.png", "train/x.txt"],
+            r"other files \(1\) of no known layout, such as 'train/x.txt'; no class folders in 'train'",
+        ),
+        (["Train/1.png"], "no class folders in 'Train'"),
+        (["cam 1/1.png", "cam 1/1.txt"], r"'cam 1/1.txt' looks like YOLO labels; add a file 'classes.txt'"),
+        (
+            ["train/1.png", "train/_classes.csv"],
+            "'train/_classes.csv' looks like multi-label classes; images with several classes are not",
+        ),
+    ],
+)
+def test_splits_and_label_files_are_named_instead_of_read_as_classes(tmp_path, files, said):
+    make(tmp_path, *(file for file in files if file.endswith(".png")))
+    contents = {".txt": "0 0.5 0.5 1 1\n" * ("x.txt" not in said), ".csv": "filename, cat, dog\n1.png, 0, 1"}
+    for file in (tmp_path / name for name in files if not name.endswith(".png")):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(contents[file.suffix])
+    with pytest.raises(UserError, match=said):
+        recognize(str(tmp_path))
+    if "no class folders" in said:
+        with pytest.raises(UserError, match="so these are not classes"):
+            image_folder.read(tmp_path, "train")
+
+
+def test_splits_may_be_capitalized(tmp_path):
+    make(tmp_path, "Train/owl/1.png", "Test/owl/2.png")
+    assert listed(tmp_path, "train") == [("Train/owl/1.png", "owl")]

@@ -6,7 +6,6 @@ The corner of the image is (0, 0), so ``xyxy = (x, y, x + width, y + height)``.
 
 from __future__ import annotations
 
-import io
 import re
 from array import array
 from collections.abc import Mapping
@@ -30,12 +29,12 @@ from rankless.data.formats.coco_json import (
     save,
 )
 from rankless.data.formats.folders import ImageSearch, ListedImages, subfolders
+from rankless.data.formats.label_files import ends_of, looks_like
 from rankless.data.formats.splits import as_file_name, chosen, usual_order, without_year
 from rankless.data.formats.writing import ImageFiles, file_names
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.index.raw import NO_AREA, Raw, stated_size
 from rankless.errors import UserError, one_of, printable
-from rankless.files import reading
 
 TITLE = "COCO JSON"
 LAYOUT = (
@@ -46,7 +45,6 @@ _BESIDE = ("_annotations.coco.json", "annotations.json", "labels.json", "result.
 """Usual names of an annotation file in the folder of a split."""
 _LISTS = re.compile(rb'"(images|annotations|categories)"\s*:')
 _ENTRIES = re.compile(rb'"(file_name|image_id|category_id|bbox|supercategory|licenses)"\s*:')
-_SNIFFED = 65536
 _MOST = 200  # Maximum number of JSON files to examine. A folder with more files has one file per image.
 _AFFIXES = re.compile(
     r"^(instances|bbox|detection)[_-]|[_-](annotations|instances|coco|bbox)$", re.IGNORECASE
@@ -58,7 +56,8 @@ _MISSING = -1  # the index of a missing image
 
 def recognize(root: Path) -> str:
     if root.is_file():
-        return "it is a .json file" if root.suffix.lower() == ".json" else ""
+        other = looks_like(root) not in ("", TITLE)
+        return "it is a .json file" if root.suffix.lower() == ".json" and not other else ""
     files = _annotation_files(root)
     first = next((files[name] for name in usual_order(files)), None)
     return f"it has '{first.relative_to(root)}'" if first else ""
@@ -226,13 +225,7 @@ def _is_coco(file: Path) -> bool:
         return False
     if re.match(r"instances_|_annotations\.coco\.json$", file.name):
         return True
-    try:
-        with io.BufferedReader(reading.opened(file)) as opened:
-            shown = opened.read(_SNIFFED)
-            opened.seek(max(_SNIFFED, file.stat().st_size - _SNIFFED))
-            shown += b"\n" + opened.read(_SNIFFED)
-    except OSError:
-        return False
+    shown = ends_of(file)
     lists = {match.group(1) for match in _LISTS.finditer(shown)}
     return len(lists) > 1 or (bool(lists) and _ENTRIES.search(shown) is not None)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,12 +56,14 @@ from rankless.files import reading
 TITLE = "Darknet (YOLO)"
 LAYOUT = (
     "a 'data.yaml' or '.data' file, or folders 'images/train' and 'labels/train' (or 'train/images' and "
-    "'train/labels') with a 'classes.txt'"
+    "'train/labels', or 'train' with both) with a 'classes.txt'"
 )
 # Text files that are not labels: class names, lists of images, notes.
 _OTHERS = {"classes", "labels", "license", "list", "readme", "test", "train", "trainval", "val", "valid"}
 _REQUIRED = ("train", "val")  # splits that Ultralytics requires in a data.yaml
-_TRIED = 20  # number of images in a list that are checked for label files
+_TRIED = 20  # number of images in a list or folder that are checked for label files
+_SNIFFED = 4096  # number of bytes to read to recognize a label file
+_LABEL = re.compile(r"\d+(\s+-?\d*\.?\d+([eE][-+]?\d+)?){4}(?!\S)")
 _UNDIVIDED = "no splits found, so all images are 'train'; use `rankless data split` to create 'val'"
 
 
@@ -118,8 +121,10 @@ def recognize(root: Path) -> str:
                 return (
                     f"it has the folders '{folder.relative_to(root)}' and '{Path(labels).relative_to(root)}'"
                 )
-    if names_files([root]) and _beside(root):
-        return "it has labels next to the images, and class names"
+    for folder in (root, *_mixed(root).values()):
+        texts = list(_texts(folder))
+        if texts and (names_files([root, folder]) or any(map(is_label_file, texts))):
+            return f"it has labels next to the images in '{folder.name}'"
     return ""
 
 
@@ -255,7 +260,7 @@ def _from_folders(
         result = Split(class_names=described.class_names)
     else:
         names, file = numbered_names(
-            [root, root / "labels"],
+            [root, root / "labels", splits[name], *_mixed(root).values()],
             class_names,
             f"{root}: no class names found; add a 'classes.txt' (one name per line, starting with class 0), "
             "a '*.names' file or a 'data.yaml' with 'names'",
@@ -277,7 +282,7 @@ def _from_folders(
 
 
 def _folders(root: Path) -> Mapping[str, Path]:
-    return _lists(root) or folder_splits(root) or ({"train": root} if _beside(root) else {})
+    return _lists(root) or folder_splits(root) or _mixed(root) or ({"train": root} if _beside(root) else {})
 
 
 def _lists(root: Path) -> dict[str, Path]:
@@ -316,9 +321,30 @@ def folder_splits(root: Path) -> dict[str, Path]:
     return {**beside, **inside} or ({"train": images} if images.is_dir() else {})
 
 
+def _mixed(root: Path) -> dict[str, Path]:
+    """Map each split to ``SPLIT`` if it contains both images and labels, as in Roboflow's Darknet export."""
+    return {each.name: each for each in subfolders(root) if is_usual(each.name) and _beside(each)}
+
+
 def _beside(folder: Path) -> bool:
-    images, labels = (FolderNames(os.fspath(folder), endings) for endings in (EXTENSIONS, {".txt"}))
-    return not images.files.keys().isdisjoint(labels.files)
+    return next(_texts(folder), None) is not None
+
+
+def _texts(folder: Path) -> Iterator[Path]:
+    """Yield the first text files that are named like an image in the same folder."""
+    labels = FolderNames(os.fspath(folder), {".txt"}).files
+    images = FolderNames(os.fspath(folder), EXTENSIONS).files if labels else {}
+    return (folder / labels[stem] for stem in sorted(images.keys() & labels.keys())[:_TRIED])
+
+
+def is_label_file(file: Path) -> bool:
+    """Return whether the first line of a text file looks like a label: a class number and coordinates."""
+    try:
+        with reading.opened(file) as opened:
+            line = opened.read(_SNIFFED).strip().partition(b"\n")[0].decode()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return _LABEL.match(line) is not None
 
 
 def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:

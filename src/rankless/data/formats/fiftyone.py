@@ -9,19 +9,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from rankless.data.formats.labeled_images import load_json
 from rankless.data.formats.rows import Row, Table, read_tables
 from rankless.data.formats.splits import WORDS, chosen, usual_order
 from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw
-from rankless.errors import UserError, printable
-from rankless.files import reading
+from rankless.errors import UserError
 
 TITLE = "FiftyOne"
 LAYOUT = "'samples.json', 'metadata.json' and the images in 'data'"
 _FILE = "samples.json"
-_EXPECTED = "expected samples exported as a FiftyOneDataset"
+_EXPECTED = "samples exported as a FiftyOneDataset"
 _KINDS = ("Detections", "Classification")
 _USUAL = "ground_truth"
 
@@ -70,16 +68,11 @@ class _Samples(Table):
 
 def _samples(root: Path) -> list[Sample]:
     file = root / _FILE
-    try:
-        samples = msgspec.json.decode(reading.read_bytes(file))["samples"]
-        if isinstance(samples, list) and all(isinstance(each, dict) for each in samples):
-            return samples
-        problem = "'samples' is not a list of objects"
-    except OSError as error:
-        problem = f"cannot be read: {reading.reason(error)}"
-    except (msgspec.MsgspecError, KeyError, TypeError, RecursionError) as error:
-        problem = f"is not JSON with 'samples': {printable(str(error))}"
-    raise UserError(f"{file}: {problem}; {_EXPECTED}")
+    content = load_json(file, _EXPECTED)
+    samples = content.get("samples") if isinstance(content, dict) else None
+    if isinstance(samples, list) and all(isinstance(each, dict) for each in samples):
+        return samples
+    raise UserError(f"{file}: 'samples' is not a list of objects; expected {_EXPECTED}")
 
 
 def _by_split(samples: list[Sample]) -> dict[str, list[Sample]]:

@@ -31,7 +31,7 @@ from rankless.files import reading
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
 _UPLOADED = re.compile(r"^[0-9a-f]{8}(-|__)")
 _ENCODED_SLASH = re.compile("%2F|%5C", re.IGNORECASE)
-_PATTERNS = ("classes.txt", "*_classes.txt", "*.names")
+_PATTERNS = ("classes.txt", "*_classes.txt", "*.names", "_darknet.labels")
 
 
 @dataclass
@@ -351,7 +351,9 @@ class ListedImages:
 
 
 def names_files(folders: Iterable[Path]) -> list[Path]:
-    """Return the first ``classes.txt``, ``*_classes.txt`` or ``*.names`` file in the given folders.
+    """Return the first file with class names in the given folders, such as ``classes.txt`` or ``*.names``.
+
+    Roboflow writes ``_darknet.labels``, or ``_classes.txt``, next to the images of each split.
 
     If several files in a folder match the same pattern and have different contents, all of them are returned.
     """

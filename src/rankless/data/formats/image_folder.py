@@ -11,12 +11,13 @@ from __future__ import annotations
 import itertools
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankless.data.formats.folders import composed, subfolders, walk
-from rankless.data.formats.splits import WORDS, chosen, set_aside, usual_order
+from rankless.data.formats.label_files import label_files
+from rankless.data.formats.splits import chosen, is_usual, set_aside, usual_order
 from rankless.data.formats.writing import ImageFiles, file_names
 from rankless.data.images import image_file
 from rankless.data.index.annotations import Annotations
@@ -38,18 +39,19 @@ _ENOUGH = 1000  # maximum number of folders to search for an image
 def recognize(root: Path) -> str:
     """Return why ``root`` looks like class folders, or "" if it does not.
 
-    Folders with names from detection formats, such as ``images`` and ``labels``, are not class folders.
+    Folders with names from detection formats, such as ``images`` and ``labels``, are not class folders. The
+    same is true for folders with label files, and for splits that contain images directly.
     """
-    if not root.is_dir():
+    if not root.is_dir() or without_classes(root):
         return ""
-    splits = [name for name in WORDS if subfolders(root / name)]
+    splits = _named_splits(root)
     for folder in (root, *(root / name for name in splits)):
         if any(each.name.casefold() in _OF_DETECTION for each in subfolders(folder)):
             return ""
     below = itertools.chain.from_iterable(map(os.walk, subfolders(root)))
     if not any(
         image_file.is_image(file) for _, _, files in itertools.islice(below, _ENOUGH) for file in files
-    ):
+    ) or any(label_files(root)):
         return ""
     if splits:
         return f"the folders {listed(splits)} contain folders with images"
@@ -58,7 +60,7 @@ def recognize(root: Path) -> str:
 
 def splits(root: Path) -> list[str]:
     """Return the names of the splits; ``train`` and ``val`` if the root contains the class folders."""
-    if not any(subfolders(root / name) for name in WORDS):
+    if not _named_splits(root):
         return list(_USUAL)
     return usual_order(_split_folders(root))
 
@@ -129,7 +131,26 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 
 def _is_divided(root: Path, split: str) -> bool:
-    return not any(subfolders(root / name) for name in (*WORDS, split))
+    return not _named_splits(root) and not subfolders(root / split)
+
+
+def _named_splits(root: Path) -> list[str]:
+    return usual_order(each.name for each in subfolders(root) if is_usual(each.name) and subfolders(each))
+
+
+def without_classes(root: Path) -> list[str]:
+    """Return the splits in ``root`` that contain images instead of class folders."""
+    folders = [] if _named_splits(root) else subfolders(root)
+    return _splits_among([each.name for each in folders if any(map(image_file.is_image, each.iterdir()))])
+
+
+def _splits_among(classes: Sequence[str]) -> list[str]:
+    """Return the names of splits among the names of class folders.
+
+    A single such name next to other names is a class, such as ``train`` next to ``bus``.
+    """
+    named = [name for name in classes if is_usual(name)]
+    return named if len(named) > 1 or len(named) == len(classes) else []
 
 
 def _split_folders(root: Path) -> list[str]:
@@ -209,6 +230,12 @@ def _class_names(contents: _Contents, top: Path) -> list[str]:
         raise UserError(
             f"{top}: no images found in {counted(len(contents.classes), 'class folder')}; expected files "
             f"with one of the extensions {endings}"
+        )
+    if split := _splits_among(names):
+        are = "has the name of a split" if len(split) == 1 else "have the names of splits"
+        raise UserError(
+            f"{top}: {listed(split)} {are}, so these are not classes; expected one folder per class in each "
+            "split; move the images into folders named after their classes"
         )
     if odd := [name for name in names if name.encode(errors="replace").decode() != name]:
         raise UserError(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
-from rankless.data.formats.folders import ImageSearch, ListedImages, numbered_names
+from rankless.data.formats.folders import ImageSearch, ListedImages, numbered_names, subfolders
 from rankless.data.formats.splits import as_file_name, chosen, is_for_training, set_aside, usual_order
 from rankless.data.formats.writing import (
     ImageFiles,
@@ -31,8 +31,12 @@ from rankless.errors import UserError, counted, printable
 from rankless.files import reading
 
 TITLE = "annotation lines"
-LAYOUT = "'train.txt' with lines 'path x1,y1,x2,y2,class …' and a 'classes.txt', or one such .txt file"
+LAYOUT = (
+    "'train.txt' (or 'train/_annotations.txt') with lines 'path x1,y1,x2,y2,class …' and a 'classes.txt', or "
+    "one such .txt file"
+)
 _DIVIDED = ("train", "val")  # splits into which a single list is divided
+_BESIDE = "_annotations.txt"  # name of a list in the folder of its split
 _SNIFFED = 1000  # number of lines to read to determine the kind of a file
 _MOST = 200  # Maximum number of .txt files to examine. A folder with more files has one file per image.
 _ENDINGS = "|".join(re.escape(ending) for ending in sorted(EXTENSIONS))
@@ -64,7 +68,7 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
     divided = _lone(files) if split in _DIVIDED else ""
     name = divided or chosen(root, split, files, LAYOUT)
     file, top = files[name], root if root.is_dir() else root.parent
-    folders = [top, top / "model_data", top.parent / "model_data"]
+    folders = list(dict.fromkeys((top, top / "model_data", top.parent / "model_data", file.parent)))
     names, classes = numbered_names(
         folders,
         class_names,
@@ -199,4 +203,10 @@ def _divide(raw: Raw, split: str, file: Path, top: Path) -> None:
 def _splits(root: Path) -> dict[str, Path]:
     files = [root] if root.is_file() else sorted(file for file in root.glob("*.txt") if file.is_file())
     lists = [file for file in files if file == root or (len(files) <= _MOST and list_kind(file))]
-    return {_SUFFIX.sub("", file.stem): file for file in lists}
+    beside = (folder / _BESIDE for folder in subfolders(root))  # as written by Roboflow
+    found = {file.parent.name: file for file in beside if file.is_file() and list_kind(file)}
+    return found | {_name(file): file for file in lists}
+
+
+def _name(file: Path) -> str:
+    return file.parent.name if file.name == _BESIDE else _SUFFIX.sub("", file.stem)

@@ -26,6 +26,13 @@ def rotated_bounds(box: Box, degrees: float) -> Box:
     return x - width / 2, y - height / 2, x + width / 2, y + height / 2
 
 
+def ellipse_bounds(x: float, y: float, radius_x: float, radius_y: float, radians: float = 0.0) -> Box:
+    """Return the xyxy bounds of an ellipse with its center at (x, y), after rotating it about the center."""
+    cos, sin = math.cos(radians), math.sin(radians)
+    width, height = math.hypot(radius_x * cos, radius_y * sin), math.hypot(radius_x * sin, radius_y * cos)
+    return x - width, y - height, x + width, y + height
+
+
 def of_segmentation(segmentation: Any) -> Box | None:
     """Return the xyxy bounds of a COCO segmentation in pixels, or None if it is invalid or empty.
 

@@ -11,14 +11,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol, cast
 
+from rankless.data.formats import label_files
 from rankless.data.formats.darknet_description import description_in
 from rankless.data.formats.folders import names_files
+from rankless.data.formats.image_folder import without_classes
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.images.image_file import EXTENSIONS
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.raw import Raw
 from rankless.data.path_checks import missing_data
-from rankless.errors import UserError
+from rankless.errors import UserError, listed, printable
 from rankless.files import range_cache, reading
 from rankless.files.remote import Location, RemotePath, forget_states, is_remote, refuse_secrets
 
@@ -26,10 +28,15 @@ _PAGES = {
     # Formats are tried in this order, the most specific first.
     "webdataset": "webdataset",
     "coco": "coco",
+    "cvat": "cvat",
     "voc": "voc",
     "darknet": "darknet",
     "fiftyone": "fiftyone",
     "hugging-face": "hugging_face",
+    "createml": "createml",
+    "labelme": "labelme",
+    "label-studio": "label_studio",
+    "via": "via",
     "csv": "csv_table",
     "lines": "lines",
     "cifar": "cifar",
@@ -37,15 +44,17 @@ _PAGES = {
     "image-folder": "image_folder",
 }
 NAMES = tuple(_PAGES)
-_READ_ONLY = ("cifar", "fiftyone", "hugging-face", "oxford-pets")
-_AS_OTHERS = ("fiftyone", "hugging-face")
+_OF_TOOLS = ("cvat", "createml", "labelme", "label-studio", "via")
+_AS_OTHERS = ("fiftyone", "hugging-face", *_OF_TOOLS)
+_READ_ONLY = ("cifar", "oxford-pets", *_AS_OTHERS)
 """Read-only formats. Their copies are written as COCO JSON or class folders."""
 WRITABLE = tuple(name for name in NAMES if name not in _READ_ONLY)
 NUMBERED = ("darknet", "hugging-face", "lines", "webdataset")
 """Formats whose classes may be numbers without names. Their ``read`` accepts ``class_names``."""
-_OUTER = ("coco", "voc", "darknet")  # formats with boxes whose files are in several folders
+_OUTER = ("coco", "cvat", "voc", "darknet", "createml", "label-studio", "via")
+"""Formats with boxes whose files are in several folders."""
 REMOTE = "webdataset"  # the only format that can be read from a URL
-_WITH_BOXES = (*_OUTER, "csv", "lines")
+_WITH_BOXES = (*_OUTER, "labelme", "csv", "lines")
 _PARTS = (
     *("images", "labels", "jpegimages", "annotations", "imagesets"),
     *("train", "training", "val", "valid", "validation", "dev", "test", "testing"),
@@ -218,5 +227,11 @@ def _what_is_there(path: Path) -> str:
         )
         return f"no images, but other files ({more}{endings.total()}: {common})"
     rest = endings.total() - samples
-    labels = f"other files ({rest}) of no known layout" if rest else "no labels"
-    return f"images ({more}{samples}) and {labels}"
+    first = min((each for each in entries[:_LOOKED_AT] if each.suffix.lower() not in EXTENSIONS), default="")
+    known = label_files.described(path)
+    such = f", such as '{printable(str(Path(first).relative_to(path)))}'" if first and not known else ""
+    labels = f"other files ({rest}) of no known layout{such}" if rest else "no labels"
+    there = [f"images ({more}{samples}) and {labels}", known]
+    if named := without_classes(path):
+        there.insert(1, f"no class folders in {listed(named)}")
+    return "; ".join(filter(None, there))

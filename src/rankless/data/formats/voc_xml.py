@@ -44,19 +44,28 @@ class Annotation(NamedTuple):
     first_pixel: int = 1
 
 
-def parse(content: bytes) -> Annotation:
-    """Parse the contents of an annotation file.
+def xml_root(content: bytes) -> ElementTree.Element:
+    """Parse XML and return its root element; raise ValueError with a sentence if it is invalid.
 
     Files with a document type are rejected before parsing, because its entities could exhaust the memory or
     refer to other files.
     """
     if b"<!DOCTYPE" in content or b"\0" in content:  # NUL indicates UTF-16, which could hide a document type
-        problem = "found a document type (<!DOCTYPE) or UTF-16 text; expected UTF-8 without a document type"
-        return unreadable("unreadable file", problem)
+        raise ValueError(
+            "found a document type (<!DOCTYPE) or UTF-16 text; expected UTF-8 without a document type"
+        )
     try:
-        root = ElementTree.fromstring(content)
+        return ElementTree.fromstring(content)
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: unknown encoding
-        return unreadable("unreadable file", f"not XML: {error}; expected a Pascal VOC annotation")
+        raise ValueError(f"not XML: {error}; expected an annotation file") from None
+
+
+def parse(content: bytes) -> Annotation:
+    """Parse the contents of an annotation file."""
+    try:
+        root = xml_root(content)
+    except ValueError as error:
+        return unreadable("unreadable file", str(error))
     if root.tag != "annotation":
         problem = f"the root element is <{printable(str(root.tag))}>; expected <annotation>"
         return unreadable("not understood", problem)
@@ -141,7 +150,7 @@ def _degrees(element: ElementTree.Element, report: Callable[[str, str], None]) -
     for attribute in element.iterfind("attributes/attribute"):
         if _text(attribute, "name") == "rotation":
             text = _text(attribute, "value")
-            if (degrees := _float(text)) is None:
+            if (degrees := to_float(text)) is None:
                 report("not a number", f": the rotation is '{printable(text, 40)}'; expected degrees")
             return degrees or 0.0
     return 0.0
@@ -151,7 +160,7 @@ def _sides(box: ElementTree.Element, report: Callable[[str, str], None]) -> list
     sides = []
     for side in SIDES:
         text = _text(box, side)
-        value = _float(text)
+        value = to_float(text)
         if not text:
             report("not understood", f" has no <{side}>; expected a number of pixels")
         elif value is None:
@@ -166,7 +175,7 @@ def _bounds(polygon: ElementTree.Element, report: Callable[[str, str], None]) ->
     numbers: dict[str, list[float | None]] = {"x": [], "y": []}
     for point in polygon.iter():
         if point.tag[:1] in numbers and (not point.tag[1:] or point.tag[1:].isdecimal()):
-            numbers[point.tag[0]].append(_float((point.text or "").strip()))
+            numbers[point.tag[0]].append(to_float((point.text or "").strip()))
     x, y = ([value for value in values if value is not None] for values in numbers.values())
     if len(x) != len(y) or len(x) < 3 or None in numbers["x"] + numbers["y"]:
         report("not understood", " has an invalid <polygon>; expected at least three points with x and y")
@@ -176,7 +185,7 @@ def _bounds(polygon: ElementTree.Element, report: Callable[[str, str], None]) ->
 
 def _size(root: ElementTree.Element) -> tuple[int, int]:
     texts = [_text(root.find("size"), name) for name in ("height", "width")]
-    height, width = ((_float(text) or 0) if text else None for text in texts)
+    height, width = ((to_float(text) or 0) if text else None for text in texts)
     return stated_size(height, width)
 
 
@@ -184,7 +193,7 @@ def _text(element: ElementTree.Element | None, name: str) -> str:
     return (element.findtext(name) or "").strip() if element is not None else ""
 
 
-def _float(text: str) -> float | None:
+def to_float(text: str) -> float | None:
     """Parse a number; return None for other text, including ``1_0``, which Python accepts as 10."""
     try:
         return None if "_" in text else float(text)

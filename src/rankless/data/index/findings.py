@@ -65,6 +65,9 @@ KINDS: dict[str, Kind] = {
     "a pixel thin": Kind("reported", "box is", "boxes are", "at most one pixel wide or high"),
     "outline": Kind("reported", "box is", "boxes are", "computed from an outline (no box is annotated)"),
     "turned": Kind("reported", "box is", "boxes are", "rotated; the upright bounding box is used instead"),
+    "not a box": Kind(
+        "dropped", "annotation has", "annotations have", "no box (such as points, lines or tags)"
+    ),
     "difficult": Kind("reported", "box is", "boxes are", "marked difficult (ignored in training and scores)"),
     "crowd": Kind("reported", "box marks", "boxes mark", "a crowd (ignored in training and scores)"),
     # Images
