@@ -103,6 +103,12 @@ def test_what_is_wrong_stops_training_and_is_named(tmp_path, shapes, more, said)
         open_annotations(str(tmp_path), "train", "labelme")
 
 
+def test_a_single_file_is_no_data_set(tmp_path):
+    save(tmp_path / "a.json", SHAPES)
+    with pytest.raises(UserError, match="it looks like labelme JSON; use the folder that contains it"):
+        examine(str(tmp_path / "a.json"), "train")
+
+
 def test_a_damaged_file_stops_training_and_is_named(tmp_path):
     put(tmp_path / "a.jpg", "a")
     write(tmp_path / "a.json", '{"shapes": [')

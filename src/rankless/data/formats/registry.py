@@ -212,6 +212,8 @@ def _data_set_around(path: Path, name: str) -> Path | None:
 
 def _what_is_there(path: Path) -> str:
     if path.is_file():
+        if what := label_files.looks_like(path):
+            return f"it looks like {what}; use the folder that contains it"
         kind = "an image" if path.suffix.lower() in EXTENSIONS else f"a '{path.suffix}' file"
         kind = "an archive; unpack it" if path.suffix.lower() in _ARCHIVES else kind
         return f"it is {kind}" if path.suffix else "it is a file without an extension"
