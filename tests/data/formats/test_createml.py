@@ -72,7 +72,7 @@ BOX = {"x": 5, "y": 5, "width": 4, "height": 4}
         ({"image": 7, "annotations": []}, "image 2: not understood: .* expected 'image' and 'annotations'"),
         ({"image": "a.jpg", "annotations": {}}, "image 2: not understood"),
         (["a.jpg"], "image 2: not understood"),
-        ({"image": "./b.jpg", "annotations": []}, "'./b.jpg' is also the file of image 1; expected each"),
+        ({"image": "./b.jpg", "annotations": []}, "'./b.jpg' and 'b.jpg' .image 1. both refer to"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_stops_training_and_is_named(tmp_path, entry, said):

@@ -140,7 +140,7 @@ def test_flat_tasks(tmp_path):
         (task("a.jpg", data={"text": "hello"}), "found 0 images in the task; expected one image"),
         (task("a.jpg", data={"left": "a.jpg", "right": "b.jpg"}), "found 2 images in the task"),
         (7, "found 0 images in the task"),
-        (task("files/b.jpg", done()), "'files/b.jpg' is also the file of task 3; expected each image once"),
+        (task("files/b.jpg", done()), "'files/b.jpg' and 'b.jpg' .task 3. both refer to"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_stops_training_and_is_named(tmp_path, given, said):
