@@ -228,7 +228,7 @@ def test_an_image_has_one_name_in_all_kinds_of_output(colors, painted_file, tmp_
     images = {"A/1.png": "red", "a/1.JPG": "blue", "a/1.jpg": "green", "b/1-2.png": "red", "b/1.png": "green"}
     for name, color in images.items():
         painted_file(name, color)
-    kinds = ["annotated", "json", "jsonl", "yolo", "voc", "crops"]
+    kinds = ["annotated", "json", "jsonl", "yolo", "voc", "crops", "coco"]
     out = predict(colors, [str(tmp_path / "images")], out=tmp_path / "out", save=kinds, device="cpu").out
     rows = json.loads((out / "predictions.json").read_text())
     assert [row["output"] for row in rows] == ["1", "1-2", "1-3", "1-2-2", "1-4"]
@@ -240,6 +240,8 @@ def test_an_image_has_one_name_in_all_kinds_of_output(colors, painted_file, tmp_
         assert box.split()[0] == str(label) == str(row["detections"][0]["label"])
         assert f"<name>{color}</name>" in (out / f"voc/{row['output']}.xml").read_text()
         assert [path.parent.name for path in out.glob(f"crops/*/{row['output']}-1.*")] == [color]
+    listed = json.loads((out / "coco_images.json").read_text())["images"]
+    assert [image["file_name"] for image in listed] == list(images)  # one of two "1.png" is of no use
     assert "3 images have the same name" in json.dumps(
         predict(colors, [str(tmp_path / "images")], out=tmp_path / "again", device="cpu").notes
     )

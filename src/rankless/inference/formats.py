@@ -67,12 +67,20 @@ def write_jsonl(entries: Journal, file: Path) -> None:
 
 
 def write_coco_images(entries: Journal, file: Path, class_names: Sequence[str]) -> None:
-    """Write the images and categories in COCO's format, without annotations."""
+    """Write the images and categories in COCO's format, without annotations.
+
+    If two files have the same name, all names are paths relative to the folder that contains all images.
+    """
+    files = {_absolute(entry.image) for entry in entries if _is_file(entry.image)}
+    repeated = len({PurePath(file).name for file in files}) < len(files)
+    root = Labeling(entries, class_names, "").root if repeated else Path()
     categories = [{"id": number, "name": name} for number, name in enumerate(class_names, 1)]
     images = (
         {
             "id": number,
-            "file_name": PurePath(entry.image["source"]).name,
+            "file_name": os.path.relpath(_absolute(entry.image), root)
+            if repeated and _is_file(entry.image)
+            else PurePath(entry.image["source"]).name,
             "width": entry.image["width"],
             "height": entry.image["height"],
         }
