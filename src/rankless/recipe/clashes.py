@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rankless.recipe.loss_kinds import AnchorFreeLoss
+from rankless.recipe.mistakes import ascending_anchors
 
 if TYPE_CHECKING:
     from rankless.recipe.schema import Recipe
@@ -30,11 +31,10 @@ def _of_model(recipe: Recipe) -> Iterator[tuple[str, ...]]:
         )
     anchors = getattr(model, "anchors", "default")
     if not isinstance(anchors, str) and (least := min(map(min, anchors))) < 1:
-        side = size if isinstance(size, int) else 416
-        first = [round(fraction * side, 1) for fraction in anchors[0]]
+        text, input_size = ascending_anchors(anchors, size)
+        meant = f"; multiply fractions of the image by the input's size: at {input_size} pixels, {text}"
         yield (
-            f"'model.anchors' has a side of {least:g} pixels; expected at least 1; multiply fractions of the "
-            f"image by the input's size: at {side} pixels, the first pair is {first}",
+            f"'model.anchors' has a side of {least:g} pixels; expected at least 1{meant if input_size else ''}",
             "model.anchors",
         )
     if getattr(model, "config", "") and model.name.startswith("hf/") and model.name != "hf/config":

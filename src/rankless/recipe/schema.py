@@ -7,6 +7,7 @@ so presets may change between versions without changing recorded recipes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import InitVar, field
 from typing import Annotated, Any, Literal, Self
@@ -168,8 +169,13 @@ Format = Annotated[
     Literal[
         "auto", "webdataset", "coco", "voc", "darknet", "fiftyone", "hugging-face", "csv", "lines", "cifar",
         "oxford-pets", "image-folder",
+    ] | Annotated[
+        str,
+        Field(pattern=r"^[a-z-]+:(xyxy|xywh|cxcywh|polygon)$", description="a format and a form, such as csv:xywh"),
     ],
-    BeforeValidator(lambda name: "darknet" if name == "yolo" else name),
+    BeforeValidator(
+        lambda name: re.sub("^yolo(?=:|$)", "darknet", name) if isinstance(name, str) else name
+    ),
 ]  # fmt: skip
 
 
@@ -183,7 +189,9 @@ class Data:
     folder: Name = "data"
     """Folder with the files of ``torchvision/NAME`` (``root`` in torchvision)."""
     format: Format = "auto"
-    """Format of the data. ``auto`` detects it, and ``yolo`` means ``darknet``."""
+    """Format of the data. ``auto`` detects it, and ``yolo`` means ``darknet``. Where the form of the boxes is
+    not clear, it follows after a colon: ``xyxy`` (corners), ``xywh`` (corner and size), ``cxcywh`` (center and
+    size) or, for ``darknet``, ``polygon``, as in ``hugging-face:xyxy``."""
     train: Name = "train"
     """Name of the split to train on, or its annotation file, relative to ``root``."""
     val: Name = "val"

@@ -300,7 +300,7 @@ def test_polygons_become_their_bounds(tmp_path: Path) -> None:
         ("train: images/train\nnames: [x]\nnc: 2\n", "'nc' is 2; expected 1"),
         ("train: images/train\nnames: {1: x, 2: y}\n", "expected 0 to 1"),
         ("train: images/train\nnames: {a: x}\n", "expected 0 to 0"),
-        ("train: data.yaml\nnames: [x]\n", "expected a folder or a .txt list"),
+        ("train: data.yaml\nnames: [x]\n", "expected a folder, an image or a .txt list"),
         ("train: list.txt\nnames: [x]\n", "list.txt:3: not understood: 'data.yaml' is not an image"),
         ("train: [\n", "data.yaml:2: column 1: invalid YAML"),
         ("train: " + "[" * 999 + "\n", "nested too deeply"),

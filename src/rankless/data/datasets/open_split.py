@@ -38,7 +38,8 @@ def open_annotations(
     Args:
         root: a folder, or a file such as ``data.yaml``.
         split: name of the split, or path of its annotation file relative to ``root``.
-        format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
+        format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``, possibly followed by a colon
+            and the form of the boxes, a key of :data:`rankless.data.index.box_forms.FORMS`.
         classes: value of ``data.classes``.
         max_bad: maximum fraction of unreadable images.
         rescan: whether to read the data again even if it seems unchanged.
@@ -76,13 +77,13 @@ def examine(
     path = location(root)
     if isinstance(path, Path):
         path = path.absolute()
-    name, why = recognize(root, format)
+    (name, why), form = recognize(root, format), format.partition(":")[2]
     chosen = class_list(classes, root)
 
     def read() -> tuple[Annotations, list[str]]:
         page = format_named(name)
         raw = page.read(path, split, chosen) if chosen and name in NUMBERED else page.read(path, split)
-        made = validate(raw, name)
+        made = validate(raw, name, form)
         if chosen:
             made = with_classes(made, chosen, root, _of_other_splits(name, path, split, made, chosen))
         if is_for_validation(split) and (test := _tests_instead(split, page.splits(path))):
@@ -92,6 +93,7 @@ def examine(
 
     # Each selection of classes has its own cache entry.
     kind = json.dumps([name, *chosen]) if chosen else name
+    kind = json.dumps([kind, form]) if form else kind
     if isinstance(path, RemotePath):
         try:
             kind = json.dumps([kind, shards.fingerprint(path)])

@@ -182,9 +182,11 @@ def _from_description(described: Description, wanted: str) -> Split:
             result.add_folder(path)
         elif path.lower().endswith(".txt"):
             _add_list(Path(path), described.bases, result)
+        elif is_image(path):
+            result.paths.append(path)
         else:
             problems.append(
-                f"{described.file}: '{name}: {printable(entry)}' is a file; expected a folder or a .txt list"
+                f"{described.file}: '{name}: {printable(entry)}' is a file; expected a folder, an image or a .txt list"
             )
     if problems:
         raise UserError(problems[:20])

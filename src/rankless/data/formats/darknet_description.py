@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,12 +101,25 @@ def _from_yaml(file: Path) -> Description:
     if problems:
         raise UserError(problems)
     described = _with_path(file, content, splits)
+    _expand(described)
     try:
         described.class_names = _yaml_names(file, content)
         described.unnamed = not content.get("names")
     except UserError as error:
         described.problems = error.problems
     return described
+
+
+def _expand(described: Description) -> None:
+    """Replace patterns such as ``images/train/*.png`` with the files and folders that match them."""
+    for name, entries in described.splits.items():
+        described.splits[name] = []
+        for entry in entries:
+            bases = described.bases if glob.has_magic(entry) and not described.resolve(entry) else ()
+            matches = (sorted(glob.glob(f"{base}/{entry}", recursive=True)) for base in bases)  # noqa: PTH207
+            found = next(filter(None, matches), [])
+            described.splits[name] += found or [entry]
+            described.depends += tuple(dict.fromkeys(os.path.dirname(each) for each in found))  # noqa: PTH120
 
 
 def _with_path(file: Path, content: dict[Any, Any], splits: dict[str, list[str]]) -> Description:

@@ -75,7 +75,8 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
     reader = _Reader(file, search, classes=len(names))
     reader.read()
     about = [] if classes else ["class names from data.classes"]
-    raw = reader.raw(names, classes, [file, *folders], f"no lines found; expected {LAYOUT}", about)
+    nothing = f"no lines found; expected {LAYOUT}"
+    raw = reader.raw(names, classes, [file, *folders], nothing, about, form="xyxy")
     if divided:
         _divide(raw, split, file, top)
     return raw

@@ -113,7 +113,11 @@ def write(name: str, out: Path, splits: Mapping[str, Annotations], files: ImageF
 
 
 def recognize(root: str, format: str = "auto") -> tuple[str, str]:
-    """Return the name of the format of a data set, and the reason for recognizing it."""
+    """Return the name of the format of a data set, and the reason for recognizing it.
+
+    The form of the boxes, after a colon in ``format``, is not part of the name.
+    """
+    format = format.partition(":")[0]
     path = Path(root).expanduser()
     if problems := missing_data(root):
         raise UserError(problems)

@@ -14,6 +14,11 @@ from rankless.errors import printable
 
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 NOT_XML = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")  # characters that XML cannot contain
+_DECLARED = re.compile(rb"""\s*<\?xml[^>]*\sencoding\s*=\s*["']([\w.-]+)""")
+_MULTIBYTE = {"gb2312": "gb18030", "gbk": "gb18030"} | {
+    name: name for name in ("gb18030", "big5", "shift_jis", "euc-jp", "euc-kr")
+}
+"""Declared encodings that the XML parser does not know, and the codecs that read them."""
 _TRUE, _FALSE = {"1", "true"}, {"", "0", "false", "unspecified"}
 
 
@@ -50,11 +55,20 @@ def parse(content: bytes) -> Annotation:
     Files with a document type are rejected before parsing, because its entities could exhaust the memory or
     refer to other files.
     """
-    if b"<!DOCTYPE" in content or b"\0" in content:  # NUL indicates UTF-16, which could hide a document type
+    text = _decoded(content)
+    # NUL indicates UTF-16, which could hide a document type.
+    if b"<!DOCTYPE" in content or b"\0" in content or (isinstance(text, str) and "<!DOCTYPE" in text):
         problem = "found a document type (<!DOCTYPE) or UTF-16 text; expected UTF-8 without a document type"
         return unreadable("unreadable file", problem)
+    if isinstance(text, UnicodeDecodeError):
+        declaration = f'<?xml version="1.0" encoding="{"GBK" if text.encoding == "utf-8" else "UTF-8"}"?>'
+        problem = (
+            f"not {text.encoding.upper()} text (byte {text.start}: {text.reason}); save the file as UTF-8, or "
+            f"declare its encoding in the first line, as in {declaration}"
+        )
+        return unreadable("unreadable file", problem)
     try:
-        root = ElementTree.fromstring(content)
+        root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: unknown encoding
         return unreadable("unreadable file", f"not XML: {error}; expected a Pascal VOC annotation")
     if root.tag != "annotation":
@@ -64,6 +78,20 @@ def parse(content: bytes) -> Annotation:
     elements = enumerate(root.findall("object"), 1)
     objects = [known for number, element in elements if (known := _object(element, number, problems))]
     return Annotation(objects, _size(root), problems, first_pixel=_first_pixel(root))
+
+
+def _decoded(content: bytes) -> str | bytes | UnicodeDecodeError:
+    """Decode text in an encoding that the XML parser does not know, and check UTF-8 text."""
+    declared = _DECLARED.match(content)
+    encoding = declared[1].decode().lower() if declared else "utf-8"
+    try:
+        if encoding in _MULTIBYTE:
+            return content.decode(_MULTIBYTE[encoding])
+        if encoding == "utf-8":
+            content.decode()
+    except UnicodeDecodeError as error:
+        return error
+    return content
 
 
 def _first_pixel(root: ElementTree.Element) -> int:
@@ -112,6 +140,9 @@ def _object(element: ElementTree.Element, number: int, problems: list[tuple[str,
 
     if not name:
         report("not understood", " has no <name>")
+    for tag in ("name", "bndbox"):
+        if (count := len(element.findall(tag))) > 1:
+            report("not understood", f" has {count} <{tag}> elements; expected one; make an <object> of each")
     difficult = _text(element, "difficult").lower()
     if difficult not in _TRUE | _FALSE:
         report("not understood", f": <difficult> is '{printable(difficult)}'; expected 0 or 1")

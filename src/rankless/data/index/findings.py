@@ -47,6 +47,7 @@ KINDS: dict[str, Kind] = {
     "unreadable file": Kind("stops", "annotation file", "annotation files", "cannot be read"),
     "not understood": Kind("stops", "line or entry is", "lines or entries are", "not in the expected format"),
     "not a number": Kind("stops", "box has", "boxes have", "a coordinate or class that is not a number"),
+    "other form": Kind("stops", "box is", "boxes are", "in an unknown form, or not in that of the format"),
     # Classes
     "class out of range": Kind("stops", "box has", "boxes have", "a class number without a class name"),
     "unnamed class": Kind("stops", "box has", "boxes have", "a class that is not in the list of classes"),

@@ -47,6 +47,9 @@ class Raw:
         counted: unit of ``lines``: ``line`` or the format's equivalent, such as ``object``.
         normalized: whether boxes are normalized by the image size.
         one_based: whether the format counts pixels from 1.
+        form: form in which the files give a box, a key of :data:`rankless.data.index.box_forms.FORMS`; "" if
+            it is the only possible one.
+        unsure: whether ``form`` is only an assumption, because the format does not define it.
         byte_ranges: offset and length of each image in a tar shard, (N, 2), or None.
         depends: paths of the folders, lists and label files (not images) that the annotations depend on.
         findings: problems that the reader found.
@@ -67,6 +70,8 @@ class Raw:
     counted: str = "line"
     normalized: bool = False
     one_based: bool = False
+    form: str = ""
+    unsure: bool = False
     byte_ranges: NDArray[np.int64] | None = None
     depends: list[str] = field(default_factory=list)
     findings: Findings = field(default_factory=Findings)
