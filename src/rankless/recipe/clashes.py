@@ -32,11 +32,9 @@ def _of_model(recipe: Recipe) -> Iterator[tuple[str, ...]]:
     anchors = getattr(model, "anchors", "default")
     if not isinstance(anchors, str) and (least := min(map(min, anchors))) < 1:
         text, input_size = ascending_anchors(anchors, size)
+        what = f"'model.anchors' has a side of {least:g} pixels; expected at least 1"
         meant = f"; multiply fractions of the image by the input's size: at {input_size} pixels, {text}"
-        yield (
-            f"'model.anchors' has a side of {least:g} pixels; expected at least 1{meant if input_size else ''}",
-            "model.anchors",
-        )
+        yield f"{what}{meant if input_size else ''}", "model.anchors"
     if getattr(model, "config", "") and model.name.startswith("hf/") and model.name != "hf/config":
         yield (
             f"'model.config' is given, but 'model.name' is '{model.name}', which has its own configuration; "

@@ -171,7 +171,10 @@ Format = Annotated[
         "oxford-pets", "image-folder",
     ] | Annotated[
         str,
-        Field(pattern=r"^[a-z-]+:(xyxy|xywh|cxcywh|polygon)$", description="a format and a form, such as csv:xywh"),
+        Field(
+            pattern=r"^[a-z-]+:(xyxy|xywh|cxcywh|polygon)$",
+            description="a format and a form, such as csv:xywh",
+        ),
     ],
     BeforeValidator(
         lambda name: re.sub("^yolo(?=:|$)", "darknet", name) if isinstance(name, str) else name
@@ -189,9 +192,9 @@ class Data:
     folder: Name = "data"
     """Folder with the files of ``torchvision/NAME`` (``root`` in torchvision)."""
     format: Format = "auto"
-    """Format of the data. ``auto`` detects it, and ``yolo`` means ``darknet``. Where the form of the boxes is
-    not clear, it follows after a colon: ``xyxy`` (corners), ``xywh`` (corner and size), ``cxcywh`` (center and
-    size) or, for ``darknet``, ``polygon``, as in ``hugging-face:xyxy``."""
+    """Format of the data. ``auto`` detects it, and ``yolo`` means ``darknet``. A colon and the form of the
+    boxes can follow, as in ``hugging-face:xyxy``: ``xyxy`` (corners), ``xywh`` (corner and size), ``cxcywh``
+    (center and size) or, for ``darknet``, ``polygon``."""
     train: Name = "train"
     """Name of the split to train on, or its annotation file, relative to ``root``."""
     val: Name = "val"

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rankless.data.datasets.class_choice import Classes, class_list, with_classes
 from rankless.data.formats import shards
-from rankless.data.formats.registry import NUMBERED, also, format_named, recognize
+from rankless.data.formats.registry import NUMBERED, WITH_POLYGONS, also, format_named, recognize
 from rankless.data.formats.splits import is_for_tests, is_for_validation, known_as
 from rankless.data.index.annotation_cache import cached
 from rankless.data.index.annotations import Annotations
@@ -82,8 +83,10 @@ def examine(
 
     def read() -> tuple[Annotations, list[str]]:
         page = format_named(name)
-        raw = page.read(path, split, chosen) if chosen and name in NUMBERED else page.read(path, split)
-        made = validate(raw, name, form)
+        more: dict[str, Any] = {"class_names": chosen} if chosen and name in NUMBERED else {}
+        shape = form if name in WITH_POLYGONS else ""
+        raw = page.read(path, split, **more, **({"form": shape} if shape else {}))
+        made = validate(raw, name, "" if shape == "polygon" else form)
         if chosen:
             made = with_classes(made, chosen, root, _of_other_splits(name, path, split, made, chosen))
         if is_for_validation(split) and (test := _tests_instead(split, page.splits(path))):

@@ -43,6 +43,8 @@ _AS_OTHERS = ("fiftyone", "hugging-face")
 WRITABLE = tuple(name for name in NAMES if name not in _READ_ONLY)
 NUMBERED = ("darknet", "hugging-face", "lines", "webdataset")
 """Formats whose classes may be numbers without names. Their ``read`` accepts ``class_names``."""
+WITH_POLYGONS = ("darknet",)
+"""Formats that do not tell polygons from boxes with key points. Their ``read`` accepts ``form``."""
 _OUTER = ("coco", "voc", "darknet")  # formats with boxes whose files are in several folders
 REMOTE = "webdataset"  # the only format that can be read from a URL
 _WITH_BOXES = (*_OUTER, "csv", "lines")

@@ -63,8 +63,8 @@ def parse(content: bytes) -> Annotation:
     if isinstance(text, UnicodeDecodeError):
         declaration = f'<?xml version="1.0" encoding="{"GBK" if text.encoding == "utf-8" else "UTF-8"}"?>'
         problem = (
-            f"not {text.encoding.upper()} text (byte {text.start}: {text.reason}); save the file as UTF-8, or "
-            f"declare its encoding in the first line, as in {declaration}"
+            f"not {text.encoding.upper()} text (byte {text.start}: {text.reason}); save the file as UTF-8, "
+            f"or declare its encoding in the first line, as in {declaration}"
         )
         return unreadable("unreadable file", problem)
     try:

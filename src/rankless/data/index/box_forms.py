@@ -58,7 +58,7 @@ def settle(raw: Raw, format: str, given: str = "") -> None:
         numbers = from_corners(raw.boxes, raw.form)
         faults = {form: _faults(raw, numbers, form) for form in FORMS}
         if given:
-            raw.boxes = to_corners(numbers, given)
+            raw.boxes = raw.boxes if given == raw.form else to_corners(numbers, given)
             raw.about.append(f"boxes are read as {FORMS[given]}, as data.format states")
         elif raw.unsure:
             _infer(raw, format, numbers, faults)
@@ -90,8 +90,8 @@ def _check(raw: Raw, format: str, numbers: Boxes, faults: dict[str, int]) -> Non
     fitting = [form for form, others in faults.items() if not others and form != raw.form]
     if fitting and count and count >= _MANY * len(numbers):
         problem = (
-            f"as {FORMS[raw.form]}, {count:,} of {counted(len(numbers), 'box', 'boxes')} end before they begin "
-            f"or extend beyond the image, such as {_text(numbers[row])}; as {FORMS[fitting[0]]}, all boxes "
+            f"as {FORMS[raw.form]}, {count:,} of {counted(len(numbers), 'box', 'boxes')} end before they "
+            f"begin or extend beyond the image, such as {_text(numbers[row])}; as {FORMS[fitting[0]]}, all "
             f"fit; correct the files, or set {_keys(format, fitting)}"
         )
         _report(raw, count, row, problem)

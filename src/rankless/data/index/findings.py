@@ -62,6 +62,7 @@ KINDS: dict[str, Kind] = {
     "counted from 0": Kind("reported", "box starts", "boxes start", "at pixel 0, but the first pixel is 1"),
     "a pixel thin": Kind("reported", "box is", "boxes are", "at most one pixel wide or high"),
     "outline": Kind("reported", "box is", "boxes are", "computed from an outline (no box is annotated)"),
+    "key points": Kind("reported", "box has", "boxes have", "key points (not used)"),
     "turned": Kind("reported", "box is", "boxes are", "rotated; the upright bounding box is used instead"),
     "difficult": Kind("reported", "box is", "boxes are", "marked difficult (ignored in training and scores)"),
     "crowd": Kind("reported", "box marks", "boxes mark", "a crowd (ignored in training and scores)"),

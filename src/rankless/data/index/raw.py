@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -54,6 +55,7 @@ class Raw:
         depends: paths of the folders, lists and label files (not images) that the annotations depend on.
         findings: problems that the reader found.
         about: notes on how the data was read.
+        tallies: numbers of cases that only the reader counts.
     """
 
     paths: list[str]
@@ -76,6 +78,7 @@ class Raw:
     depends: list[str] = field(default_factory=list)
     findings: Findings = field(default_factory=Findings)
     about: list[str] = field(default_factory=list)
+    tallies: dict[str, int] = field(default_factory=dict)
 
     def only(self, images: Sequence[int]) -> None:
         """Keep only the given images, in the given order, and their boxes. The findings do not change."""
@@ -178,6 +181,8 @@ def joined(parts: Sequence[Raw]) -> Raw:
             made[name] = np.concatenate(arrays)  # a part without images has no byte ranges
         elif name in ("paths", "annotated_in", "depends", "about"):
             made[name] = [one for value in values for one in value]
+        elif name == "tallies":
+            made[name] = dict(sum(map(Counter, values), Counter()))
         else:
             made[name] = values[0]
     starts = np.cumsum([0, *(len(part.paths) for part in parts[:-1])])
