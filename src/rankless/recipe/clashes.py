@@ -16,6 +16,7 @@ def clashes(recipe: Recipe) -> Iterator[tuple[str, ...]]:
     """Yield each contradiction as a sentence, followed by the dotted keys involved (the wrong one first)."""
     yield from _of_model(recipe)
     yield from _of_data(recipe)
+    yield from _of_range(recipe)
     yield from _of_training(recipe)
 
 
@@ -50,6 +51,12 @@ def _of_model(recipe: Recipe) -> Iterator[tuple[str, ...]]:
             "loss.dfl",
             "model.dfl",
         )
+
+
+def _of_range(recipe: Recipe) -> Iterator[tuple[str, ...]]:
+    values = recipe.data.range
+    if not isinstance(values, str) and values[0] >= values[1]:
+        yield f"'data.range' is {list(values)}: expected [low, high] with low < high", "data.range"
 
 
 def _of_data(recipe: Recipe) -> Iterator[tuple[str, ...]]:

@@ -165,6 +165,7 @@ class Augment:
         """Ignore the preset, which the validator has already expanded."""
 
 
+PixelValue = Annotated[Float, Field(le=1e12, allow_inf_nan=False)]
 Format = Annotated[
     Literal[
         "auto", "webdataset", "coco", "voc", "darknet", "fiftyone", "hugging-face", "csv", "lines", "cifar",
@@ -214,6 +215,10 @@ class Data:
     detail: Annotated[NotNegative, PREDICTING] = 2.0
     """Decode at 1/2, 1/4 or 1/8 size if the result is at least this many times as large as the image in the
     network's input; 0 always decodes at full size."""
+    range: Annotated[Literal["full", "auto"] | tuple[PixelValue, PixelValue], PREDICTING] = "full"
+    """Values of gray images with more than 8 bits that become 0 and 255: ``full`` is the range of 16 bits,
+    ``auto`` is the lowest and highest value of each image, and [low, high] suits sensors with fewer bits and
+    is needed for 32-bit integers and floating-point numbers. Images with 8 bits do not change."""
     multi_scale: Annotated[Float, Field(ge=0, le=15), DETECT_ONLY, TRAINING] = 0.0
     """Range of random input sizes, from ``1 / (1 + x)`` to ``1 + x`` times ``model.image_size`` (detection);
     0 always uses ``model.image_size``."""

@@ -148,6 +148,7 @@ class Detect:
             sizes=sizes if data.multi_scale else None,
             detail=self.detail,
             cache=data.cache,
+            values=data.range,
             batch=self.recipe.batch.images,
         )
 
@@ -168,6 +169,7 @@ class Detect:
             rectangular=self.recipe.evaluate.rectangular,
             detail=self.detail,
             cache=data.cache,
+            values=data.range,
         )
 
     def _open(self, split: str, images: int, seed: int) -> DetectionImages:

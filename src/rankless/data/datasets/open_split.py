@@ -15,6 +15,7 @@ from rankless.data.formats.registry import NUMBERED, WITH_POLYGONS, also, format
 from rankless.data.formats.splits import is_for_tests, is_for_validation, known_as
 from rankless.data.index.annotation_cache import cached
 from rankless.data.index.annotations import Annotations
+from rankless.data.index.levels import report_few_levels
 from rankless.data.index.validation import validate
 from rankless.errors import UserError, counted, shell_word
 from rankless.files.cache_folder import hold
@@ -87,6 +88,7 @@ def examine(
         shape = form if name in WITH_POLYGONS else ""
         raw = page.read(path, split, **more, **({"form": shape} if shape else {}))
         made = validate(raw, name, "" if shape == "polygon" else form)
+        report_few_levels(made)
         if chosen:
             made = with_classes(made, chosen, root, _of_other_splits(name, path, split, made, chosen))
         if is_for_validation(split) and (test := _tests_instead(split, page.splits(path))):

@@ -77,6 +77,15 @@ KINDS: dict[str, Kind] = {
     "other format": Kind("reported", "image has", "images have", "a format that differs from the extension"),
     "other size": Kind("reported", "image has", "images have", "a size that differs from the annotated size"),
     "no stated size": Kind("reported", "annotation gives", "annotations give", "no valid image size"),
+    "few levels": Kind(
+        "reported",
+        "16-bit image (of a sample) fills",
+        "16-bit images (of a sample) fill",
+        "few of the 256 levels",
+    ),
+    "unknown range": Kind(
+        "reported", "image has", "images have", "values of unknown range (needs data.range)"
+    ),
     "sideways": Kind("reported", "image is", "images are", "rotated by EXIF, but annotated as not rotated"),
     "unknown image": Kind("dropped", "annotation is", "annotations are", "for an image that is not listed"),
     "repeated id": Kind("reported", "annotation id is", "annotation ids are", "used more than once"),
