@@ -61,7 +61,7 @@ def _covering(shape: Sequence[int], size: tuple[int, int]) -> tuple[int, int]:
     return max(size[0], round(height * scale)), max(size[1], round(width * scale))
 
 
-def shown_as(size: tuple[int, int], cropped: bool, detail: float, values: Values) -> Shown:
+def shown_as(size: tuple[int, int], cropped: bool, detail: float, values: Values = "full") -> Shown:
     """Return the size at which :func:`place` shows images, so that decoding can reduce them.
 
     The enlargement by random crops is not taken into account.
