@@ -47,6 +47,7 @@ def test_numbers_in_another_form_are_reported_and_a_given_form_is_read(form: str
     [
         # One faulty box of many does not change the form, nor does a box without a size.
         (np.concatenate((np.tile(CORNERS, (3, 1)), [[30, 20, 10, 10]])), "xyxy", None),
+        ([[1, 1, 9, 9]] * 9 + [[9, 9, 5, 5]], "xyxy", None),
         ([[1, 1, 9, 9], [5, 5, 5, 9]], "xyxy", None),
         (np.concatenate((np.tile(CORNERS, (3, 1)), [[30, 20, 10, 10]])), "unsure", CORNERS[0]),
         (np.concatenate((np.tile(SIZED, (3, 1)), [[90, 50, 50, 10]])), "unsure", CORNERS[0]),
