@@ -82,7 +82,9 @@ def select(
         refuse_classes(classes)
         return _digits(split or "train", count, seed, class_name, augmented)
     name, _ = recognize(root, format)
-    split = split or format_named(name).splits(location(root))[0]
+    page = format_named(name)
+    if (split := split or next(iter(page.splits(location(root))), None)) is None:
+        raise UserError(f"{root}: no split found; expected {page.LAYOUT}")
     whole = examine(root, split, format, classes=classes)
     if augmented is not None:
         recipe = augmented("detect" if whole.has_boxes else "classify")
