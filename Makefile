@@ -14,6 +14,8 @@ endif
 VENV := .venv$(if $(filter-out pinned,$(DEPENDENCIES)),-$(DEPENDENCIES))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/made-for
+RUNS := $(VENV)/runs-for
+COMMA := ,
 COMPILED := $(VENV)/compiled
 # The demo's run directory, a new one each time.
 RUN = runs/demo-$(shell date +%Y%m%d-%H%M%S)
@@ -47,7 +49,7 @@ help:  ## list the targets
 	    printf 'make %-9s  %s\n' "$$name" "$$what"
 	done
 
-demo: $(STAMP)  ## train on the built-in handwritten digits, score, and draw detections in unseen scenes
+demo: $(RUNS)  ## train on the built-in handwritten digits, score, and draw detections in unseen scenes
 	@run="$(RUN)"
 	$(BIN)/rankless train digits $(CHANGES) --run "$$run"
 	$(BIN)/rankless evaluate "$$run" --json > "$$run/scores.json"
@@ -132,34 +134,46 @@ $(COMPILED): $(STAMP)
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
+ifneq ($(shell cat $(RUNS) 2>/dev/null),$(CURDIR))
+.PHONY: $(RUNS)
+endif
+
+# Install $(1), the package with or without the tools of the tests, and mark the environment with the files $(2).
+define install
+found=
+for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do
+    if "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; then
+        found=$$python
+        break
+    fi
+done
+if [ -z "$$found" ]; then
+    echo "error: no Python from 3.11 to 3.13 found; install one, or name it: make PYTHON=/path/to/python" >&2
+    exit 1
+fi
+if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then
+    echo "error: $$found cannot make environments: on Debian or Ubuntu install python3-venv" >&2
+    exit 1
+fi
+if [ "$$(cat $(RUNS) 2>/dev/null)" != "$(CURDIR)" ] || ! $(BIN)/python -c '' 2>/dev/null; then
+    "$$found" -m venv --clear $(VENV)
+fi
+rm -f $(STAMP) $(RUNS)
+echo "installing into $(VENV); PyTorch is a large download" >&2
+case $(DEPENDENCIES) in
+    pinned) set -- --constraint constraints.txt ;;
+    newest) set -- --upgrade ;;
+    lowest) $(BIN)/python tests/lower_bounds.py > $(VENV)/lower-bounds.txt
+        set -- --constraint $(VENV)/lower-bounds.txt ;;
+esac
+# Skip bytecode: compiling modules that are never imported would take half of the installation's time.
+$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile "$$@" --editable '$(1)'
+for stamp in $(2); do printf '%s\n' "$(CURDIR)" > "$$stamp"; done
+endef
+
+# The demo needs only the package: a third of the packages that the tests and checks need.
+$(RUNS): pyproject.toml constraints.txt
+	@$(call install,.,$(RUNS))
 
 $(STAMP): pyproject.toml constraints.txt
-	@found=
-	for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do
-	    if "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; then
-	        found=$$python
-	        break
-	    fi
-	done
-	if [ -z "$$found" ]; then
-	    echo "error: no Python from 3.11 to 3.13 found; install one, or name it: make PYTHON=/path/to/python" >&2
-	    exit 1
-	fi
-	if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then
-	    echo "error: $$found cannot make environments: on Debian or Ubuntu install python3-venv" >&2
-	    exit 1
-	fi
-	if [ "$$(cat $(STAMP) 2>/dev/null)" != "$(CURDIR)" ] || ! $(BIN)/python -c '' 2>/dev/null; then
-	    "$$found" -m venv --clear $(VENV)
-	fi
-	rm -f $(STAMP)
-	echo "installing into $(VENV); PyTorch is a large download" >&2
-	case $(DEPENDENCIES) in
-	    pinned) set -- --constraint constraints.txt --editable '.[test,lint,docs,release]' ;;
-	    newest) set -- --upgrade --editable '.[test]' ;;
-	    lowest) $(BIN)/python tests/lower_bounds.py > $(VENV)/lower-bounds.txt
-	        set -- --constraint $(VENV)/lower-bounds.txt --editable '.[test]' ;;
-	esac
-	# Skip bytecode: compiling modules that are never imported would take half of the installation's time.
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile "$$@"
-	printf '%s\n' "$(CURDIR)" > $(STAMP)
+	@$(call install,.[test$(if $(filter pinned,$(DEPENDENCIES)),$(COMMA)lint$(COMMA)docs$(COMMA)release)],$(RUNS) $(STAMP))

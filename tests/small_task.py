@@ -71,4 +71,4 @@ def steps(state: TrainingState, count: int, batch: Callable[[int, int], Any]) ->
         state.begin(step)
         own = state.world.own_micro_batches(state.recipe.batch.micro_batches)
         drawn = (batch(step, leaf) for leaf in own)
-        yield loop.update(state, step, state.accumulator.run(step, drawn, state.scaler.scale, Flags()))
+        yield loop.update(state, step, state.compute(step, drawn, Flags()))

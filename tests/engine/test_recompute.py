@@ -9,7 +9,7 @@ import pytest
 import networks_that_branch
 from networks_that_branch import NETWORKS, images
 from rankless.engine.loop import update
-from rankless.engine.recompute import Alarm, Checks, Votes, differing_results, judge
+from rankless.engine.recompute import Checks, SilentErrorCheck, Votes, differing_results, judge
 from rankless.engine.state import TrainingState
 from rankless.engine.totals import Compared, Flags
 from rankless.errors import UserError
@@ -98,7 +98,7 @@ def trained(world: World, recipe: Recipe, block: Any, *, compares: bool) -> tupl
         compared = Compared(own[(step + 1) % len(own)], (1, 2, 5)[step]) if compares else None
         state.begin(step)
         drawn = (images(step, leaf) for leaf in ([compared.other] if compared else []) + [*own])
-        totals = state.accumulator.run(step, drawn, state.scaler.scale, Flags(), compared)
+        totals = state.compute(step, drawn, Flags(), compared)
         update(state, step, totals)
         if compared:
             found += [
@@ -132,10 +132,10 @@ def test_all_ranks_have_the_same_opinion_of_a_micro_batch(ranks: Any, precision:
 def test_what_was_recomputed_and_what_has_no_effect_is_reported() -> None:
     said: list[Any] = []
 
-    def alarm(exclude: bool, can_exclude: bool) -> Alarm:
+    def alarm(exclude: bool, can_exclude: bool) -> SilentErrorCheck:
         checks, unused = Checks(Recipe(check=Check(recompute=3, exclude=exclude)), 1), cast(Any, None)
         report = lambda *event: said.append(event)  # noqa: E731
-        return Alarm(checks, unused, unused, report, can_exclude=can_exclude, start=4)
+        return SilentErrorCheck(checks, unused, unused, report, can_exclude=can_exclude, start=4)
 
     found = alarm(True, True)
     assert not alarm(False, False).summary() and not said

@@ -6,12 +6,14 @@ import dataclasses
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from rankless.engine.clock import Clock, Phase, StepTime
 from rankless.engine.stragglers import Stragglers, slow_ranks
 from rankless.engine.watchdog import Watchdog
 from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Optim, Recipe
@@ -83,7 +85,8 @@ def wait_for_a_silent_one(world: World) -> list[str]:
     """What rank 0 reports while rank 1 has no thread that could."""
     reports: list[str] = []
     os.environ["RANKLESS_LATE"] = "0.4"
-    dog = Watchdog(world, lambda step, text: reports.append(text), lambda: False)
+    clock = Clock(world.transport.waits)
+    dog = Watchdog(world, clock, lambda step, text: reports.append(text))
     del os.environ["RANKLESS_LATE"]
     if world.rank:
         time.sleep(3)
@@ -91,7 +94,7 @@ def wait_for_a_silent_one(world: World) -> list[str]:
         return []
     with dog:
         for step in range(3):
-            dog.begin("computing", step)
+            clock.begin("computing", step)
         world.gather(None)
     return reports
 
@@ -100,31 +103,32 @@ def test_what_the_launcher_hears_of_a_rank() -> None:
     """A step may take some times the slowest so far, and at least a minute; a first one half an hour."""
     told: list[tuple[int, float | None, str]] = []
     world = World(0, 1, torch.device("cpu"))
-    drawing: list[int] = []
-    dog = Watchdog(world, lambda *_: None, lambda: bool(drawing), lambda *pulse: told.append(pulse))
+    batches: Any = SimpleNamespace(waited=0.0, is_waiting=False)
+    clock = Clock(world.transport.waits, batches)
+    dog = Watchdog(world, clock, lambda *_: None, lambda *pulse: told.append(pulse))
 
     def hear() -> tuple[int, float | None, str]:
         dog._beat()
         return told[-1]
 
-    dog.begin("computing", 1)
+    clock.begin("computing", 1)
     assert hear() == (1, 1800.0, "step 1, computing")
-    dog.begin("logging", 1)
+    clock.begin("logging", 1)
     assert hear() == (2, 1800.0, "step 1, logging"), "a sink of the user's may wait for a network"
-    dog.begin("computing", 2)
+    clock.begin("computing", 2)
     assert hear() == (3, 60.0, "step 2, computing")
-    dog._now = ("computing", 2, time.monotonic() - 100)
-    dog.begin("computing", 3)
+    clock.now = Phase("computing", 2, time.monotonic() - 100)
+    clock.begin("computing", 3)
     assert hear()[1] == pytest.approx(500, abs=5)
-    drawing.append(1)
+    batches.is_waiting = True
     assert hear() == (4, 1800.0, "step 3, waiting for images")
     with world.transport.waits.waiting():
         assert hear() == (4, None, "step 3, waiting for other ranks")
-    drawing.clear()
+    batches.is_waiting = False
     for step in (4, 5):  # a save that goes on beside the steps takes longer than this phase did
-        dog.begin("saving", step)
+        clock.begin("saving", step)
         assert hear()[1:] == (1800.0, f"step {step}, saving")
-    dog.begin("saving", 6, slowest=80.0)
+    clock.begin("saving", 6, slowest=80.0)
     assert hear()[1] == 400
     with dog:
         pass
@@ -153,8 +157,7 @@ def test_a_rank_that_recomputes_a_micro_batch_is_not_slow() -> None:
     def spread(world: World) -> list[float]:
         stragglers = Stragglers(world, 1 + world.rank)
         for _ in range(20):
-            stragglers.begin()
-            stragglers.end(0.1 * (2 + world.rank), more=1)
+            stragglers.add(StepTime(0.1 * (2 + world.rank)), more=1)
         assert stragglers.compare() == []
         return stragglers.take().get("ranks", [])
 

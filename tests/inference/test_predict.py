@@ -128,7 +128,7 @@ def test_names_from_several_folders_do_not_collide(target):
     for _ in range(2):  # once more into the same folder
         report = run(target, *sources)
         names = [entry["annotated"] for entry in written(report)]
-        assert names == ["x.png", "x-2.png", "X-3.png", "x-2-2.png", "x.jpg"]
+        assert names == ["x.png", "x-2.png", "X-3.png", "x-2-2.png", "x-4.jpg"]
         assert "3 images have the same name as an earlier image, so -2, -3 … were" in report.notes[-1]
         files = {*names, "predictions.json", ".rankless-outputs"}
         assert {path.name for path in report.out.iterdir()} == files

@@ -83,7 +83,8 @@ def test_it_says_and_draws_what_it_sees(target, image, tmp_path, capsys):
         capsys.readouterr().out,
     )
     assert json.loads((out / "predictions.json").read_text()) == [
-        {"source": image, "annotated": "a.png", "width": 30, "height": 20, "prediction": {"redness": 51.0}}
+        {"source": image, "output": "a", "annotated": "a.png", "width": 30, "height": 20}
+        | {"prediction": {"redness": 51.0}}
     ]
     with Image.open(out / "a.png") as drawn:
         assert drawn.size == (30, 20) and drawn.getpixel((0, 0)) == (10, 51, 51)
@@ -94,7 +95,7 @@ def test_it_need_not_draw(target: Path, image: str, tmp_path: Path) -> None:
     report = predict(target, [image, "digits:val:3"], out=tmp_path / "out", device="cpu", task=name)
     assert sorted(path.name for path in report.out.iterdir()) == [".rankless-outputs", "predictions.json"]
     assert [sorted(entry) for entry in report.predictions()] == [
-        ["height", "prediction", "source", "width"]
+        ["height", "output", "prediction", "source", "width"]
     ] * 2
 
 

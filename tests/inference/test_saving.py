@@ -46,7 +46,7 @@ def files(out: Path) -> set[str]:
 
 def test_only_what_was_asked_for_is_written(saved):
     assert files(saved("json", out="1")) == {"predictions.json"}
-    assert files(saved("annotated", out="2")) == {"a.jpg", "b.png", "a.png"}
+    assert files(saved("annotated", out="2")) == {"a.jpg", "b.png", "a-2.png"}
     several = saved("jsonl", "csv", "counts", out="3")
     assert files(several) == {"predictions.jsonl", "predictions.csv", "counts.csv"}
     for wrong, said in ((["jsn"], "--save contains 'jsn'; .*did you mean 'json'"), ([], "--save is empty")):
@@ -221,6 +221,28 @@ def test_the_map_of_a_class_lies_where_it_is(crop, tmp_path):
 
     with pytest.raises(UserError, match="the network in net has no feature map"):
         predict_classify.class_maps(Patches().eval(), placed, "net")
+
+
+def test_an_image_has_one_name_in_all_kinds_of_output(colors, painted_file, tmp_path):
+    """Images of the same name: their colors tell them apart in every file, and predictions.json has names."""
+    images = {"A/1.png": "red", "a/1.JPG": "blue", "a/1.jpg": "green", "b/1-2.png": "red", "b/1.png": "green"}
+    for name, color in images.items():
+        painted_file(name, color)
+    kinds = ["annotated", "json", "jsonl", "yolo", "voc", "crops"]
+    out = predict(colors, [str(tmp_path / "images")], out=tmp_path / "out", save=kinds, device="cpu").out
+    rows = json.loads((out / "predictions.json").read_text())
+    assert [row["output"] for row in rows] == ["1", "1-2", "1-3", "1-2-2", "1-4"]
+    assert [Path(row["source"]).relative_to(tmp_path / "images").as_posix() for row in rows] == list(images)
+    for row, color in zip(rows, images.values(), strict=True):
+        assert row["annotated"] == row["output"] + (Path(row["source"]).suffix)
+        label = ("red", "green", "blue").index(color)
+        (box,) = (out / f"yolo/{row['output']}.txt").read_text().splitlines()
+        assert box.split()[0] == str(label) == str(row["detections"][0]["label"])
+        assert f"<name>{color}</name>" in (out / f"voc/{row['output']}.xml").read_text()
+        assert [path.parent.name for path in out.glob(f"crops/*/{row['output']}-1.*")] == [color]
+    assert "3 images have the same name" in json.dumps(
+        predict(colors, [str(tmp_path / "images")], out=tmp_path / "again", device="cpu").notes
+    )
 
 
 def test_files_of_an_earlier_prediction_go_from_every_folder(saved, tmp_path):

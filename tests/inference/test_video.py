@@ -23,7 +23,7 @@ from rankless.errors import UserError
 from rankless.inference import recording, video
 from rankless.inference.journal import NAME
 from rankless.inference.predict import predict
-from rankless.inference.sources import is_video, output_names, public, stems
+from rankless.inference.sources import is_video, output_names, public
 
 av = pytest.importorskip("av")
 
@@ -220,8 +220,10 @@ def test_names_of_videos_cameras_and_streams():
     names = output_names(["a.mov", "b/a.avi", "webcam:0", "rtsp://u:p@h:554/a b"], Path("out"))
     assert names == ["a.mp4", "a-2.mp4", "webcam-0.mp4", "h-554-a-b.mp4"]
     # An image takes neither the files of a video's frame nor those of an image with another ending.
-    names = ["a-000001.png", "A.jpg", "a.mp4", "a.png", "a-01.png", "b-000001.png"]
-    assert stems(names) == {0: "a-000001-2", 1: "A-2", 3: "a-3"}
+    names = ["a-000001.png", "A.jpg", "a.mp4", "a.png", "a-01.png", "b-000001.png", "Classes.png"]
+    assert output_names(names, Path("out"), ["classes"]) == [
+        *("a-000001-2.png", "A-2.jpg", "a.mp4", "a-3.png", "a-01.png", "b-000001.png", "Classes-2.png")
+    ]
 
 
 def test_without_av_it_says_what_to_install(colors, clip, tmp_path, monkeypatch):

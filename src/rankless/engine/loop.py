@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -13,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from rankless.data.loader import MicroBatches
+from rankless.engine.clock import SAVING, Clock, StepTime
 from rankless.engine.data_sums import DataSums
 from rankless.engine.evaluate import Stopped, evaluate, fingerprint
 from rankless.engine.layer_errors import explained
-from rankless.engine.recompute import Alarm
+from rankless.engine.recompute import SilentErrorCheck
 from rankless.engine.reporting import Reporting
 from rankless.engine.saver import Origin, Saver
 from rankless.engine.schedule import momentum, rate, set_momentum, set_rate
@@ -27,7 +27,7 @@ from rankless.engine.stragglers import Stragglers
 from rankless.engine.totals import Flags, Numbers, Totals
 from rankless.engine.validation_loss import has_loss
 from rankless.engine.waiting import Waiting
-from rankless.engine.watchdog import SAVING, Pulse, Watchdog
+from rankless.engine.watchdog import Pulse, Watchdog
 from rankless.errors import UserError, nearest, one_of
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
@@ -126,12 +126,13 @@ class _Loop:
         self.saver = Saver(setup.run, self.state, sinks, setup.start, setup.mirrors, origin)
         # Only our own launcher passes a pulse, and it can start fewer ranks.
         can_exclude = pulse is not None and self.world.size > 1
-        self.alarm = Alarm(
+        self.silent_errors = SilentErrorCheck(
             setup.checks, self.state, setup.again, sinks.event, can_exclude=can_exclude, start=setup.start
         )
         self.facts = capabilities(setup.data).facts
         late = partial(sinks.urgent_event, "late")
-        self.watchdog = Watchdog(self.world, late, lambda: batches.is_waiting, pulse)
+        self.clock = Clock(self.world.transport.waits, batches)
+        self.watchdog = Watchdog(self.world, self.clock, late, pulse)
         mine = self.world.own_micro_batches(self.recipe.batch.micro_batches)
         self.stragglers = Stragglers(self.world, len(mine))
         self.shared_stop = SharedStop(self.world, lambda: bool(stop.signal))
@@ -153,7 +154,7 @@ class _Loop:
             stopping, is_evaluated = bool(numbers.stop), self._is_evaluated(done)
             saving = numbers.save or stopping or done == last
             if is_evaluated or saving:
-                self.watchdog.begin(SAVING, done, self.saver.slowest)
+                self.clock.begin(SAVING, done, self.saver.slowest)
                 self.saver.settle()
                 self._check(done)
                 for text in self.stragglers.compare():
@@ -168,7 +169,7 @@ class _Loop:
                 stopping = self.shared_stop.agreed()  # a request may have arrived while rank 0 was scoring
             state.unscored = is_evaluated and scores is None
             if saving or stopping or self.saver.is_best:
-                self.watchdog.begin(SAVING, done, self.saver.slowest)
+                self.clock.begin(SAVING, done, self.saver.slowest)
                 self.saver.save(done, required=done == last or stopping)
             if self.observe:
                 self.observe(done, state, scores)
@@ -180,36 +181,38 @@ class _Loop:
         return True
 
     def _train_step(self, step: int) -> Numbers:
-        state, saver, batches = self.state, self.saver, self.batches
-        self.watchdog.begin("computing", step + 1)
-        self.stragglers.begin()
-        peers = self.world.transport.waits
-        began, waited, for_peers = time.perf_counter(), batches.waited, peers.seconds
+        state, saver = self.state, self.saver
+        self.clock.begin("computing", step + 1)
         if state.begin(step):
             self.sinks.event("release", step, "the backbone is trained from now on")
-        lr = self.recipe.optim.lr * rate(self.setup.schedule, step)
-        set_rate(state.optimizer, lr)
-        set_momentum(state.optimizer, self.recipe.optim, momentum(self.setup.schedule, step))
+        lr = self._set_rate(step)
         flags = Flags(stop=bool(self.stop.signal), save=self.world.is_first and saver.is_due(step + 1))
+        is_checked = self.setup.checks.is_due(step)
+        run = self.silent_errors.run if is_checked else state.compute  # draw, compute, reduce
         with saver.saving_on_divergence(step):
-            with explained(self.recipe):  # draw, forward and backward of each micro-batch, reduce
-                totals = self.alarm.run(step, batches, flags)
+            with explained(self.recipe):
+                totals = run(step, self.batches, flags)
             numbers = update(state, step, totals)
-        seconds = time.perf_counter() - began
-        waits = {"waited": batches.waited - waited, "network": peers.seconds - for_peers}
-        self.stragglers.end(seconds, waits["waited"], more=int(self.setup.checks.is_due(step)))
-        self.watchdog.begin("logging", step + 1)  # also in the user's sinks
-        self._log(step, lr, numbers, seconds, waits)
+        took = self.clock.since_begin()
+        self.stragglers.add(took, more=int(is_checked))
+        self.clock.begin("logging", step + 1)  # also in the user's sinks
+        self._log(step, lr, numbers, took)
         saver.poll()
         if numbers.replaced:
             self._report_replaced(step + 1, totals.unreadable)
         return numbers
 
-    def _log(self, step: int, lr: float, numbers: Numbers, seconds: float, waits: dict[str, float]) -> None:
+    def _set_rate(self, step: int) -> float:
+        """Set the learning rate and the momentum of a step, and return the learning rate."""
+        optimizer, recipe, schedule = self.state.optimizer, self.recipe.optim, self.setup.schedule
+        lr = recipe.lr * rate(schedule, step)
+        set_rate(optimizer, lr)
+        set_momentum(optimizer, recipe, momentum(schedule, step))
+        return lr
+
+    def _log(self, step: int, lr: float, numbers: Numbers, took: StepTime) -> None:
         done = step + 1
-        timing: dict[str, Any] = {"seconds": round(seconds, 4), "time": round(time.time(), 1)}
-        timing |= {name: round(waited / seconds, 3) for name, waited in waits.items()}
-        timing |= self.stragglers.take()
+        timing = took.entry() | self.stragglers.take()
         self.sinks.step(
             {
                 "step": done,
@@ -266,7 +269,7 @@ class _Loop:
                 limit=dry_run.images if dry_run else None,
                 unreadable=report,
                 stop=self.shared_stop,
-                phase=lambda phase: self.watchdog.begin(phase, done),
+                phase=lambda phase: self.clock.begin(phase, done),
                 progress=partial(self.sinks.progress, "evaluating"),
                 keep=self.reporting.keep,
             )
@@ -303,7 +306,7 @@ class _Loop:
         return False
 
     def _summary(self) -> str:
-        return f"{self.waiting.summary()}{self.alarm.summary()}"
+        return f"{self.waiting.summary()}{self.silent_errors.summary()}"
 
 
 def update(state: TrainingState, step: int, totals: Totals) -> Numbers:

@@ -149,8 +149,8 @@ def judge(first: Votes, again: Votes) -> Finding:
     return Finding(what, sorted(wrong if certain else wrong | unclear), certain, not differing_results(again))
 
 
-class Alarm:
-    """Runs the steps of a run, and checks some of them for silent errors.
+class SilentErrorCheck:
+    """Runs the steps that are checked for silent errors.
 
     ``again`` loads the batches of a step for a second attempt. ``report`` is called on every rank with an
     event's name, the number of completed steps, and a text. ``can_exclude`` tells whether the launcher can
@@ -178,14 +178,12 @@ class Alarm:
             report("warning", start, text)
 
     def run(self, step: int, batches: Iterator[Any], flags: Flags) -> Totals:
-        """Run a step like ``Accumulator.run``. If the results of ranks differ, repeat the step and report it.
+        """Run a step like ``state.compute``. If the results of ranks differ, repeat the step and report it.
 
         Raises:
             LeftOutError: the run should continue without some ranks.
             DivergedError: the results of the second attempt also differ.
         """
-        if not self.checks.is_due(step):
-            return self.state.accumulator.run(step, batches, self.state.scaler.scale, flags)
         self.compared += 1
         totals, first = self._attempt(step, batches, flags, 0)
         if not differing_results(first):
@@ -207,9 +205,9 @@ class Alarm:
 
     def _attempt(self, step: int, batches: Iterator[Any], flags: Flags, attempt: int) -> tuple[Totals, Votes]:
         weights = digest(checksums(self.state.weights()))  # before a forward pass changes statistics
-        world, scale = self.state.world, self.state.scaler.scale
+        world = self.state.world
         compared = self.checks.compared(step, world.rank, attempt)
-        totals = self.state.accumulator.run(step, batches, scale, flags, compared)
+        totals = self.state.compute(step, batches, flags, compared)
         gathered = world.all_gather([*totals.opinions, weights])
         return totals, self.checks.votes(step, attempt, gathered)
 

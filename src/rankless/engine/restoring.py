@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from rankless.engine import checkpoint
 from rankless.engine.checkpoint import Snapshot
 from rankless.engine.mirrors import Mirrors
-from rankless.errors import UserError, counted
+from rankless.errors import UserError, counted, listed, shell_word
 from rankless.files import checksums
 from rankless.files.writing import sweep
 from rankless.models.checkpoints import weights
@@ -48,6 +49,7 @@ class _Report:
     step: int = -1
     sums: str = ""
     recipe: str = ""
+    classes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -66,6 +68,7 @@ def restore(mirrors: Mirrors, run: RunDirectory, recipe: Recipe, class_names: Se
             raise UserError(problems)
         return Restored(None, warnings, [])
     source = next(rank for rank, one in reports.items() if one.step == step)
+    _refuse_other_classes(run, reports[source].classes, class_names)
     holders = {rank for rank, one in reports.items() if (one.step, one.sums) == (step, reports[source].sums)}
     if all(keeper in holders for keeper in mirrors.keepers):
         snapshot = checkpoint.load(run, step)
@@ -95,6 +98,7 @@ def _look(mirrors: Mirrors, run: RunDirectory) -> _Report:
         if step is not None:
             folder = run.step_directory(step)
             report.recipe = to_json(weights.recipe_in(folder / "model.safetensors"))
+            report.classes = list(weights.class_names_in(folder / "model.safetensors"))
             report.step, report.sums = step, checksums.of_file(folder / checksums.NAME)
     except UserError as error:
         report.problems = list(error.problems)
@@ -112,6 +116,20 @@ def _other_runs(mirrors: Mirrors, reports: Mapping[int, _Report], recipe: Recipe
                 f"{', '.join(keys)}; remove that run, or use another --run"
             )
     return errors
+
+
+def _refuse_other_classes(run: RunDirectory, before: Sequence[str], now: Sequence[str]) -> None:
+    """Raise an error if a class has another number than in the run. A task may have no class names."""
+    if not before or not now or list(before) == list(now):
+        return
+    pairs = enumerate(zip_longest(map(repr, before), map(repr, now), fillvalue="missing"))
+    number, (old, new) = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
+    raise UserError(
+        f"{run.path} cannot continue with other classes: the run has {listed(before)}, but the data now has "
+        f"{listed(now)} (class {number} was {old} and is now {new}); restore the class names of the data and "
+        f"their order, or start a new run from these weights with model.pretrained={shell_word(run.path)}, "
+        "which matches classes by name"
+    )
 
 
 def _send(mirrors: Mirrors, snapshot: Snapshot | None, source: int) -> Snapshot:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from rankless.data.loader import MicroBatches
-from rankless.engine.environment import compare_ranks, record
+from rankless.engine.environment import Environment, compare_ranks, record
 from rankless.engine.mirrors import Mirrors, find
 from rankless.engine.recompute import Checks
 from rankless.engine.restoring import Restored, open_journal, restore
@@ -45,13 +45,28 @@ class DryRun:
     images: int = 32
 
 
+class Messages:
+    """Collects pairs of an event and a text, which are shown to the user before the first step."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[str, str]] = []
+
+    def add(self, event: str, texts: Iterable[str]) -> None:
+        """Add one message for each text."""
+        self.pairs += [(event, text) for text in texts]
+
+    def warn(self, *texts: str) -> None:
+        """Add one warning for each text."""
+        self.add("warning", texts)
+
+
 @dataclass(frozen=True)
 class Setup:
     """A run that is ready for its first step.
 
     Attributes:
         start, last: number of steps completed so far, and at the end of the run.
-        messages: pairs of an event and a text, shown to the user before the first step.
+        messages: what the user should know before the first step.
         environment: digest of the facts of this rank's environment.
     """
 
@@ -66,7 +81,7 @@ class Setup:
     state: TrainingState
     start: int
     last: int
-    messages: list[tuple[str, str]]
+    messages: Messages
     environment: str
 
     @property
@@ -95,7 +110,7 @@ class Setup:
         unscored, told = self.state.unscored, death(self.run.journal)  # the launcher wrote it only here
         journal, warnings = open_journal(self.mirrors, self.run, self.start, unscored=unscored)
         reason = told or ending(self.run.journal)
-        self.messages.extend(("warning", text) for text in warnings)
+        self.messages.warn(*warnings)
         if not self.world.is_first:
             if not self.mirrors.is_writer:
                 return Sinks()
@@ -123,7 +138,7 @@ class Setup:
             recipe = json.loads(to_json(self.recipe))
             size = self.world.size
             sinks.start(RunStart(self.run.path, recipe, self.start, self.last, size, reason, unscored))
-            for name, text in self.messages:
+            for name, text in self.messages.pairs:
                 sinks.event(name, self.start, text)
         except BaseException:
             sinks.close()
@@ -142,17 +157,8 @@ def prepare(
     dry_run: DryRun | None,
 ) -> Setup:
     """Check and create everything that a run needs. See :func:`rankless.engine.loop.train`."""
-    check_attributes(task)
-    # Also check the evaluation data, to report its errors before hours of training.
-    data = task.training_data()
-    check_data(task, "training_data", data)
-    of_evaluation: tuple[str, ...] = ()
-    if recipe.data.val != "none":
-        evaluated = task.evaluation_data()
-        check_data(task, "evaluation_data", evaluated)
-        of_evaluation = capabilities(evaluated).notes
-    about = _about_the_data(capabilities(data).notes, of_evaluation)
-    messages = [("note", about)] if about else []
+    messages = Messages()
+    data = _checked_data(task, recipe, messages)
     digest = capabilities(data).digest
     environment, differences = compare_ranks(world, recipe, digest)
     schedule = StepSchedule(recipe, len(data))
@@ -163,33 +169,63 @@ def prepare(
     if restored.snapshot:
         state.restore(restored.snapshot, str(run.step_directory(restored.snapshot.step)))
     start = restored.snapshot.step if restored.snapshot else 0
-    warnings = [*restored.warnings, *mirrors.problems, *state.warnings, *differences]
-    # Pretrained weights are needed only at the first start. Their file may be missing later.
-    pretrained = [] if start else state.start_from_pretrained()
-    warnings += check_disk_space(run, state, mirrors, start)
+    messages.warn(*restored.warnings, *mirrors.problems, *state.warnings, *differences)
+    if not start:  # afterwards, the file of pretrained weights may be missing
+        messages.add("pretrained", state.start_from_pretrained())
+    messages.warn(*check_disk_space(run, state, mirrors, start))
     if resume:
-        warnings += _share_record(run, mirrors)
-    if world.is_first:
-        try:
-            with run.writing(run.environment):
-                warnings += record(run.environment, environment, world, start, launched)
-        except UserError as error:
-            if not mirrors.several:
-                raise
-            warnings += error.problems
-    with suppress(OSError):  # reported during the run
-        mirrors.send_file(run.environment, 0)
-    warnings += [*schedule.warnings(), *getattr(task, "warnings", ())]
+        messages.warn(*_share_record(run, mirrors))
+    _record_start(run, mirrors, environment, start, launched, messages)
+    messages.warn(*schedule.warnings(), *getattr(task, "warnings", ()))
     if recipe.precision == "fp16" and world.device.type == "cpu":
-        warnings.append("precision is fp16, but it is slow on CPUs; use auto to choose bf16 or fp32")
-    messages += [("warning", text) for text in warnings] + [("pretrained", text) for text in pretrained]
-    messages += [("copy", text) for text in restored.copied]
+        messages.warn("precision is fp16, but it is slow on CPUs; use auto to choose bf16 or fp32")
+    messages.add("copy", restored.copied)
     state.check(start)
     last = min(dry_run.steps, schedule.steps) if dry_run else schedule.steps
     facts = chain.digest_of(starts.facts(environment))
     return Setup(
         task, recipe, run, world, mirrors, dry_run, data, schedule, state, start, last, messages, facts
     )
+
+
+def _checked_data(task: Task, recipe: Recipe, messages: Messages) -> Examples:
+    """Return the training data after checking the task and the data of both splits.
+
+    The evaluation data is also checked, to report its errors before hours of training.
+    """
+    check_attributes(task)
+    data = task.training_data()
+    check_data(task, "training_data", data)
+    of_evaluation: tuple[str, ...] = ()
+    if recipe.data.val != "none":
+        evaluated = task.evaluation_data()
+        check_data(task, "evaluation_data", evaluated)
+        of_evaluation = capabilities(evaluated).notes
+    if about := _about_the_data(capabilities(data).notes, of_evaluation):
+        messages.add("note", [about])
+    return data
+
+
+def _record_start(
+    run: RunDirectory,
+    mirrors: Mirrors,
+    environment: Environment,
+    start: int,
+    launched: Mapping[str, Any],
+    messages: Messages,
+) -> None:
+    """Record this start and its environment in the run directory and its copies."""
+    world = mirrors.world
+    if world.is_first:
+        try:
+            with run.writing(run.environment):
+                messages.warn(*record(run.environment, environment, world, start, launched))
+        except UserError as error:
+            if not mirrors.several:
+                raise
+            messages.warn(*error.problems)
+    with suppress(OSError):  # reported during the run
+        mirrors.send_file(run.environment, 0)
 
 
 def _known_scores(task: Task) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from rankless.engine.optim import divide_and_clip, optimizer, restore_state, sta
 from rankless.engine.schedule import StepSchedule
 from rankless.engine.soundness import non_finite, synchronize, weight_difference
 from rankless.engine.statistics import RunningStatistics, batch_norms
-from rankless.engine.totals import Numbers, Totals
+from rankless.engine.totals import Compared, Flags, Numbers, Totals
 from rankless.engine.unreadable import UnreadableImages
 from rankless.errors import UserError
 from rankless.models.checkpointing import checkpoint_activations
@@ -132,6 +132,15 @@ class TrainingState:
         del self.accumulator
         gc.collect()  # removes the old wrapper's hooks on the parameters before there are new ones
         self._wrap()
+
+    def compute(
+        self, step: int, batches: Iterator[Any], flags: Flags, compared: Compared | None = None
+    ) -> Totals:
+        """Draw this rank's micro-batches of ``step``, run their passes, and sum the results of all ranks.
+
+        See :meth:`rankless.engine.accumulate.Accumulator.run`. The sums of gradients are in the parameters.
+        """
+        return self.accumulator.run(step, batches, self.scaler.scale, flags, compared)
 
     def clip(self, step: int, totals: Totals) -> Numbers:
         """Convert the summed gradients of ``step`` to their clipped mean, and return the step's numbers."""

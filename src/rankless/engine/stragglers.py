@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rankless.engine.clock import StepTime
 from rankless.hardware import memory
 from rankless.world.process_group import World
 
@@ -28,24 +29,15 @@ class Stragglers:
 
     def __init__(self, world: World, micro_batches: int) -> None:
         self.world, self.micro_batches = world, micro_batches
-        self._waits = world.transport.waits
         self._own: deque[float] = deque(maxlen=200)
-        self._waited = self._waits.seconds
         self._named: set[int] = set()
         self._found: dict[str, list[Any]] = {}
         self._forget_use()
 
-    def begin(self) -> None:
-        self._waited = self._waits.seconds
-
-    def end(self, seconds: float, images: float = 0.0, *, more: int = 0) -> None:
-        """End a step that took ``seconds``, including ``images`` seconds spent waiting for images.
-
-        ``more`` is the number of micro-batches that this rank computed in addition to its own.
-        """
-        peers = self._waits.seconds - self._waited
-        self._own.append((seconds - peers) / (self.micro_batches + more))
-        self._waiting += peers + images
+    def add(self, time: StepTime, *, more: int = 0) -> None:
+        """Add a step. ``more`` is the number of micro-batches that this rank computed besides its own."""
+        self._own.append((time.seconds - time.peers) / (self.micro_batches + more))
+        self._waiting += time.peers + time.images
 
     def take(self) -> dict[str, list[Any]]:
         """On rank 0, return and clear the newest measurements of all ranks.

@@ -15,11 +15,11 @@ import statistics
 import tempfile
 import threading
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from rankless.engine.clock import SAVING, WAITING, Clock, Phase
 from rankless.world.compat import default_store
 from rankless.world.keepalive import watch_connections
 from rankless.world.process_group import TIMEOUT, World
@@ -30,7 +30,6 @@ _TIMES = 20  # a phase is late after this multiple of its median duration
 _FIRST_TIMES = 10  # a phase without known durations is late after this multiple of LEAST
 _LOG = 2  # the file descriptor of a rank's log
 _KEY = "rankless/late"  # prefix of the keys in the ranks' store, followed by a rank
-WAITING, DRAWING, SAVING = "waiting for other ranks", "waiting for images", "saving"
 _REGULAR = ("computing", "predicting", SAVING)  # phases that take about as long every time
 _SLOWEST_TIMES = 5  # a regular phase may take this multiple of its longest duration, and at least LEAST
 _ELSE = TIMEOUT.total_seconds()  # limit of the first step and other phases, when other ranks stop waiting
@@ -42,28 +41,20 @@ it waits for other ranks), and the name of that phase.
 
 
 class Watchdog:
-    """A context manager whose thread watches the steps of one rank.
+    """A context manager whose thread watches the clock of one rank.
 
     All ranks must create a watchdog, because they exchange the names of their hosts. On rank 0, the thread
-    calls ``report`` with a step and a sentence about a late rank. ``drawing`` returns whether this rank is
-    waiting for its loader, and ``pulse`` reports its progress to the launcher, if there is one.
+    calls ``report`` with a step and a sentence about a late rank. ``pulse`` reports this rank's progress to
+    the launcher, if there is one.
     """
 
     def __init__(
-        self,
-        world: World,
-        report: Callable[[int, str], None],
-        drawing: Callable[[], bool],
-        pulse: Pulse | None = None,
+        self, world: World, clock: Clock, report: Callable[[int, str], None], pulse: Pulse | None = None
     ) -> None:
-        self.world, self.report, self.drawing, self.pulse = world, report, drawing, pulse
+        self.world, self.clock, self.report, self.pulse = world, clock, report, pulse
         self.hosts = world.all_gather(os.uname().nodename) if world.size > 1 else [os.uname().nodename]
         self.least = float(os.environ.get("RANKLESS_LATE") or LEAST)
-        self._usual: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=50))
-        self._slowest: dict[str, float] = {}
-        self._begun = 0
-        self._now = ("starting", 0, time.monotonic())
-        self._dumped: tuple[str, int, float] | None = None
+        self._dumped: Phase | None = None
         self._named: set[tuple[int, int]] = set()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -75,31 +66,14 @@ class Watchdog:
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join(5)  # it may be querying a store that no longer exists
-        self.begin("ending", self._now[1])
+        self.clock.begin("ending", self.clock.now.step)
         self._beat()
-
-    def begin(self, phase: str, step: int, slowest: float = 0.0) -> None:
-        """Start a phase of ``step``. For a save, ``slowest`` is the duration of the slowest save so far."""
-        now = time.monotonic()
-        before, _, since = self._now
-        self._usual[before].append(now - since)
-        if before != SAVING:
-            self._slowest[before] = max(now - since, self._slowest.get(before, 0.0))
-        if slowest:
-            self._slowest[phase] = slowest
-        self._now = (phase, step, now)
-        self._begun += 1
-
-    def _at(self) -> str:
-        if self.world.transport.waits.depth:
-            return WAITING
-        return DRAWING if self.drawing() else self._now[0]
 
     def _beat(self) -> None:
         if self.pulse is None:
             return
-        begun, at, step = self._begun, self._at(), self._now[1]
-        slowest = self._slowest.get(at) if at in _REGULAR else None
+        begun, at, step = self.clock.begun, self.clock.at, self.clock.now.step
+        slowest = self.clock.slowest.get(at) if at in _REGULAR else None
         allowed = max(LEAST, _SLOWEST_TIMES * slowest) if slowest is not None else _ELSE
         self.pulse(begun, None if at == WAITING else allowed, f"step {step}, {at}")
 
@@ -108,22 +82,22 @@ class Watchdog:
             self._beat()
             if self.world.device.type == "cuda":
                 watch_connections(all_are_read=False)  # NCCL opens its connections on first use
-            phase, step, since = now = self._now
-            known = self._usual.get(phase)
+            now = self.clock.now
+            known = self.clock.usual.get(now.name)
             limit = max(self.least, _TIMES * statistics.median(known)) if known else _FIRST_TIMES * self.least
-            seconds = time.monotonic() - since
+            seconds = time.monotonic() - now.since
             if seconds <= limit:
                 continue
             with suppress(Exception):  # the store may have died with a rank, which is reported elsewhere
                 if now != self._dumped:
                     self._dumped = now
-                    self._dump(phase, step, seconds)
+                    self._dump(now.step, seconds)
                 if self.world.is_first:
-                    self._name_the_late(step, seconds, is_long=seconds > 1.5 * limit)
+                    self._name_the_late(now.step, seconds, is_long=seconds > 1.5 * limit)
 
-    def _dump(self, phase: str, step: int, seconds: float) -> None:
+    def _dump(self, step: int, seconds: float) -> None:
         """Write the stacks of all threads to the log, and this rank's current phase to the store."""
-        at = self._at()
+        at = self.clock.at
         line = f"late: rank {self.world.rank}, step {step}, {at}, for {seconds:.0f} s; all threads:\n"
         with suppress(OSError), tempfile.TemporaryFile() as stacks:
             faulthandler.dump_traceback(stacks, all_threads=True)  # writes character by character

@@ -22,7 +22,7 @@ from rankless.inference.model_loading import Opened
 from rankless.inference.pipeline import Outcome, Source, ordered, outcomes, reading, threads
 from rankless.inference.report import ImageReports, PredictionReport
 from rankless.inference.saving import Rendering
-from rankless.inference.sources import is_live, is_video, output_names, public, stems
+from rankless.inference.sources import is_live, is_video, output_names, public
 from rankless.printing import ProgressBar, say
 
 
@@ -41,8 +41,7 @@ class Recording:
     ) -> None:
         self.opened, self.sources, self.out, self.kinds = opened, sources, out, kinds
         self.resume, self._is_new = resume, not out.exists()
-        self._names = output_names(sources, out)
-        self._stems = stems(self._names)  # only for repeated names
+        self._names = output_names(sources, out, saving.taken_stems(kinds))
         drawn = self._names if "annotated" in kinds else []
         files = [out / name for name in [*drawn, *saving.single_files(kinds)] or ["predictions.json"]]
         if reason := unusable(out):
@@ -112,9 +111,7 @@ class Recording:
         finder = self.opened.finders[0]
 
         def render(one: Outcome) -> Rendering:
-            name = self._names[one.source.position]
-            stem = self._stems.get(one.source.position) or Path(name).stem
-            return saving.render(one, finder, self.kinds, name, stem)
+            return saving.render(one, finder, self.kinds, self._names[one.source.position])
 
         began = time.monotonic()
         with threads() as pool, self._bar(left, journal, progress=progress) as bar:

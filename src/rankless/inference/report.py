@@ -16,6 +16,7 @@ class ImageReport:
 
     Attributes:
         source: path of the image or video, or name of the scene.
+        output: name of all files for the image or frame, without extension.
         annotated: path of the annotated image or video, or None if nothing was drawn.
         width, height: size of the image in pixels.
         detections: dicts with ``box`` (xyxy in pixels), ``score``, ``label`` and ``name``, best first.
@@ -34,6 +35,7 @@ class ImageReport:
     prediction: dict[str, Any] | None = None
     frame: int | None = None
     time: float | None = None
+    output: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain data."""
@@ -43,7 +45,7 @@ class ImageReport:
         elif self.classes:
             found = {"classes": self.classes}
         where = {} if self.frame is None else {"frame": self.frame, "time": self.time}
-        drawn = {"annotated": self.annotated.name} if self.annotated else {}
+        drawn = {"output": self.output} | ({"annotated": self.annotated.name} if self.annotated else {})
         return {"source": self.source, **where, **drawn, "width": self.width, "height": self.height, **found}
 
 

@@ -38,6 +38,7 @@ _SINGLE = {
     "csv": ("predictions.csv",),
     "counts": ("counts.csv",),
 }
+_YOLO_NAMES = "yolo/classes.txt"
 _FOLDERS = ("yolo", "voc", "crops", "heatmaps")
 _OF_BOXES = frozenset({"coco", "yolo", "voc", "crops"})
 _OF_ANY_TASK = frozenset({"annotated", "json", "jsonl"})
@@ -71,9 +72,14 @@ class Rendering:
     files: list[tuple[str, bytes]] = field(default_factory=list)
 
 
-def render(outcome: Outcome, finder: Finder, kinds: frozenset[str], name: str, stem: str) -> Rendering:
+def taken_stems(kinds: frozenset[str]) -> list[str]:
+    """Return stems that no image's files may have, because another file has this name."""
+    return [Path(_YOLO_NAMES).stem] if "yolo" in kinds else []
+
+
+def render(outcome: Outcome, finder: Finder, kinds: frozenset[str], name: str) -> Rendering:
     """Draw and encode the results for one image. This function is called from several threads."""
-    source, image = outcome.source, outcome.image
+    source, image, stem = outcome.source, outcome.image, Path(name).stem
     if image is None:
         return Rendering(outcome)
     where: dict[str, Any] = {"source": source.name}
@@ -99,7 +105,7 @@ def render(outcome: Outcome, finder: Finder, kinds: frozenset[str], name: str, s
             made.files += crops(result, stem, Path(name).suffix)
         if (level := finder.level(outcome.answer, pixels)) is not None:
             made.files.append((f"heatmaps/{stem}.png", _encoded(overlaid(pixels, level), ".png")))
-    shown = {"annotated": name} if made.drawn is not None else {}
+    shown = {"output": stem} | ({"annotated": name} if made.drawn is not None else {})
     if made.drawn is not None and source.frame is None:
         made.files.append((name, _encoded(made.drawn, Path(name).suffix)))
     made.entry = Entry(stem, {**where, **shown, **size, **found})
@@ -150,7 +156,7 @@ def write_formats(
         "counts.csv": lambda file: formats.write_counts(journal, file, class_names),
     }
     if "yolo" in kinds:
-        write(outputs, out / "yolo/classes.txt", formats.yolo_names(class_names).encode())
+        write(outputs, out / _YOLO_NAMES, formats.yolo_names(class_names).encode())
         for stem, image in journal:
             write(outputs, out / f"yolo/{stem}.txt", formats.yolo_text(image).encode())
     if "voc" in kinds:

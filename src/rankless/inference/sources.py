@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rankless.data.images.image_file import EXTENSIONS
@@ -22,6 +22,7 @@ CAMERAS = re.compile(r"webcam:(\d+)|/dev/video(\d+)")
 STREAMS = re.compile(r"(rtsps?|rtmps?|https?|udp|srt)://", re.IGNORECASE)
 FRAME = re.compile(r"(.*)-\d{6,}")
 """Pattern of the file stems for video frames."""
+VIDEO = ".mp4"
 JPEG = frozenset({".jpg", ".jpeg", ".jpe", ".jfif"})
 
 
@@ -104,10 +105,12 @@ def _no_image(source: str) -> str:
     return f"'{source}': no such file or folder"
 
 
-def output_names(sources: Sequence[str], out: Path) -> list[str]:
-    """Return a unique file name for each source: a JPEG for a JPEG, an MP4 for a video, otherwise a PNG.
+def output_names(sources: Sequence[str], out: Path, taken: Iterable[str] = ()) -> list[str]:
+    """Return a file name for each source: a JPEG for a JPEG, an MP4 for a video, otherwise a PNG.
 
-    Repeated names end in ``-2``, ``-3`` … A source in the output folder is an error.
+    All files of a source have the stem of this name. Stems are unique, even if case is ignored: they are none
+    of ``taken``, and not those of the frames of a video, such as ``clip-000001``. Repeated stems end in
+    ``-2``, ``-3`` … A source in the output folder is an error.
     """
     folder = Path(os.path.realpath(out))
     inside = [source for source in sources if folder in Path(os.path.realpath(source)).parents]
@@ -116,46 +119,30 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
         raise UserError(
             f"'{inside[0]}'{others} {'are' if others else 'is'} in the output folder {out}; use another --out"
         )
-    taken: set[str] = set()
-    names = []
-    for source in sources:
-        path = Path(source)
-        stem, suffix = path.stem, path.suffix if path.suffix.lower() in JPEG else ".png"
-        if is_live(source):
-            address = public(source).partition("://")[2] or source
-            address = address[: -len(path.suffix)] if path.suffix.lower() in VIDEOS else address
-            stem = re.sub(r"[^\w.-]+", "-", address).strip("-.")[-80:]
-        elif SCENES.fullmatch(source) and not path.exists():
-            stem = source.replace(":", "-")
-        if is_video(source):
-            suffix = ".mp4"
-        name, number = stem + suffix, 1
-        while name.casefold() in taken:
+    used, videos, last = set(taken), set[str](), dict[str, int]()
+    names = [""] * len(sources)
+    for position in sorted(range(len(sources)), key=lambda at: not is_video(sources[at])):
+        plain, suffix = _usual_name(sources[position])
+        stem, number = plain, last.get(plain.casefold(), 1)
+        while stem.casefold() in used or ((frame := FRAME.fullmatch(stem.casefold())) and frame[1] in videos):
             number += 1
-            name = f"{stem}-{number}{suffix}"
-        taken.add(name.casefold())
-        names.append(name)
+            stem = f"{plain}-{number}"
+        last[plain.casefold()] = number
+        used.add(stem.casefold())
+        if suffix == VIDEO:
+            videos.add(stem.casefold())
+        names[position] = stem + suffix
     return names
 
 
-def stems(names: Sequence[str]) -> dict[int, str]:
-    """Return a unique stem for each name whose stem is already taken, keyed by the name's position.
-
-    A stem is taken if another name or a video frame, such as ``clip-000001``, has it.
-    """
-    taken, videos = set[str](), set[str]()
-    found = {}
-    for position, name in sorted(enumerate(names), key=lambda one: not one[1].endswith(".mp4")):
-        plain = stem = Path(name).stem
-        number = 1
-        while stem.casefold() in taken or (
-            (frame := FRAME.fullmatch(stem.casefold())) and frame[1] in videos
-        ):
-            number += 1
-            stem = f"{plain}-{number}"
-        taken.add(stem.casefold())
-        if name.endswith(".mp4"):
-            videos.add(stem.casefold())
-        if number > 1:
-            found[position] = stem
-    return found
+def _usual_name(source: str) -> tuple[str, str]:
+    """Return the stem and the extension of a source's output, which other sources may also have."""
+    path = Path(source)
+    stem, suffix = path.stem, path.suffix if path.suffix.lower() in JPEG else ".png"
+    if is_live(source):
+        address = public(source).partition("://")[2] or source
+        address = address[: -len(path.suffix)] if path.suffix.lower() in VIDEOS else address
+        stem = re.sub(r"[^\w.-]+", "-", address).strip("-.")[-80:]
+    elif SCENES.fullmatch(source) and not path.exists():
+        stem = source.replace(":", "-")
+    return stem, VIDEO if is_video(source) else suffix

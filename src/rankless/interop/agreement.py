@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -160,18 +161,16 @@ def _detections(plan: Plan, theirs: nn.Module, batch: Any, data: str) -> Agreeme
 
 def _matches(ours: Detections, theirs: Detections, limits: Limits) -> list[tuple[int, int]]:
     """Pair the detections in an image that have the same class and differ within the limits."""
+    apart = _apart(ours.boxes[:, None], theirs.boxes[None]).amax(2)  # (N, M)
+    is_close = (ours.scores[:, None] - theirs.scores[None]).abs() <= limits.scores
+    is_same = ours.labels[:, None] == theirs.labels[None]
+    free = torch.where(is_close & is_same & (apart <= limits.boxes), apart, torch.inf)
     pairs: list[tuple[int, int]] = []
-    free = set(range(len(theirs.boxes)))
-    for first in range(len(ours.boxes)):
-        close = [
-            (float(_apart(ours.boxes[first], theirs.boxes[second]).max()), second)
-            for second in free
-            if ours.labels[first] == theirs.labels[second]
-            and abs(float(ours.scores[first] - theirs.scores[second])) <= limits.scores
-        ]
-        if close and min(close)[0] <= limits.boxes:
-            pairs.append((first, min(close)[1]))
-            free.remove(min(close)[1])
+    for first in range(len(free) if free.shape[1] else 0):
+        distance, second = free[first].min(0)
+        if distance.isfinite():
+            pairs.append((first, int(second)))
+            free[:, second] = torch.inf
     return pairs
 
 
@@ -183,4 +182,4 @@ def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
 
 def _number(value: Tensor) -> float:
     found = float(value)
-    return found if found == found else float("inf")
+    return math.inf if math.isnan(found) else found

@@ -116,6 +116,43 @@ def lines(root: Path, *names_files: str) -> Path:
     return root
 
 
+@pytest.mark.parametrize("format", ["darknet", "coco"])
+def test_classes_of_one_name_stop_every_command(tmp_path, format):
+    """The data has 6 boxes: ant 1, bee 3, ant 2. A label 9 without a name stays one."""
+    root = boxes(tmp_path / "a", ("ant", "bee", "cat"))
+    if format == "coco":
+        convert(str(root), "coco", tmp_path / "b")
+        root = tmp_path / "b"
+        for file in (root / "annotations").glob("*.json"):
+            file.write_text(file.read_text().replace('"cat"', '"ant"'))
+    else:
+        (root / "classes.txt").write_text("ant\nbee\nant\n")
+        (root / "labels/train/2.txt").write_text("9 .5 .5 .2 .2\n")
+    for refused in (examine, open_annotations):
+        with pytest.raises(UserError, match="several classes have the same name \\('ant'\\); expected 3"):
+            refused(str(root), "train")
+    with pytest.raises(UserError, match=r"join those of the same name with data\.classes='\[ant, bee\]'"):
+        convert(str(root), "csv", tmp_path / "c")
+    joined = examine(str(root), "train", classes=("ant", "bee"))
+    assert [[name for name, _ in found] for found in by_name(joined)] == [
+        ["ant", "bee"],
+        ["ant"],
+        [],
+        ["bee", "bee", "ant"],
+    ]
+    assert joined.findings.counts.get("class out of range", 0) == (format == "darknet")
+    assert "classes of the same name are joined: 'ant'" in joined.about
+    named = examine(str(root), "train", classes=("fly", "bee", "ant"))
+    assert [name for found in by_name(named) for name, _ in found] == [
+        "fly",
+        "bee",
+        "ant",
+        "bee",
+        "bee",
+        "ant",
+    ]
+
+
 @pytest.mark.parametrize("folder", ["", "model_data/"])
 def test_two_files_of_names_that_differ_are_an_error_that_names_both(tmp_path, folder):
     root = lines(tmp_path / "d", f"{folder}coco_classes.txt", f"{folder}voc_classes.txt")

@@ -482,7 +482,28 @@ def test_links_are_followed_and_loops_end(tmp_path: Path) -> None:
     data = open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train")
     places = [str(Path(path).relative_to(tmp_path / "images/train")) for path in data.paths()]
     assert places == ["a.jpg", "again/b.jpg", "dead.jpg"]
-    assert data.offsets.tolist() == [0, 1, 2, 2] and counts(data) == {"unreadable image": 1}
+    assert data.offsets.tolist() == [0, 1, 2, 2] and counts(data) == {"unreadable image": 1, "left out": 2}
+    links = [f"{tmp_path}/images/train/{name}" for name in ("loop", "twice")]
+    assert [finding.where for finding in data.findings.first["left out"]] == links
+
+
+def test_a_label_file_may_spell_the_name_of_its_image_differently(tmp_path: Path) -> None:
+    """URL encoding, case and Unicode form. Label files that belong to other images are not taken."""
+    nfd = unicodedata.normalize("NFD", "é")
+    labels = {"a b": "a%20b", "d%C3%A9": f"d{nfd}", "IMG_1": "img_1", "c": "c", "C": "", "k": "k", "K": "K"}
+    for number, (image, label) in enumerate(labels.items(), 1):
+        put(tmp_path, f"train/{image}", None)
+        if label:
+            put(tmp_path, f"elsewhere/{label}", f"0 {number / 10} .5 .1 .1\n")
+    (tmp_path / "labels/elsewhere").rename(tmp_path / "labels/train")
+    data = open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train")
+    centers = {
+        Path(data.path(at)).stem: [round((box[0] + box[2]) / 8) for box, *_ in data.objects(at)]
+        for at in range(len(data))
+    }
+    assert centers == {name: [at] if labels[name] else [] for at, name in enumerate(labels, 1)}
+    assert counts(data) == {"no label file": 1}
+    assert any(note.startswith("3 files were found under another spelling") for note in data.about)
 
 
 def test_labels_without_images_are_counted(tmp_path: Path) -> None:

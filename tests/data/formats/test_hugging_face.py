@@ -130,3 +130,25 @@ def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
         assert len(examine(str(tmp_path), "train")) == 40
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_an_image_without_a_class_leaves_the_classes_of_the_others_in_place(
+    tmp_path: Path, stored: bool
+) -> None:
+    truth = {"a": "x", "b": None, "c": "y", "d": "x"}
+    if stored:
+        content = [{"bytes": label_tools.encoded(stem), "path": f"{stem}.jpg"} for stem in truth]
+        image = pa.array(content, type=IMAGE)
+        saved(tmp_path / "data/train-0000.parquet", image=image, label=[*truth.values()])
+    else:
+        rows = [json.dumps({"file_name": f"{stem}.jpg", "label": label}) for stem, label in truth.items()]
+        write(tmp_path / "train/metadata.jsonl", "\n".join(rows))
+        for stem in truth:
+            label_tools.put(tmp_path / f"train/{stem}.jpg", stem)
+    data = examine(str(tmp_path), "train")
+    found = [
+        (Path(path).stem[-1], data.class_names[label])
+        for path, label in zip(data.paths(), data.labels.tolist(), strict=True)
+    ]
+    assert found == [("a", "x"), ("c", "y"), ("d", "x")] and data.findings.counts == {"no class": 1}

@@ -130,12 +130,23 @@ def test_what_is_left_out_is_reported(tmp_path):
 
 
 def test_links_are_followed_once(tmp_path):
-    make(tmp_path, "store/1.png", "train/a/2.png", "train/b/3.png")
-    (tmp_path / "train/a/linked").symlink_to(tmp_path / "store")
-    (tmp_path / "train/a/again").symlink_to(tmp_path / "store")
-    (tmp_path / "train/b/loop").symlink_to(tmp_path / "train/b")
-    (tmp_path / "train/c").symlink_to(tmp_path / "store")
-    assert [name for _, name in listed(tmp_path, "train")] == ["a", "a", "b", "c"]
+    """No image is of two classes: not by links to folders, above or of others, and not by links to images."""
+    make(tmp_path, "store/1.png", "train/a/2.png", "train/b/3.png", "train/.pool/4.png", "val/a/5.png")
+    links = {"a/linked": "store", "a/again": "store", "a/up": "train", "a/root": "", "b/loop": "train/b"}
+    links |= {"c": "train/b", "b/4.png": "train/.pool/4.png", "a/3.png": "train/b/3.png"}
+    for name, target in links.items():
+        (tmp_path / "train" / name).symlink_to(tmp_path / target)
+    assert listed(tmp_path, "train") == [
+        ("train/a/2.png", "a"),
+        ("train/a/again/1.png", "a"),
+        ("train/b/3.png", "b"),
+        ("train/b/4.png", "b"),
+    ]
+    about = "\n".join(image_folder.read(tmp_path, "train").about)
+    assert (
+        f"ignored: 5 (link to a folder that is read elsewhere); the first: {tmp_path}/train/a/linked" in about
+    )
+    assert f"ignored: 1 (link to an image of another class); the first: {tmp_path}/train/a/3.png" in about
 
 
 @pytest.mark.parametrize(

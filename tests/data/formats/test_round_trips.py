@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from rankless.curation.data_set import open_data_set
 from rankless.data.datasets.open_split import examine, open_annotations
 from rankless.data.formats import coco, csv_table, darknet, lines, voc
 from rankless.data.formats.registry import format_named
@@ -272,6 +273,28 @@ def test_a_label_file_as_others_read_it(tmp_path: Path, images: list[str]) -> No
     names = ["ape", "cat", "über dog"]
     assert description == {"train": "images/train", "val": "images/val", "names": names}
     assert (tmp_path / "out/images/train/2.png").read_bytes() == Path(images[2]).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("names", "val", "notes"),
+    [
+        (["train", "val", "test"], "images/val", 0),
+        (["train", "test"], "images/test", 1),
+        (["training", "valid", "test"], "images/valid", 0),
+        (["train"], None, 0),
+    ],
+)
+def test_a_description_has_the_splits_that_ultralytics_requires(
+    tmp_path: Path, images: list[str], names: list[str], val: str | None, notes: int
+) -> None:
+    """Its check_det_dataset refuses a data.yaml without 'train' and 'val'."""
+    data = made(images, [[], [(0, 0, 40, 20)], []], [[], [2], []])
+    said = written(darknet, tmp_path / "out", dict.fromkeys(names, data))
+    text = (tmp_path / "out/data.yaml").read_text()
+    description = yaml.safe_load(text)
+    assert (description["train"], description.get("val")) == (f"images/{names[0]}", val)
+    assert len(said) == notes == text.count("# val: the images of 'test'")
+    assert open_data_set(str(tmp_path / "out")).splits.keys() == set(names)  # none of them twice
 
 
 def test_darknet_keeps_the_order_and_says_what_it_loses(tmp_path: Path, images: list[str]) -> None:

@@ -422,3 +422,17 @@ def test_no_damaged_annotation_gives_a_traceback(
     with contextlib.suppress(UserError):
         data = examine(str(root), "train")
         assert np.isfinite(data.boxes).all() and (data.boxes[:, 2:] > data.boxes[:, :2]).all()
+
+
+def test_names_that_are_spelled_differently(tmp_path: Path) -> None:
+    """XML files under the encoded name or in another case; those of other images are not taken."""
+    for at, name in enumerate(("my photo", "IMG_1", "c", "C"), 1):
+        put(tmp_path, name, thing((at, 1, 9, 9)))
+    for name, other in (("my photo", "my%20photo"), ("IMG_1", "img_1")):
+        (tmp_path / f"Annotations/{name}.xml").rename(tmp_path / f"Annotations/{other}.xml")
+    (tmp_path / "Annotations/C.xml").unlink()
+    data = open_annotations(str(tmp_path), "train")
+    assert stems(data) == ["my photo", "IMG_1", "c", "C"] and counts(data) == {"no label file": 1}
+    assert data.boxes[:, 0].tolist() == [0, 1, 2] and "2 files were found under another" in data.about[1]
+    (tmp_path / "ImageSets/Main/train.txt").write_text("my%20photo\nMY PHOTO\n")
+    assert "shared file: 'MY PHOTO' refers to" in problems_of(tmp_path)[0]

@@ -12,6 +12,7 @@ import numpy as np
 from rankless.data.formats.darknet_description import read_description
 from rankless.data.formats.folders import read_names
 from rankless.data.index.annotations import Annotations, subset, with_boxes
+from rankless.data.index.raw import Raw
 from rankless.errors import UserError, counted, listed, nearest
 
 Classes = str | Sequence[str]
@@ -55,6 +56,37 @@ def refuse_classes(classes: object) -> None:
         raise UserError(
             "data.classes is not supported for the built-in digits; remove data.classes, or set data.root"
         )
+
+
+def give_each_class_a_name(raw: Raw, chosen: Sequence[str] | None, where: str) -> None:
+    """Join or rename classes of the same name as ``data.classes`` says; without it, raise an error.
+
+    If ``chosen`` has one name for each class of the data, it names the classes. Otherwise, classes of the
+    same name become one class.
+    """
+    names = list(dict.fromkeys(raw.names))
+    if len(names) == len(raw.names):
+        return
+    twice = listed([name for name, count in Counter(raw.names).items() if count > 1])
+    if chosen is None:
+        shown = ", ".join(names[:8]) + ", …" * (len(names) > 8)
+        raise UserError(
+            f"{where}: several classes have the same name ({twice}); expected {len(raw.names)} different "
+            "names; rename the classes, join those of the same name with "
+            f"data.classes='[{shown}]' (`rankless data`: --classes), or list {len(raw.names)} new names in "
+            "data.classes, in the order of the classes"
+        )
+    if len(chosen) == len(raw.names):
+        raw.names = list(chosen)
+        raw.about.append(
+            f"class names from data.classes, because several classes have the same name ({twice})"
+        )
+        return
+    numbers = np.array([names.index(name) for name in raw.names])
+    known = (raw.labels >= 0) & (raw.labels < len(numbers))  # others are reported later
+    raw.labels = np.where(known, numbers[np.where(known, raw.labels, 0)], raw.labels)
+    raw.names = names
+    raw.about.append(f"classes of the same name are joined: {twice}")
 
 
 def with_classes(

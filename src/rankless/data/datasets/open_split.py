@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rankless.data.datasets.class_choice import Classes, class_list, with_classes
+from rankless.data.datasets.class_choice import Classes, class_list, give_each_class_a_name, with_classes
 from rankless.data.formats import shards
 from rankless.data.formats.registry import NUMBERED, WITH_POLYGONS, also, format_named, recognize
 from rankless.data.formats.splits import is_for_tests, is_for_validation, known_as
@@ -87,6 +87,7 @@ def examine(
         more: dict[str, Any] = {"class_names": chosen} if chosen and name in NUMBERED else {}
         shape = form if name in WITH_POLYGONS else ""
         raw = page.read(path, split, **more, **({"form": shape} if shape else {}))
+        give_each_class_a_name(raw, chosen, root)
         made = validate(raw, name, "" if shape == "polygon" else form)
         report_few_levels(made)
         if chosen:

@@ -115,15 +115,15 @@ class _Reader(ListedImages):
             key, name = identity(entry.id), f"'{printable(entry.file_name)}'"
             where = f": image {_short(key)}"
             path = self.locate(entry.file_name, where)
-            same = self.numbers.get(path, len(self.made.paths)) if path else _MISSING
-            if self.ids.setdefault(key, same) != same:
-                self.report("not understood", where, f"{name} has the id of another image")
-            elif path in self.numbers:
-                self.report("listed twice", where, name)
-            elif path:
+            known = self.ids.get(key)
+            if known is None:
                 sides = (entry.height, entry.width)
                 numbers = (side if side is None or isinstance(side, int | float) else 0 for side in sides)
-                self.image(path, stated_size(*numbers))
+                self.ids[key] = self.image(path, stated_size(*numbers)) if path else _MISSING
+            elif path != ("" if known == _MISSING else self.made.paths[known]):
+                self.report("not understood", where, f"{name} has the id of another image")
+            elif path:
+                self.report("listed twice", where, name)
 
     def read_boxes(self, parts: Parts) -> None:
         ids = array("q")

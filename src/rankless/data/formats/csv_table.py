@@ -8,6 +8,7 @@ first pixel extends from 0 to 1.
 from __future__ import annotations
 
 import csv
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -318,7 +319,7 @@ def _names_in(files: Tables) -> tuple[str, ...]:
 class _Reader(ListedImages):
     columns: Columns = field(kw_only=True)
     labels: dict[str, int] = field(kw_only=True)
-    by_name: dict[str, int | None] = field(default_factory=dict)  # index of each image by its name
+    by_name: dict[str, int | None] = field(default_factory=dict)  # index of each image by its listed name
 
     def read(self) -> None:
         columns = self.columns
@@ -336,8 +337,11 @@ class _Reader(ListedImages):
                 continue
             before, name = len(self.made.paths), cells[columns.path]
             if name not in self.by_name:
-                path = self.locate(name, f":{line}")
-                self.by_name[name] = self.image(path, self._stated(cells)) if path else None
+                plain = os.path.normpath(name.replace("\\", "/"))
+                if plain not in self.by_name:
+                    path = self.locate(name, f":{line}")
+                    self.by_name[plain] = self.image(path, self._stated(cells)) if path else None
+                self.by_name[name] = self.by_name[plain]
             image = self.by_name[name]
             if image is None:
                 continue

@@ -11,7 +11,7 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,6 @@ from rankless.data.formats.folders import (
     FolderNames,
     ImageSearch,
     SplitFiles,
-    composed,
     names_files,
     numbered_names,
     read_text,
@@ -39,7 +38,14 @@ from rankless.data.formats.folders import (
     walk,
 )
 from rankless.data.formats.lines import lines_of, list_kind
-from rankless.data.formats.splits import as_file_name, chosen, is_for_tests, is_usual, usual_order
+from rankless.data.formats.splits import (
+    as_file_name,
+    chosen,
+    is_for_tests,
+    is_usual,
+    known_as,
+    usual_order,
+)
 from rankless.data.formats.writing import ImageFiles, file_names, lost_flags, names_of, rounded, shortest
 from rankless.data.images.image_file import EXTENSIONS, is_image
 from rankless.data.index.annotations import Annotations
@@ -56,6 +62,7 @@ LAYOUT = (
 )
 # Text files that are not labels: class names, lists of images, notes.
 _OTHERS = {"classes", "labels", "license", "list", "readme", "test", "train", "trainval", "val", "valid"}
+_REQUIRED = ("train", "val")  # splits that Ultralytics requires in a data.yaml
 _TRIED = 20  # number of images in a list that are checked for label files
 _FLAGS = {0.0, 1.0, 2.0}  # whether a key point is missing, hidden or visible
 _OUT = 0.02  # how far a box with key points may extend beyond its image, normalized
@@ -70,16 +77,20 @@ class Split(SplitFiles):
     class_names: tuple[str, ...] = ()
     key_points: int = 0  # number of numbers after a box, from kpt_shape
     paths: list[str] = field(default_factory=list)
+    listed: dict[str, tuple[str, str]] = field(default_factory=dict)  # place and name of each listed image
 
     def add_folder(self, folder: str) -> None:
         images = []
-        for entry in walk(folder, self.depends, self._unreadable):
+        for entry in walk(folder, self.depends, self._unreadable, self._again):
             image = is_image(entry.name)
             if entry.name.startswith(".") and (image or reading.is_folder(entry)):
                 self.findings.add("left out", entry.path, "hidden (the name starts with a dot)")
             elif image:
                 images.append(entry.path)
         self.paths += sorted(images)
+
+    def _again(self, folder: str) -> None:
+        self.findings.add("left out", folder, "link to a folder that is read elsewhere")
 
     def _unreadable(self, folder: str, error: OSError) -> None:
         self.findings.add("unreadable file", folder, f"{error.strerror}; expected a readable folder")
@@ -125,7 +136,8 @@ def splits(root: Path) -> list[str]:
     file = description_in(root)
     described = read_description(file) if file else None
     if described and described.splits:
-        return usual_order(described.splits.keys() - set(_without_tests(described)))
+        left_out = {*_without_tests(described), *_second_names(described)}
+        return usual_order(described.splits.keys() - left_out)
     return usual_order(_folders(root.parent if root.is_file() else root))
 
 
@@ -133,6 +145,12 @@ def _without_tests(described: Description) -> list[str]:
     """Return the test splits that are listed but do not exist. Roboflow always lists one."""
     given = described.splits.items()
     return [name for name, paths in given if is_for_tests(name) and not any(map(described.resolve, paths))]
+
+
+def _second_names(described: Description) -> list[str]:
+    """Return ``train`` and ``val`` if another split has the same images under its own name."""
+    others = [paths for name, paths in described.splits.items() if name not in _REQUIRED]
+    return [name for name in _REQUIRED if described.splits.get(name) in others]
 
 
 def find_split(root: Path, split: str, class_names: Sequence[str] | None = None) -> Split:
@@ -219,12 +237,26 @@ def _add_list(file: Path, bases: Iterable[Path], result: Split) -> None:
                 "not understood", f"{file}:{number}", f"'{printable(name)}' is not an image; {expected}"
             )
         elif path:
+            first, before = result.listed.setdefault(path, (f"{file}:{number}", name))
+            if not _same_file(before, name):
+                result.findings.add(
+                    "shared file",
+                    f"{file}:{number}",
+                    f"'{printable(name)}' and '{printable(before)}' ({first}) both refer to {path}; expected "
+                    "one entry per image file; correct the list, or add the missing image",
+                )
             result.paths.append(path)
         else:
             looked = " and ".join(search.bases[:2])
             result.findings.add("no image", f"{file}:{number}", f"'{printable(name)}'; looked in {looked}")
     result.depends += [os.fspath(file), *search.listed]
     result.notes += search.notes()
+
+
+def _same_file(*names: str) -> bool:
+    """Return whether two listed paths differ only in the folders above the data set."""
+    short, long = sorted((os.path.normpath(f"/{name}".replace("\\", "/")) for name in names), key=len)
+    return long.endswith(short)
 
 
 def _from_folders(
@@ -370,26 +402,34 @@ def _numbers_with_key_points(tallies: Mapping[str, int]) -> tuple[int, bool]:
 
 
 def _with_labels(files: Split) -> Iterator[tuple[str, str]]:
-    """Yield each image with its label file, or with "" if there is none."""
-    listings: dict[str, list[FolderNames]] = {}
+    """Yield each image with its label file, or with "" if there is none; note differences in spelling."""
+    listings: dict[str, tuple[list[FolderNames], Collection[str]]] = {}
     for image in files.paths:
         folder, name = image.rsplit("/", 1)
         if folder not in listings:
             listings[folder] = _listings(folder, files)
         stem = os.path.splitext(name)[0]  # noqa: PTH122 - Path takes ten times as long
-        yield image, next((path for names in listings[folder] if (path := names.with_stem(stem))), "")
+        names, taken = listings[folder]
+        label = next((path for each in names if (path := each.with_stem(stem, taken))), "")
+        files.note_spelling(label, stem)
+        yield image, label
 
 
-def _listings(folder: str, files: Split) -> list[FolderNames]:
-    """List the label folders of an image folder, and report label files without an image."""
+def _listings(folder: str, files: Split) -> tuple[list[FolderNames], Collection[str]]:
+    """List the label folders of an image folder, and report label files without an image.
+
+    Also return the stems of the images in the folder.
+    """
     listings = [FolderNames(each, {".txt"}) for each in label_folders(folder)]
     files.depends += [folder, *(each.folder for each in listings)]
-    known = {composed(stem) for stem in FolderNames(folder, EXTENSIONS).files}
+    stems = FolderNames(folder, EXTENSIONS).files.keys()
     for each in listings if len(listings) == 1 else [one for one in listings if one.folder != folder]:
-        for stem, file in each.files.items():
-            if composed(stem) not in known and stem.lower() not in _OTHERS:
-                files.findings.add("label without image", f"{each.folder}/{file}")
-    return listings
+        free = [stem for stem in each.files if stem not in stems and stem.lower() not in _OTHERS]
+        used = {each.with_stem(stem, stems) for stem in stems if stem not in each.files} if free else set()
+        for stem in free:
+            if (file := f"{each.folder}/{each.files[stem]}") not in used:
+                files.findings.add("label without image", file)
+    return listings, stems
 
 
 def read_labels(items: list[tuple[str, ...]]) -> Raw:
@@ -473,7 +513,10 @@ def _is_text(content: bytes) -> bool:
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Write ``data.yaml``, ``images/SPLIT`` and ``labels/SPLIT``, without difficult objects and crowds."""
+    """Write ``data.yaml``, ``images/SPLIT`` and ``labels/SPLIT``, without difficult objects and crowds.
+
+    If ``train`` or ``val`` has another name, ``data.yaml`` contains it under both names.
+    """
     lost: list[str] = []
     content: dict[str, str | list[str]] = {}
     for split, data in splits.items():
@@ -488,8 +531,15 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
             content[folder] = f"{folder}.txt"
             listed = "".join(f"./images/{folder}/{name}\n" for name in names)
             (out / f"{folder}.txt").write_text(listed, encoding="utf-8", errors="surrogateescape")
+    comment = ""
+    for name in _REQUIRED:
+        if name not in content and (meant := known_as(name, tuple(content))) in content:
+            content[name] = content[meant]
+            if is_for_tests(meant):
+                lost.append(f"data.yaml has no 'val' of its own, so 'val' refers to the images of '{meant}'")
+                comment = f"# val: the images of '{meant}', because the data has no validation split\n"
     content["names"] = list(names_of(splits))
-    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    text = comment + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     (out / "data.yaml").write_text(text, encoding="utf-8")
     return lost
 

@@ -145,32 +145,36 @@ class _Contents:
     def leave_out(self, reason: str, path: str) -> None:
         self.odd.setdefault(reason, []).append(path)
 
-    def add(self, folder: str, files: dict[str, str]) -> None:
+    def add(self, top: str) -> None:
         def fail(path: str, _: OSError) -> None:
             self.listed.append(path)
             self.leave_out("folder that cannot be opened", path)
 
-        for entry in walk(folder, self.listed, fail):
-            if entry.name.startswith("."):
+        def again(path: str) -> None:
+            self.leave_out("link to a folder that is read elsewhere", path)
+
+        real = os.path.realpath(top)
+        for entry in walk(top, self.listed, fail, again):
+            name, _, rest = entry.path[len(top) + 1 :].partition("/")
+            if not rest:
+                if reading.is_folder(entry):
+                    self.leave_out("hidden folder", entry.path)
+                elif image_file.is_image(entry.name):
+                    self.leave_out("outside the class folders", entry.path)
+            elif entry.name.startswith("."):
                 self.leave_out("hidden", entry.path)
             elif not image_file.is_image(entry.name):
                 self.leave_out("not an image", entry.path)
-            elif reason := _unusable(entry):
+            elif reason := _unusable(entry) or _of_another_class(entry, real, name):
                 self.leave_out(reason, entry.path)
                 self.listed.append(entry.path)
             else:
-                files[composed(entry.path[len(folder) + 1 :])] = entry.path
+                self.classes.setdefault(composed(name), {})[composed(rest)] = entry.path
 
 
 def _class_folders(top: Path) -> _Contents:
-    contents = _Contents(listed=[os.fspath(top)])
-    for entry in sorted(top.iterdir()):
-        if reading.is_folder(entry) and not entry.name.startswith("."):
-            contents.add(str(entry), contents.classes.setdefault(composed(entry.name), {}))
-        elif reading.is_folder(entry):
-            contents.leave_out("hidden folder", str(entry))
-        elif image_file.is_image(entry):
-            contents.leave_out("outside the class folders", str(entry))
+    contents = _Contents(classes={composed(each.name): {} for each in subfolders(top)})
+    contents.add(os.fspath(top))
     contents.classes = {
         name: dict(sorted(contents.classes[name].items())) for name in sorted(contents.classes)
     }
@@ -186,6 +190,16 @@ def _unusable(entry: os.DirEntry[str]) -> str:
     if not stat.S_ISREG(status.st_mode):
         return "not a regular file"
     return "" if status.st_size else "empty file"
+
+
+def _of_another_class(entry: os.DirEntry[str], top: str, name: str) -> str:
+    """Return why a link to an image in the class folder of another class is left out, or ""."""
+    if not entry.is_symlink():
+        return ""
+    target = os.path.realpath(entry.path)
+    other, _, rest = target[len(top) + 1 :].partition("/") if target.startswith(f"{top}/") else ("", "", "")
+    linked = rest and other != name and not other.startswith(".")
+    return "link to an image of another class" if linked else ""
 
 
 def _class_names(contents: _Contents, top: Path) -> list[str]:

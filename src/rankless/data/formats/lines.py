@@ -27,7 +27,7 @@ from rankless.data.formats.writing import (
 from rankless.data.images.image_file import EXTENSIONS
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.raw import Raw
-from rankless.errors import UserError, printable
+from rankless.errors import UserError, counted, printable
 from rankless.files import reading
 
 TITLE = "annotation lines"
@@ -75,6 +75,9 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
     reader = _Reader(file, search, classes=len(names))
     reader.read()
     about = [] if classes else ["class names from data.classes"]
+    if reader.joined:
+        repeat = counted(reader.joined, "line repeats", "lines repeat")
+        about.append(f"{repeat} the image of an earlier line, so the boxes of these lines are joined")
     nothing = f"no lines found; expected {LAYOUT}"
     raw = reader.raw(names, classes, [file, *folders], nothing, about, form="xyxy")
     if divided:
@@ -110,14 +113,18 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 @dataclass
 class _Reader(ListedImages):
     classes: int = field(kw_only=True)
+    by_name: dict[str, int] = field(default_factory=dict)  # index of each image by its listed name
+    joined: int = 0  # number of lines with the name of an earlier line
 
     def read(self) -> None:
         for line, text in lines_of(self.file):
             name, boxes = _parse(text)
-            if path := self.locate(name, f":{line}"):
-                image = self.image(path)
-                for box in boxes:
-                    self._add(box, image, line)
+            if name in self.by_name:
+                self.joined += 1
+            elif path := self.locate(name, f":{line}"):
+                self.by_name[name] = self.image(path)
+            for box in boxes if name in self.by_name else ():
+                self._add(box, self.by_name[name], line)
 
     def _add(self, text: str, image: int, line: int) -> None:
         numbers = text.split(",")

@@ -218,17 +218,21 @@ class _Reader(ListedImages):
                 if not isinstance(name, str) or not name:
                     problem = f"no '{self.columns.image}'; expected a file name"
                     self.report("not understood", f":{number}", problem)
-                elif (path := self.locate(name, f":{number}")) in self.numbers:
-                    self.report("listed twice", f":{number}", f"'{printable(name)}'")
-                elif path:
+                elif self._has_class(row, number) and (path := self.locate(name, f":{number}")):
                     self._add(row, self.image(path), number)
             return
         for (number, row), stored in zip(table.rows(self.made.findings), table.stored(), strict=True):
             if stored is None:
                 self.report("no image", f":{number}", "the image is empty")
                 continue
+            if not self._has_class(row, number):
+                continue
             where = {"size": self._size(stored), "byte_range": (stored.offset, len(stored.content))}
             self._add(row, self.made.add_image(stored.path, str(table.file), **where), number)
+
+    def _has_class(self, row: Mapping[str, Any], number: int) -> bool:
+        """Return whether an image can be added: without boxes, it needs a class."""
+        return bool(self.columns.box) or self._label(row.get(self.columns.label), f":{number}") is not None
 
     def _size(self, stored: Stored) -> tuple[int, int]:
         if len(stored.content) > MOST_BYTES:

@@ -12,14 +12,21 @@ Annotations may also be next to the images, in one folder or in one folder per s
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from rankless.data.formats.darknet_description import YAML_NAMES
-from rankless.data.formats.folders import FolderNames, SplitFiles, composed, read_text, subfolders
+from rankless.data.formats.folders import (
+    FolderNames,
+    SplitFiles,
+    composed,
+    read_text,
+    spelled,
+    subfolders,
+)
 from rankless.data.formats.splits import as_file_name, chosen, usual_order
 from rankless.data.formats.voc_xml import NOT_XML, Annotation, VocObject, parse, to_xml, unreadable
 from rankless.data.formats.writing import (
@@ -197,8 +204,11 @@ def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
         file = part.lists[wanted]
         if file is None and wanted == "train" and len(part.lists) == 1:
             result.notes.append(f"{part.images}: no lists found, so all images are 'train'")
-        for number, name in _names(file, known) if file else enumerate(sorted(images.files), 1):
-            _add(name, f"{file}:{number}", used, (images, annotated), result)
+        names = list(_names(file, known) if file else enumerate(sorted(images.files), 1))
+        listed = {name for _, name in names}
+        taken = listed, listed | images.files.keys()
+        for number, name in names:
+            _add(name, f"{file}:{number}", used, (images, annotated), taken, result)
     others = {
         composed(name)
         for file in part.lists.values()
@@ -206,22 +216,36 @@ def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
     }
     result.others += [(xml,) for name in sorted(others - used.keys()) if (xml := annotated.with_stem(name))]
     if wanted is not None:
-        have = others | {composed(name) for name in images.files}
+        have = {spelled(name) for name in (*others, *images.files)}
         for name in sorted(annotated.files):
-            if composed(name) not in have or (part.lists[wanted] is None and not images.with_stem(name)):
+            if spelled(name) not in have or (part.lists[wanted] is None and not images.with_stem(name)):
                 result.findings.add("label without image", f"{annotated.folder}/{annotated.files[name]}")
 
 
 def _add(
-    name: str, where: str, used: dict[str, None], files: tuple[FolderNames, FolderNames], result: VocSplit
+    name: str,
+    where: str,
+    used: dict[str, None],
+    files: tuple[FolderNames, FolderNames],
+    taken: tuple[Set[str], Set[str]],
+    result: VocSplit,
 ) -> None:
     images, annotated = files
     if composed(name) in used:
         result.findings.add("listed twice", where, f"'{printable(name)}'")
         return
     used[composed(name)] = None
-    if image := images.with_stem(name):
-        result.items.append((image, annotated.with_stem(name)))
+    if image := images.with_stem(name, taken[0]):
+        stem = Path(image).stem
+        xml = annotated.with_stem(name, taken[1]) or annotated.with_stem(stem, taken[1])
+        result.items.append((image, xml))
+        result.note_spelling(image, name)
+        result.note_spelling(xml, name)
+        if composed(stem) not in used:  # another spelling
+            used[composed(stem)] = None
+        elif composed(stem) != composed(name):
+            problem = f"'{printable(name)}' refers to {image}, as another name in the list does"
+            result.findings.add("shared file", where, f"{problem}; expected one name per image file")
         return
     folder = Path(images.folder).name
     endings = ", ".join(sorted(EXTENSIONS))

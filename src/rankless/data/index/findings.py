@@ -48,6 +48,9 @@ KINDS: dict[str, Kind] = {
     "not understood": Kind("stops", "line or entry is", "lines or entries are", "not in the expected format"),
     "not a number": Kind("stops", "box has", "boxes have", "a coordinate or class that is not a number"),
     "other form": Kind("stops", "box is", "boxes are", "in an unknown form, or not in that of the format"),
+    "shared file": Kind(
+        "stops", "entry lists", "entries list", "the image file of another entry with other annotations"
+    ),
     # Classes
     "class out of range": Kind("stops", "box has", "boxes have", "a class number without a class name"),
     "unnamed class": Kind("stops", "box has", "boxes have", "a class that is not in the list of classes"),

@@ -22,6 +22,7 @@ from rankless.launch.opening import this_start
 from rankless.launch.sharing import refuse_idle
 from rankless.recipe.load import from_json, to_json
 from rankless.recipe.schema import Recipe
+from rankless.runs import starts
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,6 @@ class Training:
 
 _MOMENT = 60.0  # seconds for quick commands
 
-# Differences in these do not change results, because Python only calls the libraries that compute.
-_MAY_DIFFER = ("python", "NVIDIA driver")
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -126,7 +124,7 @@ def differences(members: Sequence[Member]) -> list[Difference]:
     found = []
     names = dict.fromkeys(name for member in members for name in _versions(member))
     for name in names:
-        if name not in _MAY_DIFFER:
+        if name not in starts.MAY_DIFFER:
             found += _difference(
                 members, name, {m.name: _versions(m).get(name, "not installed") for m in members}
             )

@@ -208,7 +208,7 @@ class _Search:
         with tempfile.TemporaryFile() as log, StepProcess(replace(self.recipe, batch=batch), log) as process:
             try:
                 with guarded(process.pid, self.free if self.on_cpu else 0) as over:
-                    self.sees = bool(process.answer()["learns_norms"])
+                    self.sees = bool(process.answer()["norms"])
                     process.ask(["fit", 0.0, 1])
                     answer = process.answer()
             except ShortageError as error:
@@ -219,7 +219,7 @@ class _Search:
                 if not over:
                     raise
                 return Tried(micro, problem=f"needs more than {_gib(self.free)}")
-        each = answer["load"] + answer["forward"] + (answer["backward"] + answer["last"]) / 2
+        each = answer["load"] + answer["compute"]
         seconds = each * batch.micro_batches / count + answer["update"] * micro / self.recipe.batch.images
         return Tried(micro, int(answer["memory"]), micro / seconds)
 

@@ -22,11 +22,10 @@ from rankless.launch.planning.measurement_worker import (
     quick,
     rank_variables,
 )
-from rankless.launch.planning.model import OVERHEAD, Bucket, Link, Workload
 from rankless.launch.planning.network_process import SIZES
+from rankless.launch.planning.prediction import Step
 from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
-from rankless.world.reduce import BUCKET_MIB
 
 _ROUNDS = 2  # alternations of one process and several
 _LEAST = 3  # steps
@@ -51,26 +50,10 @@ class Steps:
         self._alone: dict[str, Any] = {}
         self._together: dict[str, Any] = {}
 
-    def given(self, seconds: float) -> Workload:
-        """Return the workload of a step that takes ``seconds`` on another machine.
-
-        Forward passes are assumed to take a third of the time, and gradients to become ready at a constant
-        rate.
-        """
+    def given(self, seconds: float) -> Step:
+        """Return a step that takes ``seconds`` on another machine, with images that load in no time."""
         each = seconds / self._recipe.batch.micro_batches
-        sizes = bucket_sizes(self._facts["parameters"])
-        ends = [sum(sizes[: number + 1]) / (sum(sizes) or 1) for number in range(len(sizes))]
-        return self._workload(
-            {
-                "load": 0.0,
-                "forward": each / 3,
-                "backward": each * 2 / 3,
-                "last": each * 2 / 3,
-                "update": 0.0,
-                "add": 0.0,
-                "buckets": list(zip(sizes, ends, strict=True)),
-            }
-        )
+        return self._step({"load": 0.0, "compute": each, "update": 0.0})
 
     def measure(self, busy: int, seconds: float) -> None:
         """Measure one process alone and ``busy`` processes at the same time, for ``seconds`` each.
@@ -81,28 +64,26 @@ class Steps:
             self._alone = self._ask(1, seconds)
             self._together = self._ask(busy, seconds) if busy > 1 else self._alone
 
-    def measured(self) -> tuple[Workload, float]:
-        """Return the workload of one process, and its slowdown if several run at the same time."""
-        work = self._workload(self._alone)
-        return work, contended(work, self._workload(self._together))
+    def measured(self) -> tuple[Step, float]:
+        """Return the step of one process, and the factor (at least 1) by which several are slower."""
+        alone, together = self._step(self._alone), self._step(self._together)
+        count = alone.micro_batches
+        return alone, max(together.computing(count) / alone.computing(count), 1.0)
 
     def _ask(self, busy: int, seconds: float) -> dict[str, Any]:
         for process in self._processes[:busy]:
             process.ask([f"{busy} busy", seconds, _LEAST])
         return _answers(self._processes[:busy])
 
-    def _workload(self, answer: Mapping[str, Any]) -> Workload:
+    def _step(self, answer: Mapping[str, Any]) -> Step:
         facts, recipe = self._facts, self._recipe
-        # If batch norms cover the whole batch, the gradients are exchanged in one piece.
-        buckets = answer["buckets"] or [(sum(facts["parameters"]), 1.0)]
-        return Workload(
+        return Step(
             recipe.batch.micro_batches,
             recipe.batch.micro,
             facts["images"],
-            **{name: answer[name] for name in ("load", "forward", "backward", "last", "update", "add")},
-            buckets=tuple(Bucket(int(size), float(ready)) for size, ready in buckets),
-            totals=facts["totals"],
-            norms=tuple(facts["norms"]),
+            **{name: answer[name] for name in ("load", "compute", "update")},
+            gradients=facts["gradients"],
+            norms=facts["norms"] if recipe.batch_norm == "sync" else 0,
             workers=loader_processes(recipe, len(self._processes), compute_device().type),
         )
 
@@ -117,12 +98,6 @@ def opened_steps(recipe: Recipe, processes: int) -> Iterator[Steps]:
 def _answers(processes: Sequence[StepProcess]) -> dict[str, Any]:
     first, *_ = [process.answer() for process in processes]
     return first
-
-
-def contended(alone: Workload, together: Workload) -> float:
-    """Return the factor (at least 1) by which ``together`` is slower than ``alone``."""
-    count = alone.micro_batches
-    return max(together.computing(count) / alone.computing(count), 1.0)
 
 
 Exchanged = Mapping[str, Mapping[str, float]]
@@ -156,11 +131,11 @@ def loopback() -> Exchanged:
     return found
 
 
-def fitted(rounds: Sequence[Exchanged], add: float) -> Link:
-    """Fit a link to measured exchanges between two ranks.
+def fitted(rounds: Sequence[Exchanged]) -> tuple[float, float, float]:
+    """Return the bandwidth, latency and copying time that fit exchanges between two ranks.
 
-    Over sockets, each rank sends half of the bytes, adds half of the sum, and sends half of the bytes again.
-    In memory, it copies half, adds half and copies everything.
+    Over sockets, each rank sends half of the bytes twice, in two messages. In memory, it copies half of the
+    bytes, adds half of them and copies the total.
     """
     small, large = (f"{size}" for size in (SIZES[0], SIZES[-1]))
     sockets, memory = (
@@ -168,18 +143,6 @@ def fitted(rounds: Sequence[Exchanged], add: float) -> Link:
         for kind in ("sockets", "memory")
     )
     between = int(large) - int(small)
-    per_byte = (sockets[large] - sockets[small]) / between
-    bandwidth = 1 / max(per_byte - add / 2, per_byte / 4, 1e-12)
-    latency = max((sockets[small] - OVERHEAD) / 2, 1e-6)
+    bandwidth = between / max(sockets[large] - sockets[small], 1e-9)
     copy = max((memory[large] - memory[small]) / between / 2, 1e-12) if memory else 0.0
-    return Link(bandwidth, latency, overlaps=False, copy=copy)
-
-
-def bucket_sizes(parameters: Sequence[int]) -> list[int]:
-    """Return the sizes in bytes of DDP's buckets, given the sizes of the parameters."""
-    sizes = [0]
-    for size in parameters:
-        if sizes[-1] >= BUCKET_MIB << 20:
-            sizes.append(0)
-        sizes[-1] += size
-    return sizes
+    return bandwidth, max(sockets[small] / 2, 1e-6), copy

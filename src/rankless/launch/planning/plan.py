@@ -1,4 +1,4 @@
-"""``rankless plan``: predict the speed on more devices from a measured step and a performance model."""
+"""``rankless plan``: predict the speed on more devices from a measured step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankless.launch import local
 from rankless.launch.opening import checked, devices_here, with_precision
 from rankless.launch.planning.measurement_worker import quick
 from rankless.launch.planning.measuring import Exchanged, Steps, fitted, loopback, opened_steps
-from rankless.launch.planning.model import SIGMA, Link, Machine, Row, Workload, row, rows
+from rankless.launch.planning.prediction import Link, Machine, Row, Step, row, rows
 from rankless.launch.planning.units import PlanOptions, shown_bandwidth, shown_time
 from rankless.launch.sharing import refuse_idle
 from rankless.recipe.schema import Recipe
@@ -76,7 +76,7 @@ class Checked:
 class Plan:
     """The result of :func:`plan`."""
 
-    work: Workload
+    step: Step
     machine: Machine
     link: Link
     asked: Row
@@ -89,12 +89,12 @@ class Plan:
         """Return the plan as plain data, in seconds, bytes and bytes per second."""
 
         def of(each: Row) -> dict[str, Any]:
-            return {**asdict(each), "network_share": each.network_share, "uneven": each.uneven}
+            return {**asdict(each), "network_share": each.network_share}
 
         return {
             "asked": of(self.asked),
             "rows": [of(each) for each in self.rows],
-            "step": asdict(self.work),
+            "step": asdict(self.step),
             "machine": asdict(self.machine),
             "link": asdict(self.link),
             "assumptions": self.assumptions,
@@ -118,29 +118,29 @@ def plan(recipe: Recipe, options: PlanOptions, say: Callable[[str], None]) -> Pl
         if options.step is None:
             network = several or options.bandwidth is None
             exchanges = _measure(recipe, options, steps, busy, seconds, say, network=network)
-            work, contention = steps.measured()
-            inside = fitted(exchanges, work.add) if several else None
-            machine = Machine(each, slots, contention, inside) if on_cpu else Machine(each)
-            assumptions = list(_measured_assumptions(work, machine))
+            step, contention = steps.measured()
+            copy = fitted(exchanges)[2] if several else 0.0
+            machine = Machine(each, slots, contention, copy) if on_cpu else Machine(each)
+            assumptions = list(_measured_assumptions(step, machine))
         else:
-            work, machine = steps.given(options.step), Machine(each)
+            step, machine = steps.given(options.step), Machine(each)
             exchanges = [loopback()] if options.bandwidth is None else []
             assumptions = [
-                f"one device takes {shown_time(options.step)} for a step of the recipe (given), a third "
-                "of it for forward passes; loading was not measured"
+                f"one device takes {shown_time(options.step)} for a step of the recipe (given); loading was "
+                "not measured"
             ]
-    link, about = _link(options, exchanges, work.add, in_parts=on_cpu and options.step is None)
-    found = row(work, machine, link, machines * each)
+    link, about = _link(options, exchanges)
+    found = row(step, machine, link, machines * each)
     return Plan(
-        work,
+        step,
         machine,
         link,
         found,
-        rows(work, machine, link, machines * each),
+        rows(step, machine, link, machines * each),
         [*assumptions, about],
-        list(advice(found.devices, work.micro_batches, work.micro)),
+        list(advice(found.devices, step.micro_batches, step.micro)),
         [
-            Checked(count, row(work, replace(machine, devices=count), link, count).step, quick(taken))
+            Checked(count, row(step, replace(machine, devices=count), link, count).step, quick(taken))
             for count, taken in seconds.items()
         ],
     )
@@ -171,11 +171,11 @@ def _measure(
     return exchanges
 
 
-def _measured_assumptions(work: Workload, machine: Machine) -> Iterator[str]:
+def _measured_assumptions(step: Step, machine: Machine) -> Iterator[str]:
     yield (
-        f"one device takes {shown_time(work.computing(work.micro_batches))} for a step: per micro-batch, "
-        f"{shown_time(work.load)} loading, {shown_time(work.forward)} forward, {shown_time(work.backward)} "
-        f"backward; {shown_time(work.update)} for the update (measured here)"
+        f"one device takes {shown_time(step.computing(step.micro_batches))} for a step: per micro-batch, "
+        f"{shown_time(step.load)} loading, {shown_time(step.compute)} computing; "
+        f"{shown_time(step.update)} for the update (measured here)"
     )
     if machine.slots is None:
         return
@@ -185,28 +185,24 @@ def _measured_assumptions(work: Workload, machine: Machine) -> Iterator[str]:
         f"{counted(machine.slots, 'process', 'processes')} compute at the same time"
         f"{slower if machine.contention > 1 else ''}; more processes share the cores evenly"
     )
-    if machine.inside is not None and machine.inside.copy:
+    if machine.copy:
         yield (
             "the processes of a machine exchange data through its memory at "
-            f"{shown_bandwidth(1 / machine.inside.copy)} (measured between two processes)"
+            f"{shown_bandwidth(1 / machine.copy)} (measured between two processes)"
         )
 
 
-def _link(
-    options: PlanOptions, exchanges: Sequence[Exchanged], add: float, *, in_parts: bool
-) -> tuple[Link, str]:
+def _link(options: PlanOptions, exchanges: Sequence[Exchanged]) -> tuple[Link, str]:
     if options.bandwidth is not None:
         latency = LATENCY if options.latency is None else options.latency
-        link = Link(options.bandwidth, latency, in_parts=in_parts)
         about = "given" if options.latency is not None else "bandwidth given, latency assumed"
-        order = "in parts, over gloo" if in_parts else "bucket by bucket, over NCCL"
-        return link, (
-            f"network: {shown_bandwidth(link.bandwidth)} for each machine and for each device, "
-            f"{shown_time(link.latency)} latency ({about}); transfers overlap with computing ({order})"
+        return Link(options.bandwidth, latency), (
+            f"network: {shown_bandwidth(options.bandwidth)} for each machine and for each device, "
+            f"{shown_time(latency)} latency ({about}); transfers overlap with computing, except those of the "
+            "last bucket"
         )
-    link = replace(fitted(exchanges, add), copy=0.0)
-    if options.latency is not None:
-        link = replace(link, latency=options.latency)
+    bandwidth, latency, _ = fitted(exchanges)
+    link = Link(bandwidth, options.latency or latency, overlaps=False)
     return link, (
         f"network: {shown_bandwidth(link.bandwidth)}, {shown_time(link.latency)} latency, measured between "
         "two processes on this machine over gloo and the loopback interface, where the cores move the bytes "
@@ -215,8 +211,8 @@ def _link(
 
 
 _HEAD = (
-    f"{'devices':>8}{'batch':>9}  {'step':>9}{'images/s':>11}{'epoch':>11}{'efficiency':>12}{'network':>9}"
-    f"{'ring':>10}{'loading/machine':>21}"
+    f"{'devices':>8}{'batch':>9} {'step':>9}{'images/s':>11}{'epoch':>9}{'efficiency':>11}{'network':>8}"
+    f"{'loaders':>9}"
 )
 
 
@@ -237,30 +233,21 @@ def lines(plan: Plan) -> Iterator[str]:
         f"→ {counted(found.devices, 'device')}{where}: step {shown_time(found.step)}, of which "
         f"{shown_time(found.network)} network; {found.images_per_second:,.1f} images/s"
     )
-    if any(each.batch > plan.work.micro_batches * plan.work.micro for each in plan.rows):
+    if any(each.batch > plan.step.micro_batches * plan.step.micro for each in plan.rows):
         yield "* with a larger global batch, because the recipe's has too few micro-batches"
-    for sentence in (*plan.assumptions, *_model_notes(plan), *plan.advice):
+    yield "- network: part of a step spent waiting for the exchange of gradients"
+    if plan.asked.loaders is not None:
+        yield "- loaders: number of loader processes that a machine needs for this speed"
+    for sentence in (*plan.assumptions, *plan.advice):
         yield f"- {sentence}"
 
 
 def _line(one: Row, plan: Plan) -> str:
     mark = "→" if one.devices == plan.asked.devices else " "
-    star = "*" if one.batch > plan.work.micro_batches * plan.work.micro else " "
-    need = f"{one.loading:,.0f} images/s"
-    if one.loaders is not None:
-        need += f", {one.loaders:,}p"
-    speed = f"{shown_time(one.step):>9}{one.images_per_second:>11,.1f}{shown_time(one.epoch):>11}"
-    network = f"{one.efficiency:>12.0%}{one.network_share:>9.1%}{shown_time(one.ring):>10}"
-    return f"{mark}{one.devices:>7,}{one.batch:>9,}{star} {speed}{network}{need:>21}"
-
-
-def _model_notes(plan: Plan) -> Iterator[str]:
-    yield (
-        "network: the part of a step spent waiting for the fixed tree's exchange; ring: the time of a step "
-        "with a ring all-reduce instead of the tree; p: the number of loader processes needed for this speed"
+    star = "*" if one.batch > plan.step.micro_batches * plan.step.micro else " "
+    speed = f"{shown_time(one.step):>9}{one.images_per_second:>11,.1f}{shown_time(one.epoch):>9}"
+    loaders = "" if one.loaders is None else f"{one.loaders:>9,}"
+    return (
+        f"{mark}{one.devices:>7,}{one.batch:>9,}{star}{speed}{one.efficiency:>11.0%}{one.network_share:>8.1%}"
+        f"{loaders}"
     )
-    if plan.asked.devices > 1:
-        yield (
-            f"if the computing times of devices vary by {SIGMA:.0%}, all {plan.asked.devices:,} "
-            f"wait for the slowest one, and a step takes {shown_time(plan.asked.uneven)}"
-        )

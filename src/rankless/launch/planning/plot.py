@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter, StrM
 from rankless.files.outputs import Outputs
 from rankless.launch.planning.plan import Plan
 
-_TREE, _RING, _GREY = "#3b6ea5", "#e08e45", "#8a8a8a"
+_BLUE, _ORANGE, _GREY = "#3b6ea5", "#e08e45", "#8a8a8a"
 
 
 def plot(plan: Plan, title: str, out: Path, outputs: Outputs) -> None:
@@ -23,14 +23,12 @@ def plot(plan: Plan, title: str, out: Path, outputs: Outputs) -> None:
     devices = [row.devices for row in plan.rows]
     alone = plan.rows[0].images_per_second
     speed.plot(devices, [alone * count for count in devices], ":", color=_GREY, label="perfect")
-    ring = [row.batch / row.ring for row in plan.rows]
-    speed.plot(devices, ring, "--", color=_RING, label="ring all-reduce")
     speed.plot(
-        devices, [row.images_per_second for row in plan.rows], "-o", ms=3, color=_TREE, label="fixed tree"
+        devices, [row.images_per_second for row in plan.rows], "-o", ms=3, color=_BLUE, label="predicted"
     )
     speed.set_yscale("log", base=10)
     speed.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    efficiency.plot(devices, [row.efficiency for row in plan.rows], "-o", ms=3, color=_TREE)
+    efficiency.plot(devices, [row.efficiency for row in plan.rows], "-o", ms=3, color=_BLUE)
     efficiency.set_ylim(0, 1.05)
     efficiency.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     computing = [(row.step - row.network) * 1e3 for row in plan.rows]
@@ -38,7 +36,7 @@ def plot(plan: Plan, title: str, out: Path, outputs: Outputs) -> None:
         devices,
         computing,
         [row.network * 1e3 for row in plan.rows],
-        colors=[_TREE, _RING],
+        colors=[_BLUE, _ORANGE],
         labels=["computing and loading", "network"],
         alpha=0.8,
     )
@@ -55,8 +53,8 @@ def _finish(axes: Any, plan: Plan, title: str, *, legend: str = "") -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_xlim(1, plan.rows[-1].devices)
     axes.axvline(plan.asked.devices, color=_GREY, lw=0.8)
-    if plan.work.micro_batches < plan.rows[-1].devices:
-        axes.axvspan(plan.work.micro_batches, plan.rows[-1].devices, color=_GREY, alpha=0.12, lw=0)
+    if plan.step.micro_batches < plan.rows[-1].devices:
+        axes.axvspan(plan.step.micro_batches, plan.rows[-1].devices, color=_GREY, alpha=0.12, lw=0)
         axes.text(
             plan.rows[-1].devices,
             0.02,

@@ -9,7 +9,6 @@ with a learning rate of 0 to prevent divergence.
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 _MICRO_BATCHES = 4  # maximum per measured step; more would only repeat the middle ones
 _ENDLESS = 1_000_000  # epochs
-_ADDED = 8 << 20  # bytes
 
 
 class _Clock:
@@ -48,38 +46,6 @@ class _Clock:
         now = time.perf_counter()
         self.parts[part].append(now - self.last)
         self.last = now
-
-
-class _Taken:
-    """The durations measured under one condition."""
-
-    def __init__(self) -> None:
-        self.parts: dict[str, list[float]] = defaultdict(list)
-        self.ready: list[list[tuple[int, float]]] = []  # per step: each bucket's bytes and ready time
-
-    def summary(self, count: int, *, together: bool) -> dict[str, Any]:
-        """Return the time in seconds of each part of a step with ``count`` micro-batches.
-
-        ``together`` tells whether one backward pass covers all micro-batches.
-        """
-        backward = self.parts["backward"]
-        # The last backward pass of a step includes the copies into buckets.
-        ends = [value for number, value in enumerate(backward, 1) if not number % count]
-        others = [value for number, value in enumerate(backward, 1) if number % count]
-        if together:
-            ends = others = self._each("backward", count)
-        return {
-            "load": quick(self._each("load", count)),
-            "forward": quick(self._each("forward", count)),
-            "backward": quick(others or ends),
-            "last": quick(ends),
-            "update": quick(self.parts["update"]),
-            "buckets": _middle(self.ready),
-        }
-
-    def _each(self, part: str, count: int) -> list[float]:
-        values = self.parts[part]
-        return [sum(values[start : start + count]) / count for start in range(0, len(values), count)]
 
 
 def main() -> int:
@@ -128,24 +94,17 @@ class _Steps:
         self.micro_batches = recipe.batch.micro_batches
         self.clock = _Clock(world.device)
         self.done = 0
-        self.buckets: list[tuple[int, float]] = []  # bytes and ready time of the current step's buckets
-        self.taken: dict[str, _Taken] = defaultdict(_Taken)
-        self._watch_buckets()
+        self.taken: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
 
     def facts(self) -> dict[str, Any]:
         """Return the number of images and the sizes of the exchanges, which need no measurement."""
         from rankless.world.sync_norm import norms_over_batch
 
         state = self.state
-        numbers = state.statistics.vector.numel() + 5  # with the counts, all in float64
-        norms = [norm for _, norm in norms_over_batch(state.model)]
-        is_sync = state.recipe.batch_norm == "sync"
         return {
             "images": len(self.data),
-            "parameters": [p.numel() * p.element_size() for p in reversed(state.trained)],
-            "totals": 8 * numbers,
-            "norms": [4 * (norm.num_features + 1) for norm in norms] if is_sync else [],
-            "learns_norms": bool(norms),
+            "gradients": sum(p.numel() * p.element_size() for p in state.trained),
+            "norms": len(norms_over_batch(state.model)),
         }
 
     def run(self) -> None:
@@ -153,12 +112,11 @@ class _Steps:
         from rankless.engine.loop import update
         from rankless.engine.totals import Flags
 
-        self.buckets.clear()
         self.state.begin(0)  # step 0, at which a frozen backbone is not released
         self.clock.begin()
         with explained(self.state.recipe):
-            totals = self.state.accumulator.run(self.done, self._drawn(), self._scaled, Flags())
-        self.clock.end("backward")
+            totals = self.state.compute(self.done, self._drawn(), Flags())
+        self.clock.end("compute")
         update(self.state, self.done, totals)
         self.clock.end("update")
         self.done += 1
@@ -166,63 +124,27 @@ class _Steps:
     def _drawn(self) -> Iterator[Any]:
         for number in range(self.micro_batches):
             if number:
-                self.clock.end("backward")
+                self.clock.end("compute")
             batch = next(self.batches)
             self.clock.end("load")
             yield batch
 
-    def _scaled(self, loss: Any) -> Any:
-        """Return the scaled loss; the engine calls this between the forward and backward passes."""
-        self.clock.end("forward")
-        return self.state.scaler.scale(loss)
-
-    def _watch_buckets(self) -> None:
-        gradients: Any = getattr(self.state.accumulator, "gradients", None)
-        self.together = gradients is None
-        if self.together:
-            return
-        completed = gradients.completed
-
-        def noted(bucket: Any) -> Any:
-            buffer = bucket.buffer()
-            self.buckets.append((buffer.numel() * buffer.element_size(), time.perf_counter()))
-            return completed(bucket)
-
-        gradients.completed = noted
-
     def measure(self, name: str, seconds: float, least: int) -> dict[str, Any]:
+        """Return the seconds that loading and computing a micro-batch and the update take."""
         if not self.done:
             self.run()  # the first step allocates memory
-        taken = self.taken[name]
-        self.clock.parts = taken.parts
+        self.clock.parts = parts = self.taken[name]
         until, first = time.monotonic() + seconds, self.done
         while time.monotonic() < until or self.done < first + least:
             self.run()
-            last = self.clock.parts["backward"][-1]
-            began = self.clock.last - self.clock.parts["update"][-1] - last
-            taken.ready.append([(size, (when - began) / last) for size, when in self.buckets])
-        summary = taken.summary(self.micro_batches, together=self.together)
-        return {**summary, "add": self._add(), "memory": memory_taken(self.state.world.device)}
+        found = {part: quick(self._each(parts[part])) for part in ("load", "compute")}
+        return {**found, "update": quick(parts["update"]), "memory": memory_taken(self.state.world.device)}
 
-    def _add(self) -> float:
-        import torch
-
-        sums = torch.zeros(2, _ADDED // 4, device=self.state.world.device)
-        times = _Clock(sums.device)
-        for _ in range(5):
-            times.begin()
-            sums[0].add_(sums[1])
-            times.end("add")
-        return min(times.parts["add"]) / _ADDED
-
-
-def _middle(steps: list[list[tuple[int, float]]]) -> list[tuple[int, float]]:
-    buckets: list[tuple[int, float]] = []
-    for same in zip(*steps, strict=True):
-        ready = statistics.median(when for _, when in same)
-        before = buckets[-1][1] if buckets else 0.0
-        buckets.append((same[0][0], min(max(ready, before), 1.0)))
-    return buckets
+    def _each(self, values: list[float]) -> list[float]:
+        """Return the means over the micro-batches of each step."""
+        count = self.micro_batches
+        sums = [sum(values[start : start + count]) for start in range(0, len(values), count)]
+        return [one / count for one in sums]
 
 
 if __name__ == "__main__":

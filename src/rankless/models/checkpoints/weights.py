@@ -141,6 +141,11 @@ def recipe_in(path: Path) -> Recipe:
     return from_json(metadata_of(path).get("recipe", ""), f"{path}: the recipe inside")
 
 
+def class_names_in(path: Path) -> tuple[str, ...]:
+    """Read the class names in the header of a weights file, without the tensors."""
+    return _names(path, metadata_of(path).get("class_names", "[]"))
+
+
 def _names(path: Path, text: str) -> tuple[str, ...]:
     try:
         names = json.loads(text)
