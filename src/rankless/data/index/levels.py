@@ -12,6 +12,7 @@ from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import content
 from rankless.data.index.findings import Finding
 from rankless.errors import UserError
+from rankless.files.remote import is_remote
 
 _SAMPLE = 32  # number of images that are opened; only those with 16 bits are decoded
 _FEW = 64  # maximum number of levels that are few: those of 14 bits, as from thermal cameras
@@ -23,10 +24,10 @@ def report_few_levels(annotations: Annotations) -> None:
     The sample is evenly spaced. Opening 32 images takes a few milliseconds, and decoding those with 16 bits
     less than a second. The result is cached with the annotations.
     """
+    if not len(annotations) or is_remote(annotations.path(0)):  # no downloads only for this
+        return
     found, seen = [], 0
-    for index in np.unique(
-        np.linspace(0, max(0, len(annotations) - 1), _SAMPLE).round().astype(int)
-    ).tolist():
+    for index in np.unique(np.linspace(0, len(annotations) - 1, _SAMPLE).round().astype(int)).tolist():
         with suppress(UserError):  # an unreadable image is reported elsewhere
             path = annotations.path(index)
             inside = len(annotations.byte_ranges)
