@@ -44,6 +44,8 @@ def test_every_kind_of_image_has_the_same_result(colors, paint, painted_file):
     assert [one.names for one in model.predict(pixels)] == [["red", "blue"]]
     assert [len(one) for one in model.predict(np.stack([pixels, paint()]))] == [2, 0]
     assert [len(one) for one in model.predict(torch.stack([tensor, tensor]))] == [2, 2]
+    (deep,) = model.predict(Image.fromarray(np.full((50, 60), 0x7FF, np.uint16)))
+    assert deep.image.max() == deep.image.min() == 7
     gray = model.predict(np.full((50, 60), 7, np.uint8))[0]
     assert gray.image.shape == (50, 60, 3) and not len(gray) and gray.xyxy.shape == (0, 4)
 

@@ -558,12 +558,16 @@ def test_involution_is_a_kernel_or_a_section_and_separable_a_switch():
             "model.anchors=[[[30, 61], [62, 45]], [[10, 13], [16, 30]]]",
             ("a list for each head", "[[10, 13], [16, 30], [30, 61], [62, 45]]"),
         ),
-        ("model.anchors=[[0.1, 0.2], [0.5, 0.5]]", ("0.1 pixels", "[41.6, 83.2]")),
+        ("model.anchors=[[0.5, 0.5], [0.1, 0.2]]", ("0.1 pixels", "[[41.6, 83.2], [208, 208]]")),
+        (
+            "model.anchors=[[[0.5, 0.25]], [[0.1, 0.2], [0.001, 0.1]]] model.image_size=[320,640]",
+            ("a list for each head", "320 × 640", "[[1, 32], [64, 64], [320, 80]]"),
+        ),
     ],
 )
 def test_wrong_network_options_say_what_to_write(given, parts):
     with pytest.raises(UserError) as caught:
-        default([given])
+        default(re.split(r"(?<=\]) (?=model)", given))
     (problem,) = caught.value.problems
     assert all(part in problem for part in ("command line", *parts))
 

@@ -186,6 +186,15 @@ def show(
         Parameter(name="--class", help="Show only images that contain this class.", metavar="NAME"),
     ] = None,
     augmented: Annotated[bool, Parameter(help="Show the images augmented, as in training."), flag] = False,
+    value_range: Annotated[
+        str,
+        Parameter(
+            name="--range",
+            help="Values of gray images with more than 8 bits to show as black and white, as data.range.",
+            metavar="LOW,HIGH",
+            allow_leading_hyphen=True,
+        ),
+    ] = "full",
     out: Annotated[Path, Parameter(help="The file to write: .png, .jpg or .html.", metavar="FILE")] = Path(
         "contact-sheet.png"
     ),
@@ -197,9 +206,12 @@ def show(
         raise UserError(f"--seed is '{seed}': expected a whole number of at least 0")
     if recipe and not augmented:
         raise UserError(f"'{recipe[0]}': a recipe has no effect without --augmented; add --augmented")
+    if augmented and value_range != "full":
+        raise UserError("--range has no effect with --augmented; use data.range in the recipe")
     from rankless.curation import contact_sheet
     from rankless.curation.sampling import select
     from rankless.files.outputs import SHEETS, drawing
+    from rankless.recipe import load
 
     outputs = drawing(out, "data show", SHEETS, force=force)  # before the data is read
     selected = select(
@@ -211,12 +223,17 @@ def show(
         class_name=class_name,
         classes=chosen_classes(classes),
         augmented=_recipe_for(root, recipe) if augmented else None,
+        values=load.default([f"data.range={_as_pair(value_range)}"]).data.range,
     )
     contact_sheet.write(selected, out, outputs)
     unreadable = sum(one.image is None for one in selected.shown)
     failed = f", {unreadable} unreadable" if unreadable else ""
     say(f"{selected.title}{failed}: {out}" + (" (replaced)" if outputs.replaced else ""))
     return 0
+
+
+def _as_pair(text: str) -> str:
+    return f"[{text.strip('[]')}]" if "," in text else text
 
 
 def _recipe_for(root: str, words: tuple[str, ...]) -> Callable[[str], Recipe]:

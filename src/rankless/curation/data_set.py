@@ -91,7 +91,8 @@ def suggest_format(root: str, format: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if format == "auto" or is_remote(root) or format_named(format).recognize(location(root)):
+        named = format.partition(":")[0]
+        if named == "auto" or is_remote(root) or format_named(named).recognize(location(root)):
             raise
         hint = []
         with suppress(UserError):
@@ -119,12 +120,16 @@ def refuse_data_files(outputs: Outputs, root: str, format: str) -> None:
 
 
 def known_format(name: str, option: str = "--format", known: Sequence[str] = ()) -> str:
-    """Check and return the name of a format. ``yolo`` becomes ``darknet``."""
-    if name == "yolo":
-        return "darknet"
+    """Check and return the name of a format, possibly with the form of the boxes after a colon.
+
+    ``yolo`` becomes ``darknet``.
+    """
+    plain, colon, form = name.partition(":")
+    if plain == "yolo":
+        return f"darknet{colon}{form}"
     known = known or ("auto", *NAMES)
-    if name not in known:
-        near = "; did you mean 'darknet'?" if "yolo" in name.lower() else nearest(name, (*known, "yolo"))
+    if plain not in known:
+        near = "; did you mean 'darknet'?" if "yolo" in plain.lower() else nearest(plain, (*known, "yolo"))
         raise UserError(f"{option} is '{name}': expected {one_of(known)}{near}")
     return name
 

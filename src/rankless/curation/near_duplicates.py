@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
@@ -18,15 +18,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from rankless.curation.progress import thread_map
-from rankless.data.images.image_file import Shown, UnreadableImage, read, read_for
+from rankless.data.images.image_file import Shown, UnreadableImage, read_for
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import content
 from rankless.errors import counted
 
 _SIDE, _BLOCKS = 16, 2
-_SHOWN = Shown((_SIDE, _SIDE), "stretch", 4)
+_SHOWN = Shown((_SIDE, _SIDE), "stretch", 4, "auto")
 # Root mean square differences of 8-bit values. Microscope images (640 × 480) and photographs of hands
 # (100 × 100) differ by 0.1 to 1.6 from copies that were recompressed (JPEG quality 50, WebP), resized to a
 # half or a third, or stretched, and by up to 2.4 from copies of JPEG quality 30. Different images differ by
@@ -78,7 +79,7 @@ def fingerprint(whole: Annotations, index: int, *, near: bool, decode: bool = Fa
         data, path = content(whole, index), whole.path(index)
         digest = blake2b(data, digest_size=16).digest()
         if decode:
-            read(io.BytesIO(data), name=path)
+            _decoded(data, Shown((0, 0), detail=0, values="auto"), path)
         small = thumbnail(data, path) if near else None
     except UnreadableImage as error:
         return Fingerprint(digest, error=error)
@@ -112,9 +113,16 @@ def find_duplicates(whole: Annotations, *, near: bool = True) -> Duplicates:
 
 def thumbnail(data: bytes, name: str) -> Thumbnails:
     """Return the thumbnail, (3 * 16 * 16,), of an encoded image. Errors refer to the image by ``name``."""
-    pixels = read_for(io.BytesIO(data), _SHOWN, name=name).image.permute(1, 2, 0).contiguous().numpy()
+    pixels = _decoded(data, _SHOWN, name).permute(1, 2, 0).contiguous().numpy()
     means = Image.fromarray(pixels).resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
     return np.asarray(means).transpose(2, 0, 1).reshape(-1)
+
+
+def _decoded(data: bytes, shown: Shown, name: str) -> Tensor:
+    try:
+        return read_for(io.BytesIO(data), shown, name=name).image
+    except UnreadableImage:  # also colors with 16 bits
+        return read_for(io.BytesIO(data), replace(shown, values="full"), name=name).image
 
 
 def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:

@@ -18,8 +18,9 @@ from rankless.data.datasets.builtin import DIGITS, DigitScenes
 from rankless.data.datasets.class_choice import Classes, refuse_classes
 from rankless.data.datasets.open_split import examine
 from rankless.data.formats.registry import format_named, recognize
+from rankless.data.images import image_file
 from rankless.data.images.drawing import Mark
-from rankless.data.images.image_file import UnreadableImage
+from rankless.data.images.image_file import UnreadableImage, Values
 from rankless.data.images.sources import FileImages
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.errors import UserError, counted, listed, nearest
@@ -67,8 +68,11 @@ def select(
     class_name: str | None = None,
     classes: Classes = "auto",
     augmented: RecipeFor | None = None,
+    values: Values = "full",
 ) -> Selection:
     """Sample random images of a split. The default is the first split.
+
+    ``values`` is a value of ``data.range``; with ``augmented``, the recipe's is used.
 
     With ``class_name``, only images with an object of this class are sampled. ``augmented`` returns a recipe
     for a task. If it is given, images are augmented as in the first epoch of training with this recipe.
@@ -78,7 +82,9 @@ def select(
         refuse_classes(classes)
         return _digits(split or "train", count, seed, class_name, augmented)
     name, _ = recognize(root, format)
-    split = split or format_named(name).splits(location(root))[0]
+    page = format_named(name)
+    if (split := split or next(iter(page.splits(location(root))), None)) is None:
+        raise UserError(f"{root}: no split found; expected {page.LAYOUT}")
     whole = examine(root, split, format, classes=classes)
     if augmented is not None:
         recipe = augmented("detect" if whole.has_boxes else "classify")
@@ -93,7 +99,7 @@ def select(
         image_of = np.repeat(candidates, np.diff(whole.offsets))
         candidates = np.unique(image_of[np.asarray(whole.labels) == wanted])
     drawn = generator(seed, "show").permutation(candidates)[:count].tolist()
-    sample = partial(_as_stored, whole)
+    sample = partial(_as_stored, whole, values)
     if augmented is not None:
         sample, _ = _augmented(recipe)
     title = f"{Path(root).expanduser().resolve().name} · {split} · {len(drawn)} of {len(candidates):,}"
@@ -147,8 +153,9 @@ def _scene(scenes: DigitScenes, index: int) -> Shown:
     return _shown(sample.image, sample.boxes.tolist(), sample.labels.tolist(), names, scenes.source(index))
 
 
-def _as_stored(whole: Annotations, index: int) -> Shown:
-    image, rows = FileImages(whole).read(index).image, whole.rows(index)
+def _as_stored(whole: Annotations, values: Values, index: int) -> Shown:
+    unreduced = image_file.Shown((0, 0), detail=0, values=values)
+    image, rows = FileImages(whole, unreduced).read(index).image, whole.rows(index)
     labels, caption = whole.labels[rows].tolist(), Path(whole.path(index)).name
     names = [whole.class_names[label] for label in labels]
     if not whole.has_boxes:

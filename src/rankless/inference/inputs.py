@@ -39,7 +39,7 @@ def read(name: str, finder: Finder) -> tuple[Tensor, Decoded]:
     """Return an image, uint8 (3, H, W), and a copy for the network that is reduced as in training."""
     scene = SCENES.fullmatch(name)
     if scene is None or Path(name).exists():
-        image = image_file.read(Path(name))
+        image = image_file.read(Path(name), values=_values(finder))
         height, width = image.shape[-2:]
         if not isinstance(finder, CustomFinder) and finder.shown.reduction(height, width) > 1:
             return image, image_file.read_for(Path(name), finder.shown)
@@ -52,8 +52,12 @@ def source_of(image: ImageLike, number: int) -> Source:
     """Return the source of any :data:`ImageLike`. Messages mention its index, ``number``."""
     if isinstance(image, str | os.PathLike):
         return file_source(os.fspath(image))
-    tensor = _tensor(image, f"image {number}")
-    return Source(str(getattr(image, "filename", "") or ""), lambda finder: reduced(tensor, finder))
+    where = f"image {number}"
+    name = str(getattr(image, "filename", "") or "")
+    if isinstance(image, Image.Image) and image.mode[0] in "IF":  # more than 8 bits
+        return Source(name, lambda finder: reduced(_deep(image, where, _values(finder)), finder))
+    tensor = _tensor(image, where)
+    return Source(name, lambda finder: reduced(tensor, finder))
 
 
 def whole(image: Tensor) -> Decoded:
@@ -69,6 +73,18 @@ def reduced(image: Tensor, finder: Finder) -> tuple[Tensor, Decoded]:
         return image, whole(image)
     smaller = np.array(Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).reduce(factor))
     return image, Decoded(torch.from_numpy(smaller).permute(2, 0, 1), factor, (height, width))
+
+
+def _values(finder: Finder) -> image_file.Values:
+    return "full" if isinstance(finder, CustomFinder) else finder.shown.values
+
+
+def _deep(image: Image.Image, where: str, values: image_file.Values) -> Tensor:
+    try:
+        upright = image_file.rgb(ImageOps.exif_transpose(image), values)
+    except (OSError, ValueError) as error:
+        raise UnreadableImage(where, str(error)) from error
+    return torch.from_numpy(np.array(upright)).permute(2, 0, 1)
 
 
 def _tensor(image: Any, where: str) -> Tensor:

@@ -92,7 +92,7 @@ class ClassFinder:
         self.model, self.device = model.to(device).eval(), device
         self.source, self.heat = source, False
         data = loaded.recipe.data
-        self.shown = shown_as(self.task.size, data.augment.crop < 1, data.detail)
+        self.shown = shown_as(self.task.size, data.augment.crop < 1, data.detail, data.range)
 
     def scene(self, split: str, index: int) -> Tensor:
         """Return an image, uint8 (3, H, W), of a digit from the built-in data."""

@@ -72,7 +72,7 @@ class BoxFinder:
         model = trained.model(self.task, loaded, source)
         self.model, self.device = model.to(device).eval(), device
         self.fused = fold_batch_norms(self.model, dtype_of(recipe.precision))
-        self.shown = Shown(self.task.size, recipe.data.fit, self.task.detail)
+        self.shown = Shown(self.task.size, recipe.data.fit, self.task.detail, recipe.data.range)
         self.heat = False
 
     def scene(self, split: str, index: int) -> Tensor:

@@ -176,7 +176,7 @@ def _wrong_values(recipe: type, flat: Flat, kinds: Kinds) -> Iterator[tuple[KeyP
             if (wrong := error.errors()[0])["type"] == "expected":
                 yield path, f"'{'.'.join(path)}' is {shown(value)}: {wrong['msg']}"
             else:
-                yield path, wrong_value(known[path], value)
+                yield path, wrong_value(known[path], value, flat.get(("model", "image_size")))
 
 
 def _without_effect(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rankless.recipe.loss_kinds import AnchorFreeLoss
+from rankless.recipe.mistakes import ascending_anchors
 
 if TYPE_CHECKING:
     from rankless.recipe.schema import Recipe
@@ -15,6 +16,7 @@ def clashes(recipe: Recipe) -> Iterator[tuple[str, ...]]:
     """Yield each contradiction as a sentence, followed by the dotted keys involved (the wrong one first)."""
     yield from _of_model(recipe)
     yield from _of_data(recipe)
+    yield from _of_range(recipe)
     yield from _of_training(recipe)
 
 
@@ -30,13 +32,10 @@ def _of_model(recipe: Recipe) -> Iterator[tuple[str, ...]]:
         )
     anchors = getattr(model, "anchors", "default")
     if not isinstance(anchors, str) and (least := min(map(min, anchors))) < 1:
-        side = size if isinstance(size, int) else 416
-        first = [round(fraction * side, 1) for fraction in anchors[0]]
-        yield (
-            f"'model.anchors' has a side of {least:g} pixels; expected at least 1; multiply fractions of the "
-            f"image by the input's size: at {side} pixels, the first pair is {first}",
-            "model.anchors",
-        )
+        text, input_size = ascending_anchors(anchors, size)
+        what = f"'model.anchors' has a side of {least:g} pixels; expected at least 1"
+        meant = f"; multiply fractions of the image by the input's size: at {input_size} pixels, {text}"
+        yield f"{what}{meant if input_size else ''}", "model.anchors"
     if getattr(model, "config", "") and model.name.startswith("hf/") and model.name != "hf/config":
         yield (
             f"'model.config' is given, but 'model.name' is '{model.name}', which has its own configuration; "
@@ -52,6 +51,12 @@ def _of_model(recipe: Recipe) -> Iterator[tuple[str, ...]]:
             "loss.dfl",
             "model.dfl",
         )
+
+
+def _of_range(recipe: Recipe) -> Iterator[tuple[str, ...]]:
+    values = recipe.data.range
+    if not isinstance(values, str) and values[0] >= values[1]:
+        yield f"'data.range' is {list(values)}: expected [low, high] with low < high", "data.range"
 
 
 def _of_data(recipe: Recipe) -> Iterator[tuple[str, ...]]:

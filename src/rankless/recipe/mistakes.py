@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rankless.errors import nearest, one_of, similar
@@ -66,12 +66,17 @@ def not_a_section(recipe: type, path: KeyPath, value: Any) -> str:
     return f"{what}; did you mean '{key}'{counts}?{f' {note}' if note else ''}"
 
 
-def wrong_value(key: Key, value: Any) -> str:
-    """Return the message about a wrong value, with the expected values and the nearest valid one."""
+def wrong_value(key: Key, value: Any, size: Any = "default") -> str:
+    """Return the message about a wrong value, with the expected values and the nearest valid one.
+
+    ``size`` is the value of ``model.image_size``, for anchors that are fractions of the image.
+    """
     schema, dotted = key.values.json_schema(), ".".join(key.path)
     what = f"'{dotted}' is {shown(value)}: expected {expected(schema)}{_too_large(value, schema)}"
     if dotted == "model.anchors" and (pairs := _flat_pairs(value)):
-        return f"'model.anchors' has a list for each head: expected one list, smallest first: {pairs}"
+        text, sides = ascending_anchors(pairs, size)
+        unit = f", in pixels of an input of {sides}" if sides else ""
+        return f"'model.anchors' has a list for each head: expected one list, smallest first{unit}: {text}"
     if value is None:
         return f"{what}; remove the key to use the default, {shown(key.default)}"
     if dotted == "model.pretrained":
@@ -148,14 +153,29 @@ def _listed(words: list[str], joint: str) -> str:
     return f" {joint} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _flat_pairs(value: Any) -> str:
-    """Return anchors that are grouped by head as the text of a flat list, or "" for other values."""
+def _flat_pairs(value: Any) -> list[tuple[float, float]]:
+    """Return the pairs of anchors that are grouped by head; an empty list for other values."""
     try:
-        pairs = [(float(width), float(height)) for head in value for width, height in head]
+        return [(float(width), float(height)) for head in value for width, height in head]
     except (TypeError, ValueError):
-        return ""
-    pairs.sort(key=math.prod)
-    return "[" + ", ".join(f"[{width:g}, {height:g}]" for width, height in pairs[:100]) + "]"
+        return []
+
+
+def ascending_anchors(pairs: Iterable[tuple[float, float]], size: Any) -> tuple[str, str]:
+    """Return anchors as text, in pixels and smallest first, and the size of the input that they are for.
+
+    If all sides are at most 1, they are fractions of the input, and ``size`` is ``model.image_size`` (416 if
+    it is not a number of pixels). Otherwise, the sides are pixels, and the second text is empty.
+    """
+    pairs = sorted(pairs, key=math.prod)[:100]
+    sides = ""
+    if all(side <= 1 for pair in pairs for side in pair):
+        height, width = size if isinstance(size, list | tuple) and len(size) == 2 else (size, size)
+        if not isinstance(height, int) or not isinstance(width, int):
+            height = width = 416
+        pairs = [(max(1, round(w * width, 1)), max(1, round(h * height, 1))) for w, h in pairs]
+        sides = f"{height} × {width}"
+    return "[" + ", ".join(f"[{width:g}, {height:g}]" for width, height in pairs) + "]", sides
 
 
 def _options(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -7,6 +7,7 @@ so presets may change between versions without changing recorded recipes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import InitVar, field
 from typing import Annotated, Any, Literal, Self
@@ -164,12 +165,21 @@ class Augment:
         """Ignore the preset, which the validator has already expanded."""
 
 
+PixelValue = Annotated[Float, Field(le=1e12, allow_inf_nan=False)]
 Format = Annotated[
     Literal[
         "auto", "webdataset", "coco", "cvat", "voc", "darknet", "fiftyone", "hugging-face", "createml",
         "labelme", "label-studio", "via", "csv", "lines", "cifar", "oxford-pets", "image-folder",
+    ] | Annotated[
+        str,
+        Field(
+            pattern=r"^[a-z-]+:(xyxy|xywh|cxcywh|polygon)$",
+            description="a format and a form, such as csv:xywh",
+        ),
     ],
-    BeforeValidator(lambda name: "darknet" if name == "yolo" else name),
+    BeforeValidator(
+        lambda name: re.sub("^yolo(?=:|$)", "darknet", name) if isinstance(name, str) else name
+    ),
 ]  # fmt: skip
 
 
@@ -183,7 +193,9 @@ class Data:
     folder: Name = "data"
     """Folder with the files of ``torchvision/NAME`` (``root`` in torchvision)."""
     format: Format = "auto"
-    """Format of the data. ``auto`` detects it, and ``yolo`` means ``darknet``."""
+    """Format of the data. ``auto`` detects it, and ``yolo`` means ``darknet``. A colon and the form of the
+    boxes can follow, as in ``hugging-face:xyxy``: ``xyxy`` (corners), ``xywh`` (corner and size), ``cxcywh``
+    (center and size) or, for ``darknet``, ``polygon``."""
     train: Name = "train"
     """Name of the split to train on, or its annotation file, relative to ``root``."""
     val: Name = "val"
@@ -203,6 +215,10 @@ class Data:
     detail: Annotated[NotNegative, PREDICTING] = 2.0
     """Decode at 1/2, 1/4 or 1/8 size if the result is at least this many times as large as the image in the
     network's input; 0 always decodes at full size."""
+    range: Annotated[Literal["full", "auto"] | tuple[PixelValue, PixelValue], PREDICTING] = "full"
+    """Values of gray images with more than 8 bits that become 0 and 255: ``full`` is the range of 16 bits,
+    ``auto`` is the lowest and highest value of each image, and [low, high] suits sensors with fewer bits and
+    is needed for 32-bit integers and floating-point numbers. Images with 8 bits do not change."""
     multi_scale: Annotated[Float, Field(ge=0, le=15), DETECT_ONLY, TRAINING] = 0.0
     """Range of random input sizes, from ``1 / (1 + x)`` to ``1 + x`` times ``model.image_size`` (detection);
     0 always uses ``model.image_size``."""

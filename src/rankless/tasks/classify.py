@@ -159,6 +159,7 @@ class Classify:
             batch=recipe.batch.images,
             detail=data.detail,
             cache=data.cache,
+            values=data.range,
         )
 
 

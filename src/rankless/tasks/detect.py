@@ -27,6 +27,7 @@ from rankless.metrics.coco import coco_scores
 from rankless.models import zoo
 from rankless.models.detectors.protocol import CANDIDATES, Detector
 from rankless.recipe import model_kinds
+from rankless.recipe.mistakes import ascending_anchors
 from rankless.recipe.schema import Recipe
 from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox, LossSum, Scores
 from rankless.tasks.best import unknown_best
@@ -147,6 +148,7 @@ class Detect:
             sizes=sizes if data.multi_scale else None,
             detail=self.detail,
             cache=data.cache,
+            values=data.range,
             batch=self.recipe.batch.images,
         )
 
@@ -167,6 +169,7 @@ class Detect:
             rectangular=self.recipe.evaluate.rectangular,
             detail=self.detail,
             cache=data.cache,
+            values=data.range,
         )
 
     def _open(self, split: str, images: int, seed: int) -> DetectionImages:
@@ -246,10 +249,10 @@ def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
 def _anchors_that_descend(model: model_kinds.ModelKeys) -> Iterator[str]:
     anchors = model.anchors if isinstance(model, model_kinds.YoloModel) else ()
     if not isinstance(anchors, str) and anchors and math.prod(anchors[0]) > math.prod(anchors[-1]):
-        ascending = ", ".join(f"[{width:g}, {height:g}]" for width, height in sorted(anchors, key=math.prod))
+        ascending, _ = ascending_anchors(anchors, model.image_size)
         yield (
             "model.anchors are in descending order, so the finest head would learn the largest boxes; "
-            f"expected the smallest pair first: model.anchors='[{ascending}]'"
+            f"expected the smallest pair first: model.anchors='{ascending}'"
         )
 
 

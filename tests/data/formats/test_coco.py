@@ -189,6 +189,8 @@ def test_a_category_that_only_groups_the_others_is_no_class(tmp_path):
         (box(bbox=()), {"not understood": 1}),
         (box(iscrowd="yes"), {"not understood": 1, "crowd": 1}),
         (box(iscrowd=2), {"not understood": 1, "crowd": 1}),
+        (box(iscrowd="1"), {"crowd": 1}),
+        (box(iscrowd="0"), {}),
         (box(area="big"), {}),
         (box(area=float("nan")), {}),
         (box(image="1", category="3"), {}),
@@ -331,10 +333,17 @@ def test_what_it_depends_on(tmp_path):
 
 def test_a_box_from_an_outline_is_reported(tmp_path):
     outline = [[4, 2, 9.5, 3, 6, 8.25], [20, 10, 22, 10, 22, 12]]
-    put(tmp_path, box(bbox=None, segmentation=outline), box(2, bbox=(), segmentation="?"))
+    mask = {"size": [20, 40], "counts": [3 * 20 + 4, 5, 15, 5, 711]}  # columns 3 and 4, rows 4 to 8
+    put(
+        tmp_path,
+        box(bbox=None, segmentation=outline),
+        box(2, bbox=(), segmentation="?"),
+        box(3, bbox=(0, 0, 0.0, 0), segmentation=mask),
+        box(4, bbox=(0, 0, 0, 0), segmentation=[]),
+    )
     found = opened(tmp_path)
-    assert found.boxes.tolist() == [[4, 2, 22, 12]]
-    assert found.findings.counts == {"outline": 1, "not understood": 1}
+    assert found.boxes.tolist() == [[4, 2, 22, 12], [3, 4, 5, 9]]
+    assert found.findings.counts == {"outline": 2, "not understood": 1, "no size": 1}
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1), st.floats(0, 1))

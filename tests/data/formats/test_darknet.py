@@ -285,6 +285,53 @@ def test_polygons_become_their_bounds(tmp_path: Path) -> None:
     assert counts(data) == {"outline": 2, "not finite": 1}
 
 
+_BOX, _TRUE = ".5 .5 .5 .5", [10, 5, 30, 15]
+_POINTS = " .3 .3 {0} .35 .34 {0} .4 .38 {0} .45 .42 {0}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "given", "expected"),
+    [
+        ([_BOX + _POINTS.format("")] * 2, "kpt_shape: [4, 2]", [_TRUE]),  # the layout of YOLO pose labels
+        ([_BOX + _POINTS.format("")] * 2, "", None),  # a polygon of six points, or a box with key points
+        ([_BOX + _POINTS.format("")] * 2, "darknet:polygon", [[12, 6, 20, 10]]),
+        ([_BOX + _POINTS.format("")] * 2, "darknet:cxcywh", [_TRUE]),
+        ([_BOX + _POINTS.format("2")] * 2, "", [_TRUE]),  # flags, so these are no polygons
+        ([_BOX + " .3 .3 .9"], "", [_TRUE]),  # an odd number of numbers
+        ([_BOX + _POINTS.format(""), _BOX], "", None),
+        ([".9 .9 .95 .9 .9 .95 .85 .9"], "", [[34, 18, 38, 19]]),  # the first numbers are no box in the image
+        ([_BOX + _POINTS.format(""), ".1 .3 .2 .1 .5 .2"], "", [[12, 6, 20, 10], [4, 2, 20, 6]]),
+    ],
+)
+def test_the_box_of_a_line_with_key_points_is_its_first_numbers(tmp_path, lines, given, expected) -> None:
+    put(tmp_path, "train/a", "".join(f"0 {line}\n" for line in lines))
+    shape = given if given.startswith("kpt_shape") else ""
+    root = described(tmp_path, f"train: images/train\nnames: [x]\n{shape}\n")
+    if expected is None:
+        assert "a.txt:1: other form: all lines have 12 numbers" in (said := problems_of(root))
+        assert "kpt_shape: [4, 2]" in said and "data.format=darknet:polygon" in said
+        return
+    data = open_annotations(root, "train", "auto" if shape or not given else given)
+    assert np.allclose(data.boxes, expected)
+    assert ("key points" in counts(data)) == (expected == [_TRUE])
+
+
+def test_another_split_shows_that_lines_are_polygons(tmp_path: Path) -> None:
+    put(tmp_path, "train/a", f"0 {_BOX}{_POINTS.format('')}\n")
+    put(tmp_path, "val/b", "0 .1 .3 .2 .1 .5 .2\n")
+    root = described(tmp_path, "train: images/train\nval: images/val\nnames: [x]\n")
+    assert np.allclose(open_annotations(root, "train").boxes, [[12, 6, 20, 10]])
+
+
+def test_patterns_of_image_files(tmp_path: Path) -> None:
+    for name in ("train/a", "train/b", "more/part-1/c"):
+        put(tmp_path, name)
+    root = described(tmp_path, "train: ['images/train/[a]*.jpg', 'images/*/part-?']\nnames: [x]\n")
+    assert names(open_annotations(root, "train")) == ["a", "c"]
+    put(tmp_path, "train/a2")  # a new file that matches
+    assert names(open_annotations(root, "train")) == ["a", "a2", "c"]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -300,20 +347,22 @@ def test_polygons_become_their_bounds(tmp_path: Path) -> None:
         ("train: images/train\nnames: [x]\nnc: 2\n", "'nc' is 2; expected 1"),
         ("train: images/train\nnames: {1: x, 2: y}\n", "expected 0 to 1"),
         ("train: images/train\nnames: {a: x}\n", "expected 0 to 0"),
-        ("train: data.yaml\nnames: [x]\n", "expected a folder or a .txt list"),
+        ("train: data.yaml\nnames: [x]\n", "expected a folder, an image or a .txt list"),
         ("train: list.txt\nnames: [x]\n", "list.txt:3: not understood: 'data.yaml' is not an image"),
         ("train: [\n", "data.yaml:2: column 1: invalid YAML"),
         ("train: " + "[" * 999 + "\n", "nested too deeply"),
         ("- a\n- b\n", "contains a list"),
         ("train: [[images/train]]\nnames: [x]\n", "'train' contains nested values"),
-        ("train: images/train\nnames: [x]\nkpt_shape: [17, 3]\n", "key points"),
+        ("train: images/train\nnames: [x]\nkpt_shape: [17]\n", "the number of key points and of the values"),
+        ("train: images/train\nnames: [x]\nkpt_shape: [17, 3]\n", "a.txt:2: not understood: found 4 columns"),
         ("train: images/train\nnames: [x]\nnc: many\n", "'nc' is many; expected 1"),
+        ("train: images/train/*.png\nnames: [x]\n", "'train: images/train/*.png': no such file or folder"),
         ("train: ~nobody-of-that-name/x\nnames: [x]\n", "no such file or folder"),
         ("train: " + "x" * 5000 + "\nnames: [x]\n", "no such file or folder"),
     ],
 )
 def test_errors_of_data_yaml(tmp_path: Path, text: str, said: str) -> None:
-    put(tmp_path, "train/a")
+    put(tmp_path, "train/a", "0 .5 .5 .2 .4\n0 .1 .2 .3\n" if "17, 3" in text else "0 .5 .5 .2 .4\n")
     (tmp_path / "empty").mkdir()
     (tmp_path / "list.txt").write_text("images/train/a.jpg\ngone.jpg\ndata.yaml\n")
     root = described(tmp_path, text)

@@ -166,7 +166,7 @@ def test_a_label_of_each_image_is_classification(name: str, tmp_path: Path) -> N
     ("boxes", "expected", "note"),
     [
         ([[40, 10, 60, 30]], (40, 10, 60, 30), "corners"),  # x, y, width, height would leave the image
-        ([[10, 10, 20, 30]], (10, 10, 30, 40), ""),
+        ([[10, 10, 10, 30]], (10, 10, 20, 40), ""),
         ([[0.25, 0.5, 0.25, 0.25]], (16, 24, 32, 36), "normalized"),
     ],
 )
@@ -175,6 +175,21 @@ def test_the_values_decide_what_a_box_means(boxes, expected, note, tmp_path: Pat
     annotations = examine(str(rows(tmp_path / "animals", made)), "train")
     assert found(annotations) == {"a": [("cat", expected)]}
     assert ("boxes are" in " ".join(annotations.about)) == bool(note) and note in " ".join(annotations.about)
+
+
+@pytest.mark.parametrize(("form", "expected"), [("xyxy", (10, 10, 20, 30)), ("xywh", (10, 10, 30, 40))])
+def test_boxes_that_fit_two_forms_need_a_key(form: str, expected: tuple[int, ...], tmp_path: Path) -> None:
+    made = {"file_name": "a.jpg", "objects": {"bbox": [[10, 10, 20, 30]], "category": ["cat"]}}
+    root = str(rows(tmp_path / "animals", made))
+    with pytest.raises(
+        UserError, match=r"metadata.jsonl: .*may be x, y, width, height or x1.*:xywh"
+    ) as caught:
+        open_annotations(root, "train")
+    assert f"data.format=hugging-face:{form}" in str(caught.value)
+    for name in ("auto", "hugging-face"):
+        assert found(open_annotations(root, "train", f"{name}:{form}")) == {"a": [("cat", expected)]}
+    with pytest.raises(UserError, match="expected one of xyxy, xywh, cxcywh"):
+        examine(root, "train", "auto:xwyh")
 
 
 @pytest.mark.parametrize(

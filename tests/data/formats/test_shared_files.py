@@ -42,7 +42,7 @@ def lines(root: Path, entries: list[Entry]) -> None:
 
 def hugging_face(root: Path, entries: list[Entry]) -> None:
     rows = [
-        {"file_name": name, "objects": {"bbox": [[x, 2, 5, 5]], "category": ["x"]}} for name, x in entries
+        {"file_name": name, "objects": {"bbox": [[x, 2, 2, 5]], "category": ["x"]}} for name, x in entries
     ]
     (root / "train/metadata.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 

@@ -160,6 +160,7 @@ def test_parts_of_an_object_are_not_its_box(tmp_path: Path) -> None:
         (thing((1, "1_0", 2, 3)), "not a number: object 2 ('cat'): <ymin> is '1_0'"),
         (thing("<xmin>1</xmin><ymin/><xmax>3</xmax><ymax>3</ymax>"), "object 2 ('cat') has no <ymin>"),
         ("<object><name>cat</name></object>", "not understood: object 2 ('cat') has no <bndbox>"),
+        (thing(extra=thing((1, 1, 2, 2))[8 + 16 : -9]), "object 2 ('cat') has 2 <bndbox> elements"),
         (thing(extra="<difficult>7</difficult>"), "object 2 ('cat'): <difficult> is '7'; expected 0 or 1"),
         ("<object><name>cat</name><robndbox><cx>5</cx></robndbox></object>", "<robndbox>"),
         ("<object><name>cat</name><polygon><x1>5</x1></polygon></object>", "an invalid <polygon>"),
@@ -198,6 +199,8 @@ def test_a_polygon_without_a_box_becomes_its_bounds(tmp_path: Path) -> None:
         (b"", "unreadable file: not XML"),
         (b"\xff\xfe<\0a\0", "unreadable file: found a document"),
         (b'<?xml version="1.0" encoding="no-such"?><annotation/>', "unreadable file: not XML"),
+        (f"<annotation>{thing(name='猫狗')}</annotation>".encode("gbk"), "unreadable file: not UTF-8 text"),
+        (b'<?xml version="1.0" encoding="big5"?>\xff>', "unreadable file: not BIG5 text"),
         (b"<html/>", "not understood: the root element is <html>"),
         (b'<!DOCTYPE a [<!ENTITY b "c">]><annotation>&b;</annotation>', "unreadable file: found a document"),
     ],
@@ -208,6 +211,13 @@ def test_what_is_no_annotation(tmp_path: Path, content: bytes, problem: str) -> 
     for split in ("train", "val"):  # another split's names would be unknown
         (reported, _) = problems_of(tmp_path, split)
         assert f"b.xml: {problem}" in reported
+
+
+@pytest.mark.parametrize(("encoding", "name"), [("GBK", "猫"), ("big5", "貓")])
+def test_the_declared_encoding_is_read(tmp_path: Path, encoding: str, name: str) -> None:
+    text = f'<?xml version="1.0" encoding="{encoding}"?><annotation>{thing(name=name)}</annotation>'
+    put(tmp_path, "a").write_bytes(text.encode(encoding))
+    assert open_annotations(str(tmp_path), "train").class_names == (name,)
 
 
 LAUGHS = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 10))
@@ -222,7 +232,8 @@ HOSTILE = {
     '<x:include href="file://SECRET" parse="text"/></name></object></annotation>',
 }
 ENCODINGS = (
-    "utf-8", "utf-8-sig", "iso-8859-1", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-7", "cp037",
+    "utf-8", "utf-8-sig", "iso-8859-1", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-7", "cp037", "gbk",
+    "shift_jis",
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from rankless.data.images.image_file import Decoded, Shown, UnreadableImage, rea
 from rankless.data.images.sources import FileImages
 from rankless.data.index.annotations import Annotations, flat_paths
 from rankless.data.index.raw import RawBuilder
+from rankless.data.index.scan import with_headers
 from rankless.data.index.validation import validate
 from rankless.errors import UserError
 from rankless.recipe.schema import Augment
@@ -101,6 +102,20 @@ def test_the_examples_open_the_cache_and_say_so(known: Annotations) -> None:
     examples.item(0, 0)
     assert isinstance(examples.images, BoxedImages) and isinstance(examples.images.images, CachedImages)
     assert len([path for path in examples.images.images.folder.rglob("*") if path.is_file()]) == 1
+
+
+@pytest.mark.parametrize("cache", ["none", "ram", "disk"])
+def test_images_of_another_range_are_other_images(cache: Any, tmp_path: Path) -> None:
+    Image.fromarray(np.array([[0, 50, 100]], np.int32)).save(tmp_path / "a.tif")
+    made = RawBuilder()
+    made.add_box(made.add_image(str(tmp_path / "a.tif")), (0, 0, 1, 1), 0, 1)
+    known = validate(with_headers(made.raw(names=["thing"])), "test")
+    for values, expected in (("auto", [0, 128, 255]), ((0.0, 200.0), [0, 64, 128]), ("auto", [0, 128, 255])):
+        examples = DetectionExamples(BoxedImages(known), SIZE, 1, None, cache=cache, values=values)
+        assert examples.images.read(0).image[0].tolist() == [expected]
+        assert not [note for note in examples.notes if "unknown range" in note]
+    with pytest.raises(UserError, match=r"a.tif: unknown range: the values are integers .*from 0 to 100"):
+        DetectionExamples(BoxedImages(known), SIZE, 1, None, cache=cache)
 
 
 def test_where_there_are_no_files_nothing_is_kept_and_that_is_reported() -> None:

@@ -1,7 +1,9 @@
 """Reading images: every format against Pillow's own reading, and every kind of damage reported."""
 
 import pickle
+import struct
 import warnings
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from rankless.data.images.image_file import EXTENSIONS, UnreadableImage, header, is_image, read
+from rankless.data.images.image_file import EXTENSIONS, UnreadableImage, header, is_image, levels, read
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 RGB = Image.fromarray(PIXELS)
@@ -99,6 +101,60 @@ def test_sixteen_bits_become_the_upper_eight(tmp_path: Path) -> None:
     Image.fromarray(deep).save(tmp_path / "a.tif")
     for name in ("a.png", "a.tif"):
         assert np.array_equal(rows(read(tmp_path / name))[..., 2], PIXELS[..., 0])
+
+
+_DEEP = np.random.default_rng(1).integers(0, 4096, (20, 30))
+
+
+@pytest.mark.parametrize(
+    ("name", "pixels"),
+    [
+        ("a.png", _DEEP.astype(np.uint16)),
+        ("a.tif", _DEEP.astype(np.uint16)),
+        ("a.tif", (_DEEP * 500_000).astype(np.int32)),
+        ("a.tif", (_DEEP - 1024).astype(np.int32)),  # Hounsfield units
+        ("a.tif", (_DEEP / 4096).astype(np.float32)),
+    ],
+)
+def test_values_of_more_than_eight_bits_are_mapped_as_the_formula_says(tmp_path, name, pixels) -> None:
+    Image.fromarray(pixels).save(tmp_path / name)
+    middle = float(np.median(pixels))
+    for values in ("auto", (float(pixels.min()), middle), (middle, 2 * float(pixels.max()))):
+        low, high = (pixels.min(), pixels.max()) if values == "auto" else values
+        expected = ((pixels.astype(np.float64) - low) * 255 / (high - low)).round().clip(0, 255)
+        assert np.array_equal(rows(read(tmp_path / name, values=values)), expected[..., None].repeat(3, 2))
+    known = pixels.dtype == np.uint16
+    unknown = header(tmp_path / name).unknown
+    assert (f"from {pixels.min():,.10g} to {pixels.max():,.10g}" in unknown) != known
+    if not known:
+        with pytest.raises(UnreadableImage, match=r"whose range is unknown; set data.range to .*image\)$"):
+            read(tmp_path / name)
+
+
+def test_values_that_are_not_finite_and_images_of_one_value(tmp_path: Path) -> None:
+    Image.fromarray(np.array([[np.nan, -np.inf, 1], [2, 3, np.inf]], np.float32)).save(tmp_path / "a.tif")
+    assert rows(read(tmp_path / "a.tif", values="auto"))[..., 0].tolist() == [[0, 0, 0], [128, 255, 255]]
+    Image.fromarray(np.full((2, 2), 700, np.uint16)).save(tmp_path / "b.png")
+    assert not rows(read(tmp_path / "b.png", values="auto")).any()
+
+
+def test_eight_bits_have_their_range_and_deep_colors_are_refused(tmp_path: Path) -> None:
+    RGB.save(tmp_path / "a.png")
+    assert np.array_equal(rows(read(tmp_path / "a.png", values=(0, 9))), PIXELS)
+    scanlines = b"".join(b"\0" + line.tobytes() for line in (_DEEP.repeat(3, 1)).astype(">u2"))
+    parts = {
+        b"IHDR": struct.pack(">IIBBBBB", 30, 20, 16, 2, 0, 0, 0),
+        b"IDAT": zlib.compress(scanlines),
+        b"IEND": b"",
+    }
+    made = (
+        struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in parts.items()
+    )
+    (tmp_path / "b.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(made))
+    assert np.array_equal(rows(read(tmp_path / "b.png"))[..., 0], _DEEP >> 8)
+    assert levels(tmp_path / "b.png").used == 16
+    with pytest.raises(UnreadableImage, match="does not apply to colors with 16 bits"):
+        read(tmp_path / "b.png", values="auto")
 
 
 def test_the_tensor_is_its_own(tmp_path: Path) -> None:

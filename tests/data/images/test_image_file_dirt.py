@@ -130,12 +130,6 @@ def test_sixteen_bits_of_color_become_the_upper_eight(tmp_path: Path) -> None:
     assert color_of(tmp_path / "a.png") == list(RED)
 
 
-def test_floating_point_is_refused(tmp_path: Path) -> None:
-    flat("F", 0.5).save(tmp_path / "a.tif")
-    with pytest.raises(UnreadableImage, match="floating-point numbers of unknown range"):
-        read(tmp_path / "a.tif")
-
-
 def test_profiles_are_not_applied(tmp_path: Path) -> None:
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
     RGB.save(tmp_path / "with.jpg", icc_profile=profile)

@@ -14,7 +14,7 @@ from rankless.data.datasets.class_choice import Classes, refuse_classes
 from rankless.data.datasets.class_matching import Pairs
 from rankless.data.datasets.classification_input import augment, place, shown_as
 from rankless.data.datasets.open_split import open_annotations
-from rankless.data.images.image_file import UnreadableImage
+from rankless.data.images.image_file import UnreadableImage, Values
 from rankless.data.images.sources import Cache, ImageExamples, ReadableImages
 from rankless.errors import UserError, listed, shell_word
 from rankless.geometry.letterbox import GRAY
@@ -35,7 +35,7 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         augmented: whether to augment the images, as in training.
         epochs: number of epochs of the run; None if it is unlimited.
         batch: number of images per step.
-        detail, cache: values of ``data.detail`` and ``data.cache``.
+        detail, cache, values: values of ``data.detail``, ``data.cache`` and ``data.range``.
     """
 
     def __init__(
@@ -50,8 +50,10 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         batch: int = 1,
         detail: float = 2.0,
         cache: Cache = "none",
+        values: Values = "full",
     ) -> None:
-        super().__init__(source, size, seed, shown_as(size, augment.crop < 1, detail), cache)
+        shown = shown_as(size, augment.crop < 1, detail, values)
+        super().__init__(source, size, seed, shown, cache)
         self.augment, self.augmented = augment, augmented
         self.run = RunLength(epochs, len(self), batch) if epochs is not None else None
 

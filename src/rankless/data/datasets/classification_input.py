@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import functional as TF
 from rankless.data.augment.degrade import Key, degrade, drawing
 from rankless.data.augment.resample import drawn_color, recolor
 from rankless.data.augment.warp import Matrix, drawn_warp, origins, sampled, shrunk
-from rankless.data.images.image_file import Shown
+from rankless.data.images.image_file import Shown, Values
 from rankless.geometry.letterbox import GRAY
 from rankless.hardware.threads import one_thread
 from rankless.randomness import generator
@@ -61,14 +61,14 @@ def _covering(shape: Sequence[int], size: tuple[int, int]) -> tuple[int, int]:
     return max(size[0], round(height * scale)), max(size[1], round(width * scale))
 
 
-def shown_as(size: tuple[int, int], cropped: bool, detail: float) -> Shown:
+def shown_as(size: tuple[int, int], cropped: bool, detail: float, values: Values = "full") -> Shown:
     """Return the size at which :func:`place` shows images, so that decoding can reduce them.
 
     The enlargement by random crops is not taken into account.
     """
     if not cropped:
-        return Shown(size, "stretch", detail)
-    return Shown((round(size[0] * MARGIN), round(size[1] * MARGIN)), "cover", detail)
+        return Shown(size, "stretch", detail, values)
+    return Shown((round(size[0] * MARGIN), round(size[1] * MARGIN)), "cover", detail, values)
 
 
 @one_thread()

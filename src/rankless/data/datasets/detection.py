@@ -17,7 +17,7 @@ from rankless.data.datasets.builtin import DIGITS, DigitScenes
 from rankless.data.datasets.class_choice import Classes, refuse_classes
 from rankless.data.datasets.open_split import open_annotations
 from rankless.data.formats.registry import format_named
-from rankless.data.images.image_file import Shown, UnreadableImage
+from rankless.data.images.image_file import Shown, UnreadableImage, Values
 from rankless.data.images.sources import Cache, ImageExamples, Readable, ReadableImages
 from rankless.errors import UserError, shell_word
 from rankless.geometry.letterbox import USUAL, Fit, Placing, in_source, stretched, to_input, whole
@@ -52,7 +52,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         fit, placing: whether images are letterboxed or stretched, and how they are resized.
         sizes: size of the input at every step, instead of ``size``.
         rectangular: whether images with similar aspect ratios share an input without unnecessary padding.
-        detail, cache: values of ``data.detail`` and ``data.cache``.
+        detail, cache, values: values of ``data.detail``, ``data.cache`` and ``data.range``.
         batch: number of images per step.
     """
 
@@ -70,10 +70,11 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         rectangular: bool = False,
         detail: float = 2.0,
         cache: Cache = "none",
+        values: Values = "full",
         batch: int = 1,
     ) -> None:
         # Images are decoded for the largest input, so that they are the same at every step.
-        shown = Shown(sizes.choices()[-1] if sizes else size, fit, detail)
+        shown = Shown(sizes.choices()[-1] if sizes else size, fit, detail, values)
         super().__init__(source, size, seed, shown, cache)
         self.augment, self.fit, self.placing = augment, fit, placing
         self.run = RunLength(epochs, len(self), batch) if epochs is not None else None

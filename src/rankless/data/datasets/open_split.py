@@ -7,13 +7,15 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rankless.data.datasets.class_choice import Classes, class_list, give_each_class_a_name, with_classes
 from rankless.data.formats import shards
-from rankless.data.formats.registry import NUMBERED, also, format_named, recognize
+from rankless.data.formats.registry import NUMBERED, WITH_POLYGONS, also, format_named, recognize
 from rankless.data.formats.splits import is_for_tests, is_for_validation, known_as
 from rankless.data.index.annotation_cache import cached
 from rankless.data.index.annotations import Annotations
+from rankless.data.index.levels import report_few_levels
 from rankless.data.index.validation import validate
 from rankless.errors import UserError, counted, shell_word
 from rankless.files.cache_folder import hold
@@ -38,7 +40,8 @@ def open_annotations(
     Args:
         root: a folder, or a file such as ``data.yaml``.
         split: name of the split, or path of its annotation file relative to ``root``.
-        format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
+        format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``, possibly followed by a colon
+            and the form of the boxes, a key of :data:`rankless.data.index.box_forms.FORMS`.
         classes: value of ``data.classes``.
         max_bad: maximum fraction of unreadable images.
         rescan: whether to read the data again even if it seems unchanged.
@@ -76,14 +79,17 @@ def examine(
     path = location(root)
     if isinstance(path, Path):
         path = path.absolute()
-    name, why = recognize(root, format)
+    (name, why), form = recognize(root, format), format.partition(":")[2]
     chosen = class_list(classes, root)
 
     def read() -> tuple[Annotations, list[str]]:
         page = format_named(name)
-        raw = page.read(path, split, chosen) if chosen and name in NUMBERED else page.read(path, split)
+        more: dict[str, Any] = {"class_names": chosen} if chosen and name in NUMBERED else {}
+        shape = form if name in WITH_POLYGONS else ""
+        raw = page.read(path, split, **more, **({"form": shape} if shape else {}))
         give_each_class_a_name(raw, chosen, root)
-        made = validate(raw, name)
+        made = validate(raw, name, "" if shape == "polygon" else form)
+        report_few_levels(made)
         if chosen:
             made = with_classes(made, chosen, root, _of_other_splits(name, path, split, made, chosen))
         if is_for_validation(split) and (test := _tests_instead(split, page.splits(path))):
@@ -93,6 +99,7 @@ def examine(
 
     # Each selection of classes has its own cache entry.
     kind = json.dumps([name, *chosen]) if chosen else name
+    kind = json.dumps([kind, form]) if form else kind
     if isinstance(path, RemotePath):
         try:
             kind = json.dumps([kind, shards.fingerprint(path)])

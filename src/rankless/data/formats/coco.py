@@ -51,6 +51,7 @@ _AFFIXES = re.compile(
 )
 _OTHERS = re.compile(r"^(captions|panoptic|stuff|image_info)[_-]", re.IGNORECASE)
 _SAME = 1e-6  # maximum relative difference at which an object's area and the area of its box count as equal
+_NO_BOX = [0, 0, 0, 0]  # written by programs that only annotate outlines
 _MISSING = -1  # the index of a missing image
 
 
@@ -92,6 +93,7 @@ def read(root: Path, split: str) -> Raw:
         f"no valid entry in 'images'; the first problem: {odd[0].problem}" if odd else "no images are listed",
         classes.notes,
         counted="annotation",
+        form="xywh",
     )
 
 
@@ -149,13 +151,13 @@ class _Reader(ListedImages):
         flags = self._flags(entry, where) if entry.iscrowd or entry.ignore else 0
         box = entry.bbox
         try:
-            if not box:
-                outline = outlines.of_segmentation(decode(entry.segmentation))
-                if outline is None:
-                    self.report("not understood", where, "no 'bbox' and no valid 'segmentation'")
-                    return
+            none = not box or box == _NO_BOX
+            if outline := outlines.of_segmentation(decode(entry.segmentation)) if none else None:
                 self.report("outline", where)
                 x1, y1, x2, y2 = outline
+            elif not box:
+                self.report("not understood", where, "no 'bbox' and no valid 'segmentation'")
+                return
             else:
                 x1, y1, width, height = box
                 x2, y2 = x1 + width, y1 + height
@@ -172,9 +174,11 @@ class _Reader(ListedImages):
     def _flags(self, entry: Annotation, where: str) -> int:
         flags = 0
         for key, value, flag in (("iscrowd", entry.iscrowd, CROWD), ("ignore", entry.ignore, DIFFICULT)):
-            if value and value != 1:
-                self.report("not understood", where, f"{key} {_short(value)}; expected 0 or 1")
-            flags |= flag if value else 0
+            if not value or value == "0":
+                continue
+            if value not in (1, "1"):
+                self.report("not understood", where, f"{key} {_short(repr(value))}; expected 0 or 1")
+            flags |= flag
         return flags
 
 

@@ -168,6 +168,7 @@ def is_text(name: str) -> bool:
 TITLE = "CSV"
 LAYOUT = "'train.csv', 'train_labels.csv' or 'train/_annotations.csv', or a single .csv file"
 _WHOLE = 1.001  # maximum value of normalized coordinates
+_FORMS = {"corners": "xyxy", "corner and size": "xywh", "center and size": "cxcywh"}
 _YES, _NO = {"1", "true", "yes"}, {"", "0", "-1", "false", "no"}  # -1 means "unknown" in Open Images
 _BESIDE = ("_annotations.csv", "annotations.csv", "labels.csv")
 _CLASSES = re.compile(r"(.*[_-])?class(es|[_-]list|[_-]descriptions.*)$", re.IGNORECASE)
@@ -213,6 +214,7 @@ def read(root: Path, split: str) -> Raw:
         raw.normalized = columns.unit == "normalized" or (not columns.unit and small)
         unit = "normalized to 0–1" if raw.normalized else "in pixels"
         raw.about.append(f"boxes are given as {columns.kind}, {unit}")
+        raw.form = _FORMS[columns.kind]
     return raw
 
 

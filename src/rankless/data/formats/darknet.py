@@ -1,8 +1,8 @@
 """Read and write Darknet/YOLO labels: one ``.txt`` file per image with lines ``class x y w h``.
 
 Classes count from 0. A box is given by its center and size, normalized by the size of the upright image. A
-line with more numbers is a polygon, as used for segmentation, and its bounds become the box. A description
-file, lists or folders determine the images of each split.
+line with more numbers is a polygon, as used for segmentation, and its bounds become the box, or a box with
+key points, which are not used. A description file, lists or folders determine the images of each split.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import itertools
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,6 +50,7 @@ from rankless.data.formats.splits import (
 from rankless.data.formats.writing import ImageFiles, file_names, lost_flags, names_of, rounded, shortest
 from rankless.data.images.image_file import EXTENSIONS, is_image
 from rankless.data.index.annotations import Annotations
+from rankless.data.index.findings import Finding
 from rankless.data.index.raw import Raw, RawBuilder
 from rankless.data.index.scan import scan, with_headers
 from rankless.errors import UserError, counted, printable
@@ -64,12 +67,18 @@ _REQUIRED = ("train", "val")  # splits that Ultralytics requires in a data.yaml
 _TRIED = 20  # number of images in a list or folder that are checked for label files
 _SNIFFED = 4096  # number of bytes to read to recognize a label file
 _LABEL = re.compile(r"\d+(\s+-?\d*\.?\d+([eE][-+]?\d+)?){4}(?!\S)")
+_FLAGS = {0.0, 1.0, 2.0}  # whether a key point is missing, hidden or visible
+_OUT = 0.02  # how far a box with key points may extend beyond its image, normalized
+_MOST_BOXES = 0.9  # minimum fraction of lines whose first numbers must be boxes if all lines have key points
+_FEW_FLAGS = 4  # minimum number of key points in a split whose flags are evidence
+_ANY = "any"
 _UNDIVIDED = "no splits found, so all images are 'train'; use `rankless data split` to create 'val'"
 
 
 @dataclass
 class Split(SplitFiles):
     class_names: tuple[str, ...] = ()
+    key_points: int = 0  # number of numbers after a box, from kpt_shape
     paths: list[str] = field(default_factory=list)
     listed: dict[str, tuple[str, str]] = field(default_factory=dict)  # place and name of each listed image
 
@@ -173,6 +182,7 @@ def find_split(root: Path, split: str, class_names: Sequence[str] | None = None)
         )
     if described:
         result.depends += [os.fspath(described.file), *described.depends]
+        result.key_points = described.key_points
     if not unique:
         raise UserError(
             [
@@ -205,9 +215,12 @@ def _from_description(described: Description, wanted: str) -> Split:
             result.add_folder(path)
         elif path.lower().endswith(".txt"):
             _add_list(Path(path), described.bases, result)
+        elif is_image(path):
+            result.paths.append(path)
         else:
             problems.append(
-                f"{described.file}: '{name}: {printable(entry)}' is a file; expected a folder or a .txt list"
+                f"{described.file}: '{name}: {printable(entry)}' is a file; expected a folder, an image or a "
+                ".txt list"
             )
     if problems:
         raise UserError(problems[:20])
@@ -347,7 +360,8 @@ def is_label_file(file: Path) -> bool:
     return _LABEL.match(line) is not None
 
 
-def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
+def read(root: Path, split: str, class_names: Sequence[str] | None = None, form: str = "") -> Raw:
+    """Read one split; ``form`` is the form of the boxes, or ``polygon``, if the user has given it."""
     files = find_split(root, split, class_names)
     items = list(_with_labels(files))
     if not any(label for _, label in items):
@@ -358,9 +372,59 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
             f"{expected}; put the labels in a folder 'labels' that mirrors 'images', or next to the "
             "images if there is no folder 'images'"
         )
-    raw = files.with_raw(scan(read_labels, items, "images"))
-    raw.names, raw.normalized = files.class_names, True
+    wanted = str(4 + files.key_points) if files.key_points else ""
+    if form:
+        wanted = "" if form == "polygon" else _ANY
+    raw = scan(read_labels, [(*item, wanted) for item in items], "images")
+    if not form and not files.key_points:
+        raw = _with_key_points(raw, items, root, split)
+    raw = files.with_raw(raw)
+    raw.names, raw.normalized, raw.form = files.class_names, True, "cxcywh"
     return raw
+
+
+def _with_key_points(raw: Raw, items: list[tuple[str, str]], root: Path, split: str) -> Raw:
+    """Decide whether all lines contain boxes with key points, and if so, read them again."""
+    numbers, certain = _numbers_with_key_points(raw.tallies)
+    if numbers and not certain:
+        tallies = Counter(raw.tallies)
+        for other in set(splits(root)) - {split}:
+            with suppress(UserError):
+                files = find_split(root, other)
+                raw.depends += files.depends
+                others = scan(read_labels, [(*item, "") for item in _with_labels(files)], "other labels")
+                raw.depends += others.depends
+                tallies.update(others.tallies)
+        numbers, certain = _numbers_with_key_points(tallies)
+    if certain:
+        raw = scan(read_labels, [(*item, str(numbers)) for item in items], "images")
+        raw.about.append(f"lines of {numbers} numbers and a class are read as boxes with key points")
+    elif numbers:
+        problem = (
+            f"all lines have {numbers} numbers and a class, and may be polygons or boxes with key points; "
+            f"for key points, add 'kpt_shape: [{(numbers - 4) // 2}, 2]' to 'data.yaml'; for polygons, set "
+            "data.format=darknet:polygon (`rankless data`: --format darknet:polygon)"
+        )
+        lines = raw.tallies[str(numbers)]
+        raw.findings.add_many("other form", lines, [Finding(raw.findings.first["outline"][0].where, problem)])
+    return raw
+
+
+def _numbers_with_key_points(tallies: Mapping[str, int]) -> tuple[int, bool]:
+    """Return how many numbers the lines have if they may be boxes with key points, and whether they must be.
+
+    All lines with key points have the same length, and their first four numbers are a box. A line is not a
+    polygon if it has an odd number of numbers. Polygons do not have flags: every third number is 0, 1 or 2.
+    """
+    long = [int(name) for name in tallies if name.isdecimal() and int(name) > 4]
+    if len(long) != 1:
+        return 0, False
+    (numbers,) = long
+    lines, points = tallies[str(numbers)], (numbers - 4) // 3
+    with_flags = (numbers - 4) % 3 == 0 and tallies.get("flags") == lines and points * lines >= _FEW_FLAGS
+    if numbers % 2:
+        return (numbers, True) if (numbers - 4) % 3 == 0 else (0, False)
+    return (numbers, with_flags) if tallies.get("boxes", 0) >= _MOST_BOXES * lines else (0, False)
 
 
 def _with_labels(files: Split) -> Iterator[tuple[str, str]]:
@@ -395,9 +459,14 @@ def _listings(folder: str, files: Split) -> tuple[list[FolderNames], Collection[
 
 
 def read_labels(items: list[tuple[str, ...]]) -> Raw:
-    """Parse label files and read image headers, given pairs of an image and its label file (or "")."""
+    """Parse label files and read image headers.
+
+    Each item is an image, its label file (or ""), and the number of numbers in a line with key points, which
+    is ``any`` for all longer lines, and "" if these are polygons.
+    """
     made = RawBuilder()
-    for image, label in items:
+    tallies = Counter[str]()
+    for image, label, with_points in items:
         number = made.add_image(image, label)
         if not label:
             made.findings.add("no label file", image)
@@ -409,12 +478,14 @@ def read_labels(items: list[tuple[str, ...]]) -> Raw:
             continue
         if content.isspace() or not content:
             made.findings.add("empty", image)
-        _parse(content, number, label, made)
-    depends = [label for _, label in items if label]
-    return with_headers(made.raw(normalized=True, depends=depends))
+        _parse(content, number, label, made, with_points, tallies)
+    depends = [label for _, label, _ in items if label]
+    return with_headers(made.raw(normalized=True, depends=depends, tallies=dict(tallies)))
 
 
-def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
+def _parse(
+    content: bytes, image: int, file: str, made: RawBuilder, with_points: str, tallies: Counter[str]
+) -> None:
     text = content.removeprefix(b"\xef\xbb\xbf")
     if not _is_text(text):
         made.findings.add("unreadable file", file, "not UTF-8 text; expected lines of numbers")
@@ -423,9 +494,14 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
         columns = line.split()
         if not columns:
             continue
-        polygon = len(columns) > 6 and len(columns) % 2 == 1
-        if len(columns) != 5 and not polygon:
-            problem = f"found {counted(len(columns), 'column')}; expected 5: class x y width height"
+        tallies[str(len(columns) - 1)] += 1
+        points = len(columns) > 5 and with_points in (_ANY, str(len(columns) - 1))
+        polygon = not with_points and len(columns) > 6 and len(columns) % 2 == 1
+        if len(columns) != 5 and not polygon and not points:
+            expected = "5: class x y width height"
+            if len(columns) > 6:
+                expected += ", or 'kpt_shape: [NUMBER, 2 or 3]' in 'data.yaml' for key points"
+            problem = f"found {counted(len(columns), 'column')}; expected {expected}"
             made.findings.add("not understood", f"{file}:{number}", problem)
             continue
         try:
@@ -439,16 +515,18 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
             expected = "numbers: class x y width height, where class is a whole number"
             made.findings.add("not a number", f"{file}:{number}", f"'{shown}'; expected {expected}")
             continue
-        if polygon:
-            made.findings.add("outline", f"{file}:{number}")
+        if polygon or points:
+            made.findings.add("outline" if polygon else "key points", f"{file}:{number}")
         if not all(map(math.isfinite, row)):
             shown = printable(line.decode().strip())
             made.findings.add("not finite", f"{file}:{number}", f"'{shown}'; expected finite numbers")
             continue
+        x, y, width, height = row[:4]
         if polygon:
+            tallies["boxes"] += abs(x - 0.5) + width / 2 <= 0.5 + _OUT >= abs(y - 0.5) + height / 2
+            tallies["flags"] += _FLAGS.issuperset(row[6::3])
             box = outlines.bounds(row[::2], row[1::2])
         else:
-            x, y, width, height = row
             box = x - width / 2, y - height / 2, x + width / 2, y + height / 2
         made.add_box(image, box, int(max(-(2.0**31), min(2.0**31, label))), number)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ class Description:
     depends: tuple[str, ...] = ()  # other files that were read
     problems: tuple[str, ...] = ()  # problems with the class names, which matter only if the names are needed
     lost: str = ""  # a note on the folder in path if it does not exist, otherwise ""
+    key_points: int = 0  # number of numbers for the key points of an object, from kpt_shape
     unnamed: bool = False  # whether the file has nc but no names, so that the classes are called 0, 1, 2 …
 
     def resolve(self, name: str) -> str:
@@ -80,11 +82,6 @@ def _from_yaml(file: Path) -> Description:
     if not isinstance(content, dict):
         given = f"'{printable(content)}'" if isinstance(content, str) else "a list" if content else "nothing"
         raise UserError(f"{file}: contains {given}; expected keys such as train, val and names")
-    if content.get("kpt_shape"):
-        raise UserError(
-            f"{file}: the labels contain key points ('kpt_shape' is set); expected only boxes; to train on "
-            "the boxes, remove 'kpt_shape' and, in the label files, all columns after the fifth"
-        )
     splits: dict[str, list[str]] = {}
     problems = []
     for name, entry in content.items():
@@ -100,12 +97,38 @@ def _from_yaml(file: Path) -> Description:
     if problems:
         raise UserError(problems)
     described = _with_path(file, content, splits)
+    described.key_points = _key_points(file, content.get("kpt_shape"))
+    _expand(described)
     try:
         described.class_names = _yaml_names(file, content)
         described.unnamed = not content.get("names")
     except UserError as error:
         described.problems = error.problems
     return described
+
+
+def _key_points(file: Path, shape: Any) -> int:
+    if not shape:
+        return 0
+    numbers = shape if isinstance(shape, list) else []
+    if len(numbers) != 2 or not all(isinstance(n, str) and n.isdecimal() for n in numbers) or "0" in numbers:
+        raise UserError(
+            f"{file}: 'kpt_shape' is {printable(str(shape))}; expected the number of key points and of the "
+            "values of each, such as [17, 3]"
+        )
+    return int(numbers[0]) * int(numbers[1])
+
+
+def _expand(described: Description) -> None:
+    """Replace patterns such as ``images/train/*.png`` with the files and folders that match them."""
+    for name, entries in described.splits.items():
+        described.splits[name] = []
+        for entry in entries:
+            bases = described.bases if glob.has_magic(entry) and not described.resolve(entry) else ()
+            matches = (sorted(glob.glob(f"{base}/{entry}", recursive=True)) for base in bases)  # noqa: PTH207
+            found = next(filter(None, matches), [])
+            described.splits[name] += found or [entry]
+            described.depends += tuple(dict.fromkeys(os.path.dirname(each) for each in found))  # noqa: PTH120
 
 
 def _with_path(file: Path, content: dict[Any, Any], splits: dict[str, list[str]]) -> Description:

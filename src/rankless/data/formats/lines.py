@@ -82,7 +82,8 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
     if reader.joined:
         repeat = counted(reader.joined, "line repeats", "lines repeat")
         about.append(f"{repeat} the image of an earlier line, so the boxes of these lines are joined")
-    raw = reader.raw(names, classes, [file, *folders], f"no lines found; expected {LAYOUT}", about)
+    nothing = f"no lines found; expected {LAYOUT}"
+    raw = reader.raw(names, classes, [file, *folders], nothing, about, form="xyxy")
     if divided:
         _divide(raw, split, file, top)
     return raw

@@ -51,6 +51,8 @@ _READ_ONLY = ("cifar", "oxford-pets", *_AS_OTHERS)
 WRITABLE = tuple(name for name in NAMES if name not in _READ_ONLY)
 NUMBERED = ("darknet", "hugging-face", "lines", "webdataset")
 """Formats whose classes may be numbers without names. Their ``read`` accepts ``class_names``."""
+WITH_POLYGONS = ("darknet",)
+"""Formats that do not tell polygons from boxes with key points. Their ``read`` accepts ``form``."""
 _OUTER = ("coco", "cvat", "voc", "darknet", "createml", "label-studio", "via")
 """Formats with boxes whose files are in several folders."""
 REMOTE = "webdataset"  # the only format that can be read from a URL
@@ -122,7 +124,11 @@ def write(name: str, out: Path, splits: Mapping[str, Annotations], files: ImageF
 
 
 def recognize(root: str, format: str = "auto") -> tuple[str, str]:
-    """Return the name of the format of a data set, and the reason for recognizing it."""
+    """Return the name of the format of a data set, and the reason for recognizing it.
+
+    The form of the boxes, after a colon in ``format``, is not part of the name.
+    """
+    format = format.partition(":")[0]
     path = Path(root).expanduser()
     if problems := missing_data(root):
         raise UserError(problems)

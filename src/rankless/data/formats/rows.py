@@ -1,7 +1,7 @@
 """Read tables of images, in which each row is an image with its objects or its class.
 
 A row has a ``label`` or ``objects``. Objects are a dict of lists or a list of dicts, with ``bbox`` (x, y,
-width, height) and ``category``. The images are separate files or are stored in the table.
+width, height, or corners) and ``category``. The images are separate files or are stored in the table.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from rankless.data.formats.folders import ImageSearch, ListedImages, numbered_names
 from rankless.data.images.image_file import MOST_BYTES, too_large
 from rankless.data.index.annotations import CROWD
+from rankless.data.index.box_forms import from_corners
 from rankless.data.index.findings import Findings
 from rankless.data.index.raw import NO_AREA, Raw
 from rankless.data.index.scan import size
@@ -33,7 +34,6 @@ _LABELS = ("label", "labels", "class", "category", "fine_label")
 _READ = {*_BOXES, *_CROWD, *_CLASSES, *_LABELS, "area"}
 _LOOKED_AT = 1000  # number of rows to examine to find the columns
 _WHOLE = 1.001  # maximum value of normalized coordinates
-_SLACK = 1.0  # number of pixels by which a box may extend beyond its image
 
 
 class Stored(NamedTuple):
@@ -107,9 +107,9 @@ def read_tables(
     depends = [root, *(table.file.parent for table in tables), *(table.file for table in (*tables, *others))]
     boxed = bool(columns.box)
     raw = reader.raw(names, names_file, depends, "no row has an image", boxed=boxed)
-    if tables[0].normalized is None:
-        return _with_corners(raw)
-    raw.normalized = tables[0].normalized
+    raw.form, stated = "xywh" if boxed else "", tables[0].normalized
+    raw.unsure = boxed and stated is None
+    raw.normalized = _is_normalized(raw) if stated is None else stated
     return raw
 
 
@@ -260,9 +260,7 @@ class _Reader(ListedImages):
                 self.made.add_box(image, (x, y, x + width, y + height), label, number, crowd, area)
             except (TypeError, ValueError, KeyError, OverflowError):
                 shown = printable(str(each.get(self.columns.box)))
-                self.report(
-                    "not a number", f":{number}", f"'{shown}'; expected four numbers: x, y, width, height"
-                )
+                self.report("not a number", f":{number}", f"'{shown}'; expected four numbers")
 
     def _label(self, value: Any, where: str) -> int | None:
         label = _class(value)
@@ -276,23 +274,10 @@ class _Reader(ListedImages):
         return None
 
 
-def _with_corners(raw: Raw) -> Raw:
-    """Infer from the values whether boxes are normalized and whether they are given as corners; add notes."""
+def _is_normalized(raw: Raw) -> bool:
+    """Infer from the values whether boxes are normalized; add a note if they are."""
     if raw.boxes is None or not len(raw.boxes) or not np.isfinite(raw.boxes).all():
-        return raw
-    boxes, written = raw.boxes, raw.boxes.copy()
-    written[:, 2:] -= boxes[:, :2]
-    raw.normalized = bool((np.abs(written) <= _WHOLE).all())
-    most = np.ones_like(written) if raw.normalized else np.tile(raw.sizes[raw.image, ::-1], 2).astype(float)
-    slack = _WHOLE - 1 if raw.normalized else _SLACK
-    known = most[:, 0] > 0
-    beyond = int(((boxes > most + slack).any(1) & known).sum())
-    if beyond and (written[known] <= most[known] + slack).all() and (written[:, 2:] > written[:, :2]).all():
-        raw.boxes = written
-        raw.about.append(
-            "boxes are interpreted as corners x1, y1, x2, y2, because "
-            f"{counted(beyond, 'box', 'boxes')} would extend beyond the image as x, y, width, height"
-        )
-    if raw.normalized:
-        raw.about.append("boxes are normalized to 0–1")
-    return raw
+        return False
+    normalized = bool((np.abs(from_corners(raw.boxes, raw.form)) <= _WHOLE).all())
+    raw.about += ["boxes are normalized to 0–1"] * normalized
+    return normalized

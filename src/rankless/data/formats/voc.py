@@ -283,6 +283,7 @@ def read(root: Path, split: str) -> Raw:
         raw = joined([raw, scan(read_class_names, files.others, "annotations of other splits")])
     if not raw.names and not any(KINDS[kind].outcome == "stops" for kind in raw.findings.counts):
         raise UserError(f"{root}: no objects found in any split; expected boxes with class names")
+    raw.form = "xyxy"
     return files.with_raw(raw)
 
 

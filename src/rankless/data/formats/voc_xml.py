@@ -14,6 +14,11 @@ from rankless.errors import printable
 
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 NOT_XML = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")  # characters that XML cannot contain
+_DECLARED = re.compile(rb"""\s*<\?xml[^>]*\sencoding\s*=\s*["']([\w.-]+)""")
+_MULTIBYTE = {"gb2312": "gb18030", "gbk": "gb18030"} | {
+    name: name for name in ("gb18030", "big5", "shift_jis", "euc-jp", "euc-kr")
+}
+"""Declared encodings that the XML parser does not know, and the codecs that read them."""
 _TRUE, _FALSE = {"1", "true"}, {"", "0", "false", "unspecified"}
 
 
@@ -50,12 +55,21 @@ def xml_root(content: bytes) -> ElementTree.Element:
     Files with a document type are rejected before parsing, because its entities could exhaust the memory or
     refer to other files.
     """
-    if b"<!DOCTYPE" in content or b"\0" in content:  # NUL indicates UTF-16, which could hide a document type
+    try:
+        text = _decoded(content)
+    except UnicodeDecodeError as error:
+        declaration = f'<?xml version="1.0" encoding="{"GBK" if error.encoding == "utf-8" else "UTF-8"}"?>'
+        raise ValueError(
+            f"not {error.encoding.upper()} text (byte {error.start}: {error.reason}); save the file as UTF-8, "
+            f"or declare its encoding in the first line, as in {declaration}"
+        ) from None
+    # NUL indicates UTF-16, which could hide a document type.
+    if b"<!DOCTYPE" in content or b"\0" in content or (isinstance(text, str) and "<!DOCTYPE" in text):
         raise ValueError(
             "found a document type (<!DOCTYPE) or UTF-16 text; expected UTF-8 without a document type"
         )
     try:
-        return ElementTree.fromstring(content)
+        return ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: unknown encoding
         raise ValueError(f"not XML: {error}; expected an annotation file") from None
 
@@ -73,6 +87,17 @@ def parse(content: bytes) -> Annotation:
     elements = enumerate(root.findall("object"), 1)
     objects = [known for number, element in elements if (known := _object(element, number, problems))]
     return Annotation(objects, _size(root), problems, first_pixel=_first_pixel(root))
+
+
+def _decoded(content: bytes) -> str | bytes:
+    """Decode text in an encoding that the XML parser does not know, and check UTF-8 text."""
+    declared = _DECLARED.match(content)
+    encoding = declared[1].decode().lower() if declared else "utf-8"
+    if encoding in _MULTIBYTE:
+        return content.decode(_MULTIBYTE[encoding])
+    if encoding == "utf-8":
+        content.decode()
+    return content
 
 
 def _first_pixel(root: ElementTree.Element) -> int:
@@ -121,6 +146,9 @@ def _object(element: ElementTree.Element, number: int, problems: list[tuple[str,
 
     if not name:
         report("not understood", " has no <name>")
+    for tag in ("name", "bndbox"):
+        if (count := len(element.findall(tag))) > 1:
+            report("not understood", f" has {count} <{tag}> elements; expected one; make an <object> of each")
     difficult = _text(element, "difficult").lower()
     if difficult not in _TRUE | _FALSE:
         report("not understood", f": <difficult> is '{printable(difficult)}'; expected 0 or 1")

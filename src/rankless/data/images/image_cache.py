@@ -96,16 +96,18 @@ def open_images(
 
     ``memory`` is the folder of a file system in memory.
     """
+    if shown.values == "full":
+        _refuse_unknown_range(annotations)
     files = FileImages(annotations, shown)
     if kind == "none" or not len(annotations):
         return files, ()
     need = needed(annotations, shown)
     size = f"{in_gib(need)} for {counted(len(annotations), 'image')}"
     if kind == "disk":
-        images = _on_disk(files, cache_folder() / "images" / _digest(annotations), need, size)
+        images = _on_disk(files, cache_folder() / "images" / _digest(annotations, shown), need, size)
         return images, (f"decoded images are cached in {images.folder} ({size})",)
     home = memory / f"rankless-{os.geteuid()}"
-    folder = home / f"{_digest(annotations)}-{_KINDS}"
+    folder = home / f"{_digest(annotations, shown)}-{_KINDS}"
     try:
         make_private(home)
         for left in home.iterdir():  # left behind by killed runs
@@ -117,6 +119,14 @@ def open_images(
         reason = "; ".join(error.problems) if isinstance(error, UserError) else (error.strerror or str(error))
         return files, (f"decoded images are not cached in memory ({size}): {reason}",)
     return images, (f"decoded images are cached in memory shared by all processes on this machine ({size})",)
+
+
+def _refuse_unknown_range(annotations: Annotations) -> None:
+    kind = "unknown range"
+    if count := annotations.findings.counts.get(kind, 0):
+        first = annotations.findings.first[kind][:3]
+        more = [f"… and {count - len(first):,} more"] if count > len(first) else []
+        raise UserError([*(f"{where}: {kind}: the values are {problem}" for where, problem in first), *more])
 
 
 def needed(annotations: Annotations, shown: Shown) -> int:
@@ -162,8 +172,8 @@ def _check_room(disk: Path, folder: Path, need: int) -> None:
         raise UserError(f"{disk} has only {in_gib(max(0, free))} available")
 
 
-def _digest(annotations: Annotations) -> str:
-    """Return a hash of the paths and byte ranges of all images of a split, in order."""
+def _digest(annotations: Annotations, shown: Shown) -> str:
+    """Return a hash of the paths and byte ranges of all images of a split, in order, and of their values."""
     digest = hashlib.blake2b(annotations.path_bytes.tobytes(), digest_size=12)
     first = annotations.path(0)
     if not is_remote(first):
@@ -171,6 +181,8 @@ def _digest(annotations: Annotations) -> str:
     digest.update(first.encode(errors="surrogateescape"))
     digest.update(annotations.path_ends.tobytes())
     digest.update(annotations.byte_ranges.tobytes())
+    if shown.values != "full":
+        digest.update(repr(shown.values).encode())
     return digest.hexdigest()
 
 

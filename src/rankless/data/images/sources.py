@@ -87,7 +87,10 @@ class ImageExamples(Generic[Source]):
     def __init__(self, source: Source, size: tuple[int, int], seed: int, shown: Shown, cache: Cache) -> None:
         self.size, self.seed, self.shown = size, seed, shown
         self.images, notes = source.opened(shown, cache)
-        self.notes: tuple[str, ...] = (*source.notes, *notes)
+        source_notes = source.notes
+        if shown.values != "full":
+            source_notes = tuple(note for note in source.notes if image_file.GIVE_RANGE not in note)
+        self.notes: tuple[str, ...] = (*source_notes, *notes)
 
     def __len__(self) -> int:
         return len(self.images)

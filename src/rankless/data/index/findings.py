@@ -47,6 +47,7 @@ KINDS: dict[str, Kind] = {
     "unreadable file": Kind("stops", "annotation file", "annotation files", "cannot be read"),
     "not understood": Kind("stops", "line or entry is", "lines or entries are", "not in the expected format"),
     "not a number": Kind("stops", "box has", "boxes have", "a coordinate or class that is not a number"),
+    "other form": Kind("stops", "box is", "boxes are", "in an unknown form, or not in that of the format"),
     "shared file": Kind(
         "stops", "entry lists", "entries list", "the image file of another entry with other annotations"
     ),
@@ -64,6 +65,7 @@ KINDS: dict[str, Kind] = {
     "counted from 0": Kind("reported", "box starts", "boxes start", "at pixel 0, but the first pixel is 1"),
     "a pixel thin": Kind("reported", "box is", "boxes are", "at most one pixel wide or high"),
     "outline": Kind("reported", "box is", "boxes are", "computed from an outline (no box is annotated)"),
+    "key points": Kind("reported", "box has", "boxes have", "key points (not used)"),
     "turned": Kind("reported", "box is", "boxes are", "rotated; the upright bounding box is used instead"),
     "not a box": Kind(
         "dropped", "annotation has", "annotations have", "no box (such as points, lines or tags)"
@@ -81,6 +83,15 @@ KINDS: dict[str, Kind] = {
     "other format": Kind("reported", "image has", "images have", "a format that differs from the extension"),
     "other size": Kind("reported", "image has", "images have", "a size that differs from the annotated size"),
     "no stated size": Kind("reported", "annotation gives", "annotations give", "no valid image size"),
+    "few levels": Kind(
+        "reported",
+        "16-bit image (of a sample) fills",
+        "16-bit images (of a sample) fill",
+        "few of the 256 levels",
+    ),
+    "unknown range": Kind(
+        "reported", "image has", "images have", "values of unknown range (needs data.range)"
+    ),
     "sideways": Kind("reported", "image is", "images are", "rotated by EXIF, but annotated as not rotated"),
     "unknown image": Kind("dropped", "annotation is", "annotations are", "for an image that is not listed"),
     "repeated id": Kind("reported", "annotation id is", "annotation ids are", "used more than once"),

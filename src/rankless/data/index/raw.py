@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -47,10 +48,14 @@ class Raw:
         counted: unit of ``lines``: ``line`` or the format's equivalent, such as ``object``.
         normalized: whether boxes are normalized by the image size.
         one_based: whether the format counts pixels from 1.
+        form: form in which the files give a box, a key of :data:`rankless.data.index.box_forms.FORMS`; "" if
+            it is the only possible one.
+        unsure: whether ``form`` is only an assumption, because the format does not define it.
         byte_ranges: offset and length of each image in a tar shard, (N, 2), or None.
         depends: paths of the folders, lists and label files (not images) that the annotations depend on.
         findings: problems that the reader found.
         about: notes on how the data was read.
+        tallies: numbers of cases that only the reader counts.
     """
 
     paths: list[str]
@@ -67,10 +72,13 @@ class Raw:
     counted: str = "line"
     normalized: bool = False
     one_based: bool = False
+    form: str = ""
+    unsure: bool = False
     byte_ranges: NDArray[np.int64] | None = None
     depends: list[str] = field(default_factory=list)
     findings: Findings = field(default_factory=Findings)
     about: list[str] = field(default_factory=list)
+    tallies: dict[str, int] = field(default_factory=dict)
 
     def only(self, images: Sequence[int]) -> None:
         """Keep only the given images, in the given order, and their boxes. The findings do not change."""
@@ -173,6 +181,8 @@ def joined(parts: Sequence[Raw]) -> Raw:
             made[name] = np.concatenate(arrays)  # a part without images has no byte ranges
         elif name in ("paths", "annotated_in", "depends", "about"):
             made[name] = [one for value in values for one in value]
+        elif name == "tallies":
+            made[name] = dict(sum(map(Counter, values), Counter()))
         else:
             made[name] = values[0]
     starts = np.cumsum([0, *(len(part.paths) for part in parts[:-1])])

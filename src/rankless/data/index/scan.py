@@ -193,6 +193,8 @@ def size(source: image_file.Source, path: str, findings: Findings) -> tuple[int,
         return 0, 0
     if header.contradicts(path):
         findings.add("other format", path, f"the format is {header.format}")
+    if header.unknown:
+        findings.add("unknown range", path, f"{header.unknown}; {image_file.GIVE_RANGE}")
     return header.size
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rankless.data.images import image_file
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations, flat_paths
+from rankless.data.index.box_forms import settle
 from rankless.data.index.findings import FIRST, Finding, Findings
 from rankless.data.index.raw import Raw
 
@@ -18,8 +19,12 @@ HAIR = 1e-5  # maximum fraction of the image's side by which rounding may move a
 Mask = Any  # bool, (T,); the types of NumPy's comparison results vary
 
 
-def validate(raw: Raw, format: str) -> Annotations:
-    """Build :class:`Annotations` from the valid boxes of ``raw``, with findings about all problems."""
+def validate(raw: Raw, format: str, form: str = "") -> Annotations:
+    """Build :class:`Annotations` from the valid boxes of ``raw``, with findings about all problems.
+
+    ``form`` is the form of the boxes if the user has given it; see :mod:`rankless.data.index.box_forms`.
+    """
+    settle(raw, format, form)
     findings = Findings()
     findings.update(raw.findings)
     _compare_sizes(raw, findings)
