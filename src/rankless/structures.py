@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-IGNORED = -1
+IGNORED_LABEL = -1
 """The label of a box that marks a region to ignore, which is neither an object nor background."""
 
 
@@ -49,7 +49,7 @@ class Sample:
     Attributes:
         image: uint8 RGB, (3, H, W).
         boxes: float32 xyxy in pixels, (N, 4).
-        labels: int64 class ids, or :data:`IGNORED`, (N,).
+        labels: int64 class ids, or :data:`IGNORED_LABEL`, (N,).
         reduced: pixels of the source per pixel of ``image``; greater than 1 if it was decoded at a reduced
             size.
         source: (H, W) of the source in pixels, or None if ``image`` has the same size.
@@ -88,7 +88,7 @@ class DetectionItem:
     Attributes:
         image: uint8 RGB, (3, H, W), in the network's input size.
         boxes: float32 xyxy in pixels of the input, (N, 4).
-        labels: int64 class ids, or :data:`IGNORED`, (N,).
+        labels: int64 class ids, or :data:`IGNORED_LABEL`, (N,).
         index: index of the image in its data set.
         letterbox: placement of the source on the input; meaningless for a training image that was mirrored or
             composed of several images.

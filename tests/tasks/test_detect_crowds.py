@@ -87,6 +87,30 @@ def test_a_crowd_is_neither_an_object_nor_background(examples: DetectionExamples
     torch.testing.assert_close(points.grad[0, 4], expected, rtol=1e-12, atol=0)
 
 
+def test_detections_in_a_region_of_a_class_to_ignore_are_not_scored(tmp_path: Path) -> None:
+    Image.new("RGB", (400, 300)).save(tmp_path / "a.png")
+    listed = [(1, [0, 0, 100, 100]), (2, [150, 0, 50, 50]), (7, [200, 0, 200, 300])]
+    whole = {
+        "images": [{"id": 1, "file_name": "a.png"}],
+        "annotations": [
+            {"id": at, "image_id": 1, "category_id": label, "bbox": box}
+            for at, (label, box) in enumerate(listed, 1)
+        ],
+        "categories": [{"id": label, "name": name} for label, name in ((7, "haze"), (1, "cup"), (2, "cat"))],
+    }
+    (tmp_path / "train.json").write_text(json.dumps(whole))
+    data = Data(root=str(tmp_path), val="train", format="coco", ignore_class=("haze",))
+    task = Detect(Recipe(model=Model(name="yolov4-tiny", width=0.125, image_size=64), data=data))
+    assert task.class_names == ("cup", "cat")
+    boxes = torch.tensor([[210.0, 10, 240, 60], [250, 10, 290, 60], [0, 0, 100, 100], [150, 0, 200, 50]])
+    found = Detections(0, boxes, torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([0, 1, 0, 1]))
+    assert task.score([found])["AP"] == pytest.approx(1)
+    details = task.report_details([found])
+    assert details["confusion"] == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
+    batch = task.collate([task.training_data().item(0, 0)])
+    assert batch.valid.sum() == 2 and batch.ignored is not None and batch.ignored.shape == (1, 1, 4)
+
+
 def test_crowds_are_known(examples: DetectionExamples) -> None:
     truth = examples.ground_truth(0)
     assert truth.crowd is not None and truth.crowd.tolist() == [False, True]

@@ -28,7 +28,7 @@ from rankless.data.images.sources import Readable
 from rankless.geometry.letterbox import USUAL, Placing, in_source
 from rankless.randomness import generator
 from rankless.recipe.schema import Augment
-from rankless.structures import IGNORED, Letterbox, Sample
+from rankless.structures import IGNORED_LABEL, Letterbox, Sample
 
 Augmented = tuple[Tensor, Tensor, Tensor, Letterbox]
 """The input, uint8 (3, H, W); boxes, float32 xyxy in pixels, (N, 4); labels, (N,); and the placement."""
@@ -120,7 +120,7 @@ def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample
     columns, rows = math.ceil(width * factor), math.ceil(height * area / factor)
     columns, rows = min(columns, width), min(rows, height)
     left, top = round(across * (width - columns)), round(down * (height - rows))
-    boxes, ignored = sample.boxes, sample.labels == IGNORED
+    boxes, ignored = sample.boxes, sample.labels == IGNORED_LABEL
     drawn_part = np.array([left, top, left + columns, top + rows])
     part = _grow(drawn_part, boxes[~ignored].double().numpy(), (width, height))
     left, top, right, bottom = part.tolist()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankless.geometry.letterbox import fit
-from rankless.structures import IGNORED, Sample
+from rankless.structures import IGNORED_LABEL, Sample
 
 TAKEN = 0.5  # probability of pasting an object from the other image
 MOST = 8  # maximum number of objects to paste
@@ -25,13 +25,13 @@ def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.ran
     Objects are scaled as if both images were letterboxed to ``size`` (H, W). Objects that do not fit inside
     the image are not pasted. Boxes to ignore are not pasted and may be covered.
     """
-    objects = np.flatnonzero(other.labels.numpy() != IGNORED)
+    objects = np.flatnonzero(other.labels.numpy() != IGNORED_LABEL)
     order = objects[rng.permutation(len(objects))]
     taken = order[rng.random(len(order)) < TAKEN][:MOST].tolist()
     height, width = sample.image.shape[-2:]
     scale = fit(other.image.shape[-2], other.image.shape[-1], size) / fit(height, width, size)
     image, labels = sample.image.clone(), [sample.labels]
-    occupied = [sample.boxes[sample.labels != IGNORED]]
+    occupied = [sample.boxes[sample.labels != IGNORED_LABEL]]
     for number in taken:
         patch, box = _object(other, number, scale)
         rows, columns = patch.shape[-2:]

@@ -28,7 +28,7 @@ from rankless.geometry.letterbox import (
     visible_part,
 )
 from rankless.recipe.schema import Augment
-from rankless.structures import IGNORED, Letterbox, Sample
+from rankless.structures import IGNORED_LABEL, Letterbox, Sample
 
 LEAST_AREA = 0.25  # Minimum visible fraction of a box's area. Other boxes are dropped.
 LEAST_SIDE = 2.0  # Minimum side of the visible part of a box in pixels. Other boxes are dropped.
@@ -190,5 +190,5 @@ def clip(
     enough = (across * down >= least * (width * height)) & (np.minimum(across, down) >= LEAST_SIDE)
     # Rounding in the letterbox may move a box slightly beyond the border, which does not count as clipping.
     whole = (np.abs(given - clipped) < 1e-2).all(1)
-    stays = (enough | whole | (labels.numpy() == IGNORED)) & (across > 0) & (down > 0)
+    stays = (enough | whole | (labels.numpy() == IGNORED_LABEL)) & (across > 0) & (down > 0)
     return torch.from_numpy(clipped[stays]), labels[torch.from_numpy(stays)]

@@ -25,7 +25,7 @@ from rankless.geometry.letterbox import USUAL, Fit, Placing, in_source, stretche
 from rankless.recipe.durations import RunLength
 from rankless.recipe.schema import Augment
 from rankless.structures import (
-    IGNORED,
+    IGNORED_LABEL,
     DetectionBatch,
     DetectionItem,
     Letterbox,
@@ -164,7 +164,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
 
 def collate(items: Sequence[DetectionItem]) -> DetectionBatch:
     """Stack items into a batch, with boxes and labels padded with zeros to the longest item."""
-    objects = [item.labels != IGNORED for item in items]
+    objects = [item.labels != IGNORED_LABEL for item in items]
     boxes, valid = _padded([item.boxes[mask] for item, mask in zip(items, objects, strict=True)])
     labels = valid.long()  # (B, T)
     labels[valid] = torch.cat([item.labels[mask] for item, mask in zip(items, objects, strict=True)])
@@ -197,6 +197,7 @@ def open_images(
     size: tuple[int, int],
     format: str = "auto",
     classes: Classes = "auto",
+    ignore: Sequence[str] = (),
     max_bad: float = 1.0,
 ) -> DetectionImages:
     """Open the images of a split for detection.
@@ -205,9 +206,9 @@ def open_images(
     See :func:`open_annotations` for the other arguments.
     """
     if root == DIGITS:
-        refuse_classes(classes)
+        refuse_classes(classes, ignore)
         return DigitScenes(split, images, seed, size)
-    annotations = open_annotations(root, split, format, classes=classes, max_bad=max_bad)
+    annotations = open_annotations(root, split, format, classes=classes, ignore=ignore, max_bad=max_bad)
     if not annotations.has_boxes:
         raise UserError(
             f"{root}: read as {format_named(annotations.format).TITLE} with one class per image and no "

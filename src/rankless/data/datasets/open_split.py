@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rankless.data.datasets.class_choice import Classes, class_list, with_classes
+from rankless.data.datasets.class_choice import Classes, class_list, with_classes, with_ignored
 from rankless.data.formats import shards
 from rankless.data.formats.registry import NUMBERED, also, format_named, recognize
 from rankless.data.formats.splits import is_for_tests, is_for_validation, known_as
@@ -30,6 +30,7 @@ def open_annotations(
     format: str = "auto",
     *,
     classes: Classes = "auto",
+    ignore: Sequence[str] = (),
     max_bad: float = 1.0,
     rescan: bool = False,
 ) -> Annotations:
@@ -39,11 +40,11 @@ def open_annotations(
         root: a folder, or a file such as ``data.yaml``.
         split: name of the split, or path of its annotation file relative to ``root``.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
-        classes: value of ``data.classes``.
+        classes, ignore: values of ``data.classes`` and ``data.ignore_class``.
         max_bad: maximum fraction of unreadable images.
         rescan: whether to read the data again even if it seems unchanged.
     """
-    annotations = examine(root, split, format, classes=classes, rescan=rescan)
+    annotations = examine(root, split, format, classes=classes, ignore=ignore, rescan=rescan)
     bad, also = annotations.findings.counts.get(_UNREADABLE, 0), []
     if bad > max_bad * len(annotations):
         also.append(
@@ -66,7 +67,13 @@ def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> 
 
 
 def examine(
-    root: str, split: str, format: str = "auto", *, classes: Classes = "auto", rescan: bool = False
+    root: str,
+    split: str,
+    format: str = "auto",
+    *,
+    classes: Classes = "auto",
+    ignore: Sequence[str] = (),
+    rescan: bool = False,
 ) -> Annotations:
     """Open a split even if it has errors, and record them in :attr:`Annotations.findings`.
 
@@ -84,7 +91,11 @@ def examine(
         raw = page.read(path, split, chosen) if chosen and name in NUMBERED else page.read(path, split)
         made = validate(raw, name)
         if chosen:
-            made = with_classes(made, chosen, root, _of_other_splits(name, path, split, made, chosen))
+            further = [each for each in ignore if each in made.class_names and each not in chosen]
+            elsewhere = _of_other_splits(name, path, split, made, chosen)
+            made = with_classes(made, [*chosen, *further], root, elsewhere)
+        if ignore and made.has_boxes:
+            made = with_ignored(made, ignore, root)
         if is_for_validation(split) and (test := _tests_instead(split, page.splits(path))):
             note = f"{root} has no split '{split}', so '{test}' is used instead"
             made = replace(made, about=(*made.about, note))
@@ -92,6 +103,7 @@ def examine(
 
     # Each selection of classes has its own cache entry.
     kind = json.dumps([name, *chosen]) if chosen else name
+    kind = json.dumps([kind, {"ignore": ignore}]) if ignore else kind
     if isinstance(path, RemotePath):
         try:
             kind = json.dumps([kind, shards.fingerprint(path)])
