@@ -24,7 +24,7 @@ from rankless.errors import UserError
 from rankless.files.cache_folder import hold
 
 DIFFICULT, CROWD = 1, 2
-"""Bits of ``flags``. Training ignores these regions; scores ignore difficult boxes and detections in crowds."""
+"""Bits of ``flags``. Training ignores these boxes; scores ignore difficult boxes and detections in crowds."""
 
 _FILE = "annotations"
 _ARRAYS = (

@@ -8,7 +8,7 @@ so that they train like all other models:
   over the images. The losses of FCOS and SSDlite are sums, which are divided by the global number of
   positives.
 - An unmatched anchor or proposal in a region to ignore, or for FCOS an unmatched point, has a loss of 0; see
-  :func:`_as_background`.
+  :func:`~rankless.models.heads.truths.as_background`.
 - Norms are plain ``BatchNorm2d`` (torchvision freezes the norms of pretrained backbones), so that
   ``batch_norm`` and ``model.freeze`` have the same meaning as for other models.
 - Faster R-CNN samples with torch's global generator, which the engine seeds for each micro-batch.
@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankless.models.detectors.protocol import CANDIDATES, DetectorSpec, Exports, Published
-from rankless.models.heads.truths import Truths, boxes_in_ignored, points_in_ignored
+from rankless.models.heads.truths import Truths, as_background, boxes_in_ignored, points_in_ignored
 from rankless.recipe import loss_kinds, model_kinds
 from rankless.structures import DetectionBatch, LossSum
 
@@ -144,7 +144,7 @@ class DenseDetector(TorchvisionDetector):
             return raw.outputs
         anchors = raw.anchors.expand(len(matches), -1, -1)
         excused = boxes_in_ignored(anchors, batch.ignored) & (torch.stack(matches) < 0)
-        logits = _as_background(raw.outputs["cls_logits"], excused, background=self.background)
+        logits = as_background(raw.outputs["cls_logits"], excused, 0 if self.background else None)
         return {**raw.outputs, "cls_logits": logits}
 
     def _boxes(self, raw: Dense) -> Tensor:
@@ -260,7 +260,7 @@ class FasterRCNN(TorchvisionDetector):
         objectness = raw.objectness
         if batch.ignored is not None:
             excused = boxes_in_ignored(torch.stack(anchors), batch.ignored) & (torch.stack(labels) == 0)
-            objectness = _as_background(objectness.unsqueeze(-1), excused, background=False).squeeze(-1)
+            objectness = as_background(objectness.unsqueeze(-1), excused, background=None).squeeze(-1)
         first = [
             rpn.compute_loss(logit, delta, [label], [box])
             for logit, delta, label, box in zip(objectness, raw.deltas, labels, wanted, strict=True)
@@ -275,7 +275,7 @@ class FasterRCNN(TorchvisionDetector):
                 for boxes, regions in zip(proposals, batch.ignored, strict=True)
             ]
             excused = torch.cat(inside) & (torch.cat(labels) == 0)
-            logits = _as_background(logits, excused, background=True)
+            logits = as_background(logits, excused, background=0)
         second = [
             fastrcnn_loss(logit, delta, [label], [box])
             for logit, delta, label, box in zip(
@@ -318,20 +318,6 @@ def _best(boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     rows, missing = flat.new_zeros(len(order), scores.shape[1]), (0, 0, 0, CANDIDATES - len(order))
     rows = rows.scatter(1, (order % scores.shape[1]).unsqueeze(1), flat[order].unsqueeze(1))
     return F.pad(boxes.flatten(0, 1)[order], missing), F.pad(rows, missing)
-
-
-def _as_background(logits: Tensor, excused: Tensor, *, background: bool) -> Tensor:
-    """Replace the ``excused`` logits with constants whose loss as background is 0 and has no gradient.
-
-    Args:
-        logits: class logits, (..., C).
-        excused: mask, (...).
-        background: whether the first logit is that of the background, for a softmax.
-    """
-    constant = logits.new_full(logits.shape[-1:], -100.0)
-    if background:
-        constant[0] = 100.0
-    return torch.where(excused.unsqueeze(-1), constant, logits)
 
 
 def _sum(means: Mapping[str, Tensor], count: Tensor) -> LossSum:
@@ -386,7 +372,7 @@ def _fcos(classes: int) -> TorchvisionDetector:
         ) -> dict[str, Tensor]:
             if "excused" in head_outputs:
                 excused = head_outputs["excused"] & (torch.stack(matched_idxs) < 0)
-                logits = _as_background(head_outputs["cls_logits"], excused, background=False)
+                logits = as_background(head_outputs["cls_logits"], excused, background=None)
                 head_outputs = {**head_outputs, "cls_logits": logits}
             means = super().compute_loss(targets, head_outputs, anchors, matched_idxs)
             return {**means, "positives": (torch.stack(matched_idxs) >= 0).sum()}

@@ -82,3 +82,17 @@ def points_in_ignored(points: Tensor, ignored: Tensor) -> Tensor:
     first, second = ignored[:, None, :, :2], ignored[:, None, :, 2:]  # (B, 1, M, 2)
     at = points.to(ignored.dtype)[:, None]  # (P, 1, 2)
     return ((at >= first) & (at < second)).all(-1).any(-1)
+
+
+def as_background(logits: Tensor, excused: Tensor, background: int | None) -> Tensor:
+    """Replace the ``excused`` logits with constants whose loss as background is 0 and has no gradient.
+
+    Args:
+        logits: class logits, (..., C).
+        excused: mask, (...).
+        background: index of the logit of the background; None if the classes are independent.
+    """
+    constant = logits.new_full(logits.shape[-1:], -100.0)
+    if background is not None:
+        constant[background] = 100.0
+    return torch.where(excused.unsqueeze(-1), constant, logits)
