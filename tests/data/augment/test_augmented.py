@@ -252,9 +252,8 @@ def test_a_hair_outside_is_no_box() -> None:
     assert clip(boxes, labels, np.array([0, 0, 20, 20], np.float32))[1].tolist() == [5]
 
 
-@pytest.mark.parametrize("pasted", [0.0, 1.0])
-@given(epoch=st.integers(0, 10**6))
-def test_boxes_to_ignore_move_like_objects_and_change_nothing_else(pasted: float, epoch: int) -> None:
+@given(epoch=st.integers(0, 10**6), pasted=st.sampled_from([0.0, 1.0]))
+def test_boxes_to_ignore_move_like_objects_and_change_nothing_else(epoch: int, pasted: float) -> None:
     """Every image has each box twice, as an object and as a region to ignore."""
 
     def twice(number: int) -> Sample:
