@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,11 @@ def test_detections_in_a_region_of_a_class_to_ignore_are_not_scored(tmp_path: Pa
     boxes = torch.tensor([[210.0, 10, 240, 60], [250, 10, 290, 60], [0, 0, 100, 100], [150, 0, 200, 50]])
     found = Detections(0, boxes, torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([0, 1, 0, 1]))
     assert task.score([found])["AP"] == pytest.approx(1)
+    other = Detect(task.recipe, class_names=("dog", "cat", "cup"))  # a model with other labels
+    swapped = replace(found, labels=torch.tensor([2, 1, 2, 1]))
+    assert other.score([swapped])["AP"] == pytest.approx(1)
+    of_other = other.collate([other.evaluation_data().item(0, 0)])
+    assert of_other.labels.tolist() == [[2, 1]] and of_other.ignored is not None
     details = task.report_details([found])
     assert details["confusion"] == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
     batch = task.collate([task.training_data().item(0, 0)])
