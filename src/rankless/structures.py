@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+IGNORED_LABEL = -1
+"""The label of a box that marks a region to ignore, which is neither an object nor background."""
+
 
 class Unreadable(NamedTuple):
     """An image that could not be read: its index in its data set, its file, and the decoder's message."""
@@ -46,7 +49,7 @@ class Sample:
     Attributes:
         image: uint8 RGB, (3, H, W).
         boxes: float32 xyxy in pixels, (N, 4).
-        labels: int64 class ids, (N,).
+        labels: int64 class ids, or :data:`IGNORED_LABEL`, (N,).
         reduced: pixels of the source per pixel of ``image``; greater than 1 if it was decoded at a reduced
             size.
         source: (H, W) of the source in pixels, or None if ``image`` has the same size.
@@ -85,7 +88,7 @@ class DetectionItem:
     Attributes:
         image: uint8 RGB, (3, H, W), in the network's input size.
         boxes: float32 xyxy in pixels of the input, (N, 4).
-        labels: int64 class ids, (N,).
+        labels: int64 class ids, or :data:`IGNORED_LABEL`, (N,).
         index: index of the image in its data set.
         letterbox: placement of the source on the input; meaningless for a training image that was mirrored or
             composed of several images.
@@ -151,6 +154,8 @@ class DetectionBatch(_Batch):
         labels: int64 class ids, (B, N).
         valid: bool, (B, N), False for padding.
         letterboxes: placements of the images on the input.
+        ignored: regions to ignore, float32 xyxy in pixels of the input, (B, M, 4), padded with zeros; None if
+            there are none.
     """
 
     images: Tensor
@@ -160,6 +165,7 @@ class DetectionBatch(_Batch):
     indices: list[int]
     letterboxes: list[Letterbox]
     unreadable: list[Unreadable] = field(default_factory=list)
+    ignored: Tensor | None = None
 
     @cached_property
     def network_input(self) -> Tensor:

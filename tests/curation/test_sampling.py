@@ -1,5 +1,6 @@
 """The images that are shown, and the sheet they are shown on."""
 
+import json
 import re
 from itertools import combinations, pairwise
 
@@ -69,6 +70,28 @@ def test_a_broken_image_has_its_place_and_its_reason(tmp_path):
     assert good.image is not None
     assert broken.image is None
     assert broken.caption == "train-001.png: the content is not in a known image format"
+
+
+def test_boxes_to_ignore_are_dashed_and_named(tmp_path):
+    (tmp_path / "d").mkdir()
+    Image.new("RGB", (64, 64)).save(tmp_path / "d/a.png")
+    marks = ({"iscrowd": 1}, {"ignore": 1}, {})
+    boxes = [
+        {"id": at, "image_id": 1, "category_id": 1, "bbox": [9 * at, 8, 8, 8]} | mark
+        for at, mark in enumerate(marks, 1)
+    ]
+    one = {"images": [{"id": 1, "file_name": "a.png"}], "categories": [{"id": 1, "name": "cup"}]}
+    (tmp_path / "d/train.json").write_text(json.dumps(one | {"annotations": boxes}))
+    options = ["model.name=yolov4-tiny", "model.image_size=64", "data.augment.preset=none", "data.val=none"]
+    stored = select(str(tmp_path / "d"))
+    trained = select(str(tmp_path / "d"), augmented=lambda task: load.load("digits", options))
+    for found, names in (
+        (stored, ["cup (crowd)", "cup (difficult)", "cup"]),
+        (trained, ["ignored"] * 2 + ["cup"]),
+    ):
+        (shown,) = found.shown
+        assert [(mark.text, mark.dashed) for mark in shown.marks] == [(name, name != "cup") for name in names]
+        assert contact_sheet.page(found).count('class="chip"') == 1
 
 
 def test_class_folders(tmp_path):

@@ -20,8 +20,9 @@ from pycocotools.cocoeval import COCOeval
 from torchvision.ops import box_iou
 
 from rankless.metrics import coco_matching
+from rankless.metrics.box_matching import confusion, image_boxes, match
 from rankless.metrics.coco import Truth, coco_scores
-from rankless.structures import Detections
+from rankless.structures import IGNORED_LABEL, Detections
 
 sys.path.insert(0, str(Path(__file__).parent))
 from reference_for_coco import by_pycocotools, random_images
@@ -89,6 +90,31 @@ def test_crowds_areas_equal_overlaps_and_parts_equal_pycocotools(seed, pairs):
         detections.append(found(index, np.concatenate([corner, corner + side, scores, labels], 1)))
     with mock.patch.object(coco_matching, "_PAIRS", pairs):
         assert_equal(detections, truths)
+
+
+@pytest.mark.slow
+@given(st.integers(0, 2**32 - 1))
+def test_a_region_to_ignore_is_a_crowd_of_every_class(seed):
+    truths, detections = random_images(seed, crowds=True)
+    rng = np.random.default_rng(seed)
+    spread, mixed = [], []
+    for one in truths:
+        region = torch.tensor(np.concatenate([rng.uniform(0, 150, 2), rng.uniform(150, 400, 2)])).float()
+        for made, labels in ((spread, list(range(len(NAMES)))), (mixed, [IGNORED_LABEL])):
+            made.append(
+                Truth(
+                    torch.cat((one.boxes, region.repeat(len(labels), 1))),
+                    torch.cat((one.labels, torch.tensor(labels))),
+                    torch.cat((one.crowd, torch.ones(len(labels), dtype=torch.bool))),
+                )
+            )
+    scores = coco_scores(detections, mixed, NAMES)
+    assert scores == coco_scores(detections, spread, NAMES)
+    drawn = [[image_boxes(*pair) for pair in zip(made, detections, strict=True)] for made in (mixed, spread)]
+    for ours, expected in zip(*(vars(match(images)).values() for images in drawn), strict=True):
+        assert np.array_equal(ours, expected)
+    matrices = [confusion(images, 0.3, len(NAMES)) for images in drawn]
+    assert np.array_equal(*matrices)
 
 
 @pytest.mark.slow

@@ -188,6 +188,45 @@ def test_images_without_objects_have_a_loss_and_every_gradient(name: str) -> Non
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_unmatched_anchors_in_a_region_to_ignore_have_no_gradient(name: str) -> None:
+    model, one = detector(name).train(), batch(0, 1)
+    if name == FASTER:  # every anchor is sampled
+        sampler = model.network.rpn.fg_bg_sampler
+        sampler.batch_size_per_image, sampler.positive_fraction = 100_000, 0.5
+    with torch.no_grad():
+        raw = model(images())
+    logits = raw.objectness if name == FASTER else raw.outputs["cls_logits"]
+    logits.requires_grad_()
+
+    def gradient(ignored: Tensor | None) -> Tensor:
+        one.ignored = ignored
+        torch.manual_seed(7)
+        loss = model.loss(raw, one)
+        assert loss.sum.isfinite()
+        return torch.autograd.grad(loss.sum, logits)[0].abs().view(2, len(raw.anchors), -1).sum(-1)
+
+    region = [7.9, 0.3, 60.7, 61.1]
+    before, found = gradient(None), gradient(torch.tensor([[region], [[0.0] * 4]]))
+    x1, y1, x2, y2 = raw.anchors.double().unbind(1)
+    if name == FCOS:
+        x, y = (x1 + x2) / 2, (y1 + y2) / 2
+        excused = (x > 7.9) & (x < 60.7) & (y > 0.3) & (y < 61.1)
+    else:
+        across, down = x2.clamp(max=60.7) - x1.clamp(min=7.9), y2.clamp(max=61.1) - y1.clamp(min=0.3)
+        excused = across.clamp(min=0) * down.clamp(min=0) > (x2 - x1) * (y2 - y1) / 2
+    # Only matched anchors keep their gradients there.
+    kept = excused & (found[0] > 0)
+    assert 0 < kept.sum() < 0.4 * excused.sum() and torch.equal(found[0][kept], before[0][kept])
+    assert torch.equal(found[1], before[1]) and found[0][~excused].any()
+    if name != SSDLITE:  # which takes other negatives instead
+        assert torch.equal(found[0][~excused], before[0][~excused])
+    one.valid = torch.zeros_like(one.valid)
+    assert not gradient(
+        torch.tensor([[[-1e4, -1e4, 1e4, 1e4]]] * 2)
+    ).any()  # nor any NaN, where nothing is left
+
+
 def everything(network: Any) -> None:
     """Let torchvision report all it has, so that its detections are ours."""
     for part in (network, getattr(network, "roi_heads", network)):

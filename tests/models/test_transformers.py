@@ -171,6 +171,32 @@ def test_micro_batches_have_the_loss_of_the_whole_batch(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
+def test_unmatched_queries_in_a_region_to_ignore_have_no_gradient(kind: str) -> None:
+    """All boxes of the last layer, where the left half is such a region, with a matching by hand."""
+    ours, given = built(kind).eval(), batch(2, 0)
+    raw = ours(given.network_input)
+    logits, boxes = raw.outputs.logits, raw.outputs.pred_boxes.detach()
+
+    def gradient(ignored: Tensor | None) -> Tensor:
+        given.ignored = ignored
+        found = ours.loss(raw, given)
+        assert found.count == 2
+        return torch.autograd.grad(found.sum, logits, retain_graph=True)[0].abs().sum(-1)
+
+    regions = torch.tensor([[0.0, 0, 0.55 * SIDE, SIDE]]).repeat(2, 1, 1)
+    before, after = gradient(None), gradient(regions)
+    left, right = boxes[..., 0] - boxes[..., 2] / 2, boxes[..., 0] + boxes[..., 2] / 2
+    top, bottom = boxes[..., 1] - boxes[..., 3] / 2, boxes[..., 1] + boxes[..., 3] / 2
+    shared = (right.clamp(max=0.55) - left.clamp(min=0)).clamp(min=0)
+    shared = shared * (bottom.clamp(max=1) - top.clamp(min=0)).clamp(min=0)
+    inside = shared > (right - left) * (bottom - top) / 2
+    assert inside[1].any() and not after[1][inside[1]].any()  # an image without objects
+    matched = inside & (after > 0)  # with the two objects of the first image
+    assert matched.sum() <= 2 and torch.equal(after[matched], before[matched])
+    assert (before > 0).all() and torch.equal(after[~inside], before[~inside])
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_a_batch_without_boxes_uses_every_parameter(kind: str) -> None:
     ours = built(kind).train()
     names = [{*ours.loss(ours(one.network_input), one).parts} for one in (batch(0, 0), batch(1, 2))]

@@ -247,6 +247,16 @@ def test_runs_side_by_side_say_what_differs(trained: Path, run: Path) -> None:
     assert "The recipes are identical." in alike
 
 
+def test_a_region_to_ignore_has_no_class(run: Path) -> None:
+    details = json.loads((run / "evaluation.json").read_text())
+    details["examples"][0] |= {"truth": [[0.1, 0.1, 0.5, 0.5, -1, 2]], "found": []}
+    (run / "evaluation.json").write_text(json.dumps(details))
+    assert (
+        'class="box ignored" style="left:10.00%;top:10.00%;width:40.00%;height:40.00%" title="region to'
+        in (rendered(run))
+    )
+
+
 EVIL = '</script><script>alert(1)</script><img src=x onerror="alert(2)">\u202e'
 
 

@@ -240,7 +240,7 @@ def _texts(one: Shown, size: tuple[int, int]) -> list[str]:
 
 
 def _classes(shown: Sequence[Shown]) -> list[int]:
-    return sorted({mark.label for one in shown for mark in one.marks})
+    return sorted({mark.label for one in shown for mark in one.marks if mark.label >= 0})
 
 
 def _legend(selection: Selection, width: int) -> Image.Image | None:

@@ -27,7 +27,7 @@ from rankless.errors import UserError, counted, listed, nearest
 from rankless.files.remote import location
 from rankless.randomness import generator
 from rankless.recipe.schema import Recipe
-from rankless.structures import ClassificationItem, DetectionItem
+from rankless.structures import IGNORED_LABEL, ClassificationItem, DetectionItem
 from rankless.tasks import open_task
 
 _SCENES = 4096  # number of built-in scenes to sample from
@@ -88,11 +88,9 @@ def select(
     whole = examine(root, split, format, classes=classes)
     if augmented is not None:
         recipe = augmented("detect" if whole.has_boxes else "classify")
-        data: dict[str, Any] = {"root": root, "format": format, "train": split}
-        if recipe.data.classes != "auto":
-            whole = examine(root, split, format, classes=recipe.data.classes)
-        else:
-            data["classes"] = classes
+        chosen = classes if recipe.data.classes == "auto" else recipe.data.classes
+        whole = examine(root, split, format, classes=chosen, ignore=recipe.data.ignore_class)
+        data: dict[str, Any] = {"root": root, "format": format, "train": split, "classes": chosen}
         recipe = replace(recipe, data=replace(recipe.data, **data))
     candidates = np.arange(len(whole))
     if (wanted := _label(class_name, whole.class_names)) is not None:
@@ -165,7 +163,7 @@ def _as_stored(whole: Annotations, values: Values, index: int) -> Shown:
         name + (" (difficult)" if flag & DIFFICULT else "") + (" (crowd)" if flag & CROWD else "")
         for name, flag in zip(names, flags, strict=True)
     ]
-    return _shown(image, whole.boxes[rows].tolist(), labels, texts, caption)
+    return _shown(image, whole.boxes[rows].tolist(), labels, texts, caption, [flag > 0 for flag in flags])
 
 
 def _augmented(recipe: Recipe) -> tuple[partial[Shown], int]:
@@ -180,7 +178,9 @@ def _as_trained(examples: Any, names: tuple[str, ...], index: int) -> Shown:
     source = Path(examples.images.source(index)).name
     if isinstance(item, DetectionItem):
         labels = item.labels.tolist()
-        return _shown(item.image, item.boxes.tolist(), labels, [names[label] for label in labels], source)
+        texts = [names[label] if label != IGNORED_LABEL else "ignored" for label in labels]
+        dashed = [label == IGNORED_LABEL for label in labels]
+        return _shown(item.image, item.boxes.tolist(), labels, texts, source, dashed)
     if isinstance(item, ClassificationItem):
         target = {label: weight for label, weight in enumerate(item.target.tolist()) if weight}
         first = sorted(target, key=lambda label: (target[label], label), reverse=True)
@@ -194,11 +194,18 @@ def _as_trained(examples: Any, names: tuple[str, ...], index: int) -> Shown:
 
 
 def _shown(
-    image: Tensor, boxes: Sequence[Sequence[float]], labels: list[int], texts: Sequence[str], caption: str
+    image: Tensor,
+    boxes: Sequence[Sequence[float]],
+    labels: list[int],
+    texts: Sequence[str],
+    caption: str,
+    dashed: Sequence[bool] = (),
 ) -> Shown:
+    """Mark the boxes. The outlines of boxes to ignore are ``dashed``."""
+    each = zip(boxes, texts, labels, dashed or [False] * len(labels), strict=True)
     marks = [
-        Mark((x1, y1, x2, y2), text, label)
-        for (x1, y1, x2, y2), text, label in zip(boxes, texts, labels, strict=True)
+        Mark((x1, y1, x2, y2), text, label, dashed=is_dashed)
+        for (x1, y1, x2, y2), text, label, is_dashed in each
     ]
     return Shown(pil_image(image), marks, caption, frozenset(labels))
 

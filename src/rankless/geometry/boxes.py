@@ -72,6 +72,11 @@ def iou(a: Tensor, b: Tensor) -> Tensor:
     return intersection / union
 
 
+def covered(a: Tensor, b: Tensor) -> Tensor:
+    """Compute the fraction (...), in 0..1, of the area of each box ``a`` (..., 4) that is inside ``b``."""
+    return _intersection_union(a, b)[0] / area(a).clamp(min=_SMALLEST)
+
+
 def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
     """Compute the IoU (..., N, M) of all pairs of boxes (..., N, 4) and (..., M, 4)."""
     return iou(a.unsqueeze(-2), b.unsqueeze(-3))

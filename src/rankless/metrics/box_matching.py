@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rankless.metrics.coco import Truth
 from rankless.metrics.coco_matching import IGNORED, RIGHT, Floats, Integers
-from rankless.structures import Detections
+from rankless.structures import IGNORED_LABEL, Detections
 
 IOU = 0.5
 MOST = 100
@@ -29,7 +29,7 @@ class ImageBoxes:
 
     Attributes:
         truths: boxes of the objects, xyxy in pixels of the source image, (N, 4).
-        labels: labels of the objects, (N,).
+        labels: labels of the objects, or ``IGNORED_LABEL`` for a crowd of all classes, (N,).
         counts: whether the object counts as found or missed instead of being ignored, (N,).
         crowd: whether the box marks a group of objects, (N,).
         areas: areas of the objects in square pixels, (N,).
@@ -53,7 +53,8 @@ class ImageBoxes:
     @property
     def same(self) -> NDArray[np.bool_]:
         """A mask (K, N) of detections and objects with the same class and an IoU of at least 0.5."""
-        near: NDArray[np.bool_] = (self.overlaps >= IOU) & (self.found[:, None] == self.labels)
+        agree = (self.found[:, None] == self.labels) | (self.labels == IGNORED_LABEL)
+        near: NDArray[np.bool_] = (self.overlaps >= IOU) & agree
         return near
 
 

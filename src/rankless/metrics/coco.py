@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,7 +28,7 @@ from rankless.metrics.coco_matching import (
     matched,
     places,
 )
-from rankless.structures import Detections, Scores
+from rankless.structures import IGNORED_LABEL, Detections, Scores
 
 _RECALLS = np.linspace(0, 1, 101)
 _MAX_DETECTIONS = (1, 10, 100)  # maximum detections of a class in an image
@@ -42,7 +43,7 @@ class Truth(NamedTuple):
 
     Attributes:
         boxes: xyxy in pixels of the source image, (N, 4).
-        labels: class ids, (N,).
+        labels: class ids, or :data:`~rankless.structures.IGNORED_LABEL` for a crowd of all classes, (N,).
         crowd: whether the box marks a group of objects, in which detections are ignored, (N,).
         areas: areas of the objects in square pixels, which determine whether they are small, medium or large,
             (N,); NaN or None means the area of the box.
@@ -79,7 +80,8 @@ def coco_scores(
     if len(detections) != len(truths):
         raise ValueError(f"detections and truths differ in length: {len(detections)} and {len(truths)}")
     classes = len(class_names)
-    found, objects = _found(detections, classes), _objects([Truth(*truth) for truth in truths], classes)
+    spread = [_spread(Truth(*truth), one.labels) for truth, one in zip(truths, detections, strict=True)]
+    found, objects = _found(detections, classes), _objects(spread, classes)
     outcomes = matched(found, objects)
     # Mean precision (IoU, class, area) and recall (IoU, class, area, detections); −1 without objects.
     precision = np.full((len(IOUS), classes, len(AREAS)), -1.0)
@@ -143,6 +145,21 @@ def _found(detections: Sequence[Detections], classes: int) -> Found:
     kept = place < _MAX_DETECTIONS[-1]
     order = order[kept]
     return Found(boxes[order], group[order], place[kept], scores[order])
+
+
+def _spread(truth: Truth, found: Tensor) -> Truth:
+    """Repeat each crowd of all classes for every class in ``found``, the labels of the detections."""
+    anything = truth.labels == IGNORED_LABEL
+    if not anything.any():
+        return truth
+    classes, regions = found.unique(), anything.nonzero().squeeze(1)
+    objects = (~anything).nonzero().squeeze(1)
+    rows = torch.cat((objects, regions.repeat(len(classes))))
+    labels = torch.cat((truth.labels[objects], classes.repeat_interleave(len(regions))))
+    crowd, areas, ignored = (
+        None if one is None else one[rows] for one in (truth.crowd, truth.areas, truth.ignored)
+    )
+    return Truth(truth.boxes[rows], labels, crowd, areas, ignored)
 
 
 def _objects(truths: Sequence[Truth], classes: int) -> Objects:

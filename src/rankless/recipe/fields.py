@@ -100,7 +100,8 @@ def _no_bool(number: Any) -> Any:
     return number
 
 
-ClassNames = Annotated[tuple[Annotated[Name, BeforeValidator(_number_as_text)], ...], Field(min_length=1)]
+ClassName = Annotated[Name, BeforeValidator(_number_as_text)]
+ClassNames = Annotated[tuple[ClassName, ...], Field(min_length=1)]
 NoBool = BeforeValidator(_no_bool)
 
 

@@ -26,6 +26,7 @@ from rankless.recipe.fields import (
     TRAINING,
     BatchImages,
     Bool,
+    ClassName,
     ClassNames,
     ClassPairs,
     Count,
@@ -204,6 +205,10 @@ class Data:
     classes: NamesFile | ClassNames = "auto"
     """``auto`` uses all classes of the data; a list, or a file of names, selects and orders them. If the data
     has only numbers, the list names the classes 0, 1, …."""
+    ignore_class: Annotated[tuple[ClassName, ...], DETECT_ONLY] = ()
+    """Classes whose boxes mark regions to ignore, such as ``[ignored regions]`` in VisDrone. The model does
+    not have these classes. A region is neither an object nor background, and detections in it are not
+    scored."""
     fit: Annotated[Literal["letterbox", "stretch"], DETECT_ONLY, PREDICTING] = "letterbox"
     """How an image is resized to the input: ``letterbox`` preserves its aspect ratio; ``stretch``, Darknet's
     default, fills the input."""

@@ -331,9 +331,10 @@ def _boxes(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> str:
     for place, (x1, y1, x2, y2, label, score, kind) in enumerate(rows):
         sides = zip(("left", "top", "width", "height"), (x1, y1, x2 - x1, y2 - y1), strict=True)
         where = ";".join(f"{name}:{100 * part:.2f}%" for name, part in sides)
-        said = text(f"{names[int(label)]} {score}".strip())
+        label_text = names[int(label)] if label >= 0 else "region to ignore"
+        said = text(f"{label_text} {score}".strip())
         edge = f"{' low' if y1 < 0.08 else ''}{' end' if x1 > 0.7 else ''}"
-        name = said if len(rows) <= _SCORED else text(names[int(label)])
+        name = said if len(rows) <= _SCORED else text(label_text)
         shown = f"<b>{name}</b>" if place < _LABELS and len(rows) <= 2 * _LABELS else ""
         boxes += f'<span class="box {kind}{edge}" style="{where}" title="{said}">{shown}</span>'
     return boxes

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rankless.errors import UserError, shell_word
 from rankless.recipe.schema import BUILT_IN_TASKS, Data, Recipe
 from rankless.tasks.capabilities import capabilities
 from rankless.tasks.custom import open_custom
 from rankless.tasks.protocol import Task
+
+if TYPE_CHECKING:
+    from rankless.data.index.annotations import Annotations
 
 
 def open_task(recipe: Recipe, class_names: Sequence[str] | None = None, *, exported: bool = False) -> Task:
@@ -67,21 +71,32 @@ def _resolved_data(data: Data) -> Data:
 def data_digest(recipe: Recipe) -> str | None:
     """Return the digest of the training data, or None if the data has none."""
     from rankless.data.datasets.builtin import DIGITS
-    from rankless.data.datasets.open_split import open_annotations
 
     if recipe.task not in BUILT_IN_TASKS:
         return capabilities(open_task(recipe).training_data()).digest
     data = _resolved_data(recipe.data)
     if data.root == DIGITS:
         return None
-    opened = open_annotations(data.root, data.train, data.format, classes=data.classes, max_bad=data.max_bad)
-    return opened.digest()
+    return _opened(data, data.train).digest()
+
+
+def _opened(data: Data, split: str) -> Annotations:
+    from rankless.data.datasets.open_split import open_annotations
+
+    return open_annotations(
+        data.root,
+        split,
+        data.format,
+        classes=data.classes,
+        ignore=data.ignore_class,
+        max_bad=data.max_bad,
+    )
 
 
 def _read_data(recipe: Recipe) -> None:
     """Read and cache the annotations before the ranks start, because only this process shows progress."""
     from rankless.data.datasets.builtin import DIGITS
-    from rankless.data.datasets.open_split import of_another_task, open_annotations, without_boxes
+    from rankless.data.datasets.open_split import of_another_task, without_boxes
 
     data = recipe.data
     problems: list[str] = []
@@ -89,9 +104,7 @@ def _read_data(recipe: Recipe) -> None:
         if split == "none":
             continue
         try:
-            annotations = open_annotations(
-                data.root, split, data.format, classes=data.classes, max_bad=data.max_bad
-            )
+            annotations = _opened(data, split)
         except UserError as error:
             # List sentences that both splits share, such as advice, only once and last.
             problems = [one for one in problems if one not in error.problems] + [*error.problems]

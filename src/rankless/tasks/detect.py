@@ -182,6 +182,7 @@ class Detect:
             size=SCENE_SIZE,
             format=data.format,
             classes=data.classes,
+            ignore=data.ignore_class,
             max_bad=data.max_bad,
         )
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rankless.data.augment.augmented import Augmented, Augmenter
 from rankless.data.augment.resample import clip
 from rankless.recipe.schema import Augment
-from rankless.structures import Sample
+from rankless.structures import IGNORED_LABEL, Sample
 
 SIZE = (96, 128)
 OFF = Augment(preset="none")
@@ -248,5 +248,33 @@ def test_one_image_alone_has_no_partner() -> None:
 
 
 def test_a_hair_outside_is_no_box() -> None:
-    boxes = torch.tensor([[-0.004, 3.0, 0.0, 9.0], [-0.004, 3.0, 1.0, 9.0]])
-    assert clip(boxes, np.array([0, 0, 20, 20], np.float32))[1].tolist() == [False, True]
+    boxes, labels = torch.tensor([[-0.004, 3.0, 0.0, 9.0], [-0.004, 3.0, 1.0, 9.0]]), torch.tensor([3, 5])
+    assert clip(boxes, labels, np.array([0, 0, 20, 20], np.float32))[1].tolist() == [5]
+
+
+@given(epoch=st.integers(0, 10**6), pasted=st.sampled_from([0.0, 1.0]))
+def test_boxes_to_ignore_move_like_objects_and_change_nothing_else(epoch: int, pasted: float) -> None:
+    """Every image has each box twice, as an object and as a region to ignore."""
+
+    def twice(number: int) -> Sample:
+        one = noisy(number)
+        regions = torch.full_like(one.labels, IGNORED_LABEL)
+        return Sample(one.image, one.boxes.repeat(2, 1), torch.cat((regions, one.labels)))
+
+    options = replace(HEAVY, copy_paste=pasted)
+    image, boxes, labels, _ = view(noisy, options, index=3, count=6, epoch=epoch)
+    same, found, their_labels, _ = view(twice, options, index=3, count=6, epoch=epoch)
+    objects = their_labels != IGNORED_LABEL
+    assert torch.equal(same, image)
+    assert torch.equal(found[objects], boxes) and torch.equal(their_labels[objects], labels)
+    regions = found[~objects]
+    if not pasted:
+        assert {*map(tuple, boxes.tolist())} <= {*map(tuple, regions.tolist())}
+    assert bool((regions[:, 2:] > regions[:, :2]).all())
+    assert bool((regions >= 0).all() and (regions[:, 2:] <= torch.tensor(SIZE[::-1])).all())
+
+
+def test_a_sliver_of_a_region_to_ignore_is_kept() -> None:
+    boxes, labels = torch.tensor([[-50.0, 3.0, 1.0, 9.0]] * 2), torch.tensor([0, IGNORED_LABEL])
+    found, kept = clip(boxes, labels, np.array([0, 0, 20, 20], np.float32))
+    assert found.tolist() == [[0, 3, 1, 9]] and kept.tolist() == [IGNORED_LABEL]

@@ -8,10 +8,13 @@ from PIL import Image
 
 from rankless.curation.converting import convert
 from rankless.data.datasets.open_split import examine, open_annotations
+from rankless.data.index.annotations import CROWD
 from rankless.errors import UserError
 from rankless.recipe import load
 from rankless.recipe.schema import Data, Recipe
+from rankless.structures import IGNORED_LABEL
 from rankless.tasks import open_task, resolve_recipe
+from rankless.tasks.detect import Detect
 
 NAMES = ("ant", "bee", "cat")
 BOXES = {"train": [[0, 1], [2], [], [1, 1, 2]], "val": [[2, 0], [1]]}
@@ -225,3 +228,33 @@ def test_names_that_look_like_something_else_survive_a_recipe(tmp_path):
 def test_the_digits_have_no_choice():
     with pytest.raises(UserError, match="not supported for the built-in digits"):
         open_task(Recipe(data=Data(classes=("1", "2"))))
+
+
+@pytest.mark.parametrize("format", ["darknet", "voc"])
+@pytest.mark.parametrize("chosen", ["auto", ("cat", "ant")])
+def test_boxes_of_a_class_to_ignore_are_regions(tmp_path, format, chosen):
+    root = str(boxes(tmp_path / "darknet"))
+    if format != "darknet":
+        assert not convert(root, format, tmp_path / format).differences
+        root = str(tmp_path / format)
+    for split in BOXES:
+        whole = examine(root, split, classes=chosen if chosen == "auto" else (*chosen, "bee"))
+        found = examine(root, split, classes=chosen, ignore=("bee",))
+        assert found.class_names == (("ant", "cat") if chosen == "auto" else chosen)
+        assert np.array_equal(found.boxes, whole.boxes) and found.paths() == whole.paths()
+        bees = whole.labels == whole.class_names.index("bee")
+        assert found.labels[bees].tolist() == [IGNORED_LABEL] * bees.sum()
+        assert found.flags.tolist() == (CROWD * bees).tolist()
+        kept = zip(found.labels[~bees], whole.labels[~bees], strict=True)
+        assert all(found.class_names[new] == whole.class_names[old] for new, old in kept)
+        boxes_of = "3 boxes" if split == "train" else "1 box"
+        assert f"data.ignore_class: {boxes_of} of 'bee' to ignore" in found.about
+
+
+def test_a_class_to_ignore_that_the_data_lacks(tmp_path):
+    root = str(boxes(tmp_path / "d"))
+    assert "data.ignore_class: the data has no class 'be'; did you mean 'bee'?" in problem(
+        root, "train", ignore=("be",)
+    )
+    with pytest.raises(UserError, match=r"data\.ignore_class is not supported for the built-in digits"):
+        Detect(Recipe(data=Data(ignore_class=("3",))))

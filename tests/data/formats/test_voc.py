@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rankless.data.datasets.annotated import BoxedImages
-from rankless.data.datasets.detection import DetectionExamples, open_images
+from rankless.data.datasets.detection import DetectionExamples, collate, open_images
 from rankless.data.datasets.open_split import examine, open_annotations
 from rankless.data.formats.registry import recognize as recognized
 from rankless.data.formats.voc import read, recognize, splits
@@ -96,7 +96,9 @@ def test_difficult_objects_are_no_targets_but_are_known(tmp_path: Path) -> None:
     assert isinstance(data, BoxedImages)
     assert data.annotations.flags.tolist() == [DIFFICULT, 0, 0, 0, DIFFICULT]
     examples = DetectionExamples(data, (20, 40), 0, None)
-    assert examples.item(0, 0).boxes[:, 0].tolist() == [1, 2, 3]
+    batch = collate([examples.item(0, 0)])
+    assert batch.boxes[batch.valid][:, 0].tolist() == [1, 2, 3]
+    assert batch.ignored is not None and batch.ignored[0, :, 0].tolist() == [0, 4]
     truth = examples.ground_truth(0)
     assert truth.boxes[:, 0].tolist() == [0, 1, 2, 3, 4] and (truth.height, truth.width) == (20, 40)
     assert truth.difficult is not None and truth.difficult.tolist() == [True, False, False, False, True]

@@ -15,7 +15,7 @@ from rankless.structures import DetectionBatch
 
 Truth = tuple[list[float], int]
 """A box, xyxy in pixels, and its class."""
-CASES = ("random", "hard", "crowded", "one-empty", "empty")
+CASES = ("random", "hard", "crowded", "one-empty", "empty", "ignored")
 
 
 def sigmoid(x: float) -> float:
@@ -27,6 +27,16 @@ def overlap(a: list[float], b: list[float]) -> float:
     h = max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
     union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - w * h
     return w * h / union if union > 0 else 0.0
+
+
+def regions_of(batch: DetectionBatch, image: int) -> list[list[float]]:
+    return [] if batch.ignored is None else batch.ignored[image].tolist()
+
+
+def inside(a: list[float], b: list[float]) -> float:
+    """The part of ``a`` that lies in ``b``."""
+    w, h = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
+    return max(0.0, w) * max(0.0, h) / ((a[2] - a[0]) * (a[3] - a[1]))
 
 
 @dataclass
@@ -76,8 +86,13 @@ class Truths:
             "crowded": [self.drawn(rng, self.many), []],
             "one-empty": [[], self.drawn(rng, 3)],
             "empty": [[], []],
+            "ignored": [self.hard, self.drawn(rng, 2)],
         }
-        return self.batch(lists[name])
+        batch = self.batch(lists[name])
+        if name == "ignored":
+            edges = (0.0, 0.0, self.width / 2, self.height - 3.0), (5.0, 3.0, self.width - 9.0, self.height)
+            batch.ignored = torch.tensor([[edges[0], (0.0,) * 4], edges], dtype=torch.float64)
+        return batch
 
 
 def assert_gradients(

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from loss_cases import Truth, Truths, overlap, sigmoid
+from loss_cases import Truth, Truths, overlap, regions_of, sigmoid
 from torch import Tensor
 
 from rankless.models.heads.anchor_free.codec import AnchorFreeHead
@@ -180,6 +180,9 @@ def reference(
             fixed.append(RULES[options.assign](points, truths))
         for p, point in enumerate(points):
             answer = fixed[b].get(p)
+            regions = regions_of(batch, b)
+            if not answer and any(x <= point.x < z and y <= point.y < w for x, y, z, w in regions):
+                continue
             for c, logit in enumerate(point.logits):
                 wanted = 0.0
                 if answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from loss_cases import Truths, overlap, sigmoid
+from loss_cases import Truths, inside, overlap, regions_of, sigmoid
 from torch import Tensor
 
 from rankless.models.heads.truths import SMALLEST_SIDE
@@ -83,7 +83,7 @@ def reference(loss: YoloLoss, raws: list[Tensor], batch: DetectionBatch, alphas:
                 )
                 if valid
             ]
-            added = one_image(loss, raw[b].tolist(), head, truths, alphas, (number, b))
+            added = one_image(loss, raw[b].tolist(), head, truths, regions_of(batch, b), alphas, (number, b))
             parts = [part + more for part, more in zip(parts, added, strict=True)]
     factors = (
         first(loss.options.box, 1.0 if compares(loss) == "mse" else 0.07),
@@ -114,7 +114,7 @@ def objectness(loss: YoloLoss, logit: float, present: bool, quality: float) -> f
     return bce(logit, 1.0 if present else 0.0)
 
 
-def one_image(loss, raw, head, truths, alphas, name):
+def one_image(loss, raw, head, truths, regions, alphas, name):
     rows, columns = len(raw[0]), len(raw[0][0])
 
     def cell(a, j, i):
@@ -144,7 +144,8 @@ def one_image(loss, raw, head, truths, alphas, name):
                 )
                 if loss.name == "yolov4":
                     near = near and max(sigmoid(c) for c in t[5:]) > 0.25
-                if here or not near:
+                excused = any(inside(found, region) > 0.5 for region in regions)
+                if here or not (near or excused):
                     boxes = [[x - w / 2, y - h / 2, x + w / 2, y + h / 2] for _, x, y, w, h, _ in here]
                     quality = max((overlap(found, box) for box in boxes), default=0.0)
                     # The target has no gradient: differences must not see it change either.

@@ -28,7 +28,7 @@ from rankless.data.images.sources import Readable
 from rankless.geometry.letterbox import USUAL, Placing, in_source
 from rankless.randomness import generator
 from rankless.recipe.schema import Augment
-from rankless.structures import Letterbox, Sample
+from rankless.structures import IGNORED_LABEL, Letterbox, Sample
 
 Augmented = tuple[Tensor, Tensor, Tensor, Letterbox]
 """The input, uint8 (3, H, W); boxes, float32 xyxy in pixels, (N, 4); labels, (N,); and the placement."""
@@ -106,10 +106,11 @@ class Augmenter:
 
 
 def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample:
-    """Return a random crop of an image that does not cut any box. It may contain no boxes.
+    """Return a random crop of an image that does not cut any object. It may contain no boxes.
 
     The fraction of the area is uniform from ``smallest`` to 1, the aspect ratio is log-uniform around that of
-    the image, and the position is uniform. The crop is then grown to contain every box that it touches.
+    the image, and the position is uniform. The crop is then grown to contain every object that it touches.
+    Boxes to ignore are clipped.
     """
     height, width = sample.image.shape[-2:]
     drawn, aspect, across, down = rng.uniform(0, 1, 4).tolist()
@@ -119,23 +120,30 @@ def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample
     columns, rows = math.ceil(width * factor), math.ceil(height * area / factor)
     columns, rows = min(columns, width), min(rows, height)
     left, top = round(across * (width - columns)), round(down * (height - rows))
-    boxes = sample.boxes.double().numpy()
-    part, inside = _grow(np.array([left, top, left + columns, top + rows]), boxes, (width, height))
+    boxes, ignored = sample.boxes, sample.labels == IGNORED_LABEL
+    drawn_part = np.array([left, top, left + columns, top + rows])
+    part = _grow(drawn_part, boxes[~ignored].double().numpy(), (width, height))
     left, top, right, bottom = part.tolist()
-    whole = torch.from_numpy(inside)
-    corner = torch.tensor([left, top, left, top], dtype=torch.float32)
-    return Sample(sample.image[:, top:bottom, left:right], sample.boxes[whole] - corner, sample.labels[whole])
+    inside = torch.from_numpy(_touched(part, boxes.double().numpy()))
+    corner, opposite = torch.from_numpy(part.astype(np.float32)[[[0, 1, 0, 1], [2, 3, 2, 3]]])
+    boxes = torch.where(ignored.unsqueeze(1), boxes.clamp(corner, opposite), boxes)
+    image = sample.image[:, top:bottom, left:right]
+    return Sample(image, boxes[inside] - corner, sample.labels[inside])
 
 
-def _grow(
-    part: NDArray[np.int64], boxes: NDArray[np.float64], sides: tuple[int, int]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Grow a crop (xyxy, (4,)) until it cuts no box; return it with a mask, (N,), of the boxes in it."""
+def _touched(part: NDArray[np.int64], boxes: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return a mask, (N,), of the boxes, (N, 4), that a crop (xyxy, (4,)) contains or cuts."""
+    touched: NDArray[np.bool_] = np.all((boxes[:, :2] < part[2:]) & (boxes[:, 2:] > part[:2]), axis=1)
+    return touched
+
+
+def _grow(part: NDArray[np.int64], boxes: NDArray[np.float64], sides: tuple[int, int]) -> NDArray[np.int64]:
+    """Grow a crop (xyxy, (4,)) until it cuts no box."""
     while True:
-        inside: NDArray[np.bool_] = np.all((boxes[:, :2] < part[2:]) & (boxes[:, 2:] > part[:2]), axis=1)
+        inside = _touched(part, boxes)
         first = np.floor(boxes[inside, :2]).min(0, initial=np.inf).clip(0)
         last = np.minimum(np.ceil(boxes[inside, 2:]).max(0, initial=0), sides)
         grown = np.concatenate((np.minimum(part[:2], first), np.maximum(part[2:], last))).astype(np.int64)
         if (grown == part).all():
-            return part, inside
+            return part
         part = grown

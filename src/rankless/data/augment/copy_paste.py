@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankless.geometry.letterbox import fit
-from rankless.structures import Sample
+from rankless.structures import IGNORED_LABEL, Sample
 
 TAKEN = 0.5  # probability of pasting an object from the other image
 MOST = 8  # maximum number of objects to paste
@@ -23,26 +23,28 @@ def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.ran
     """Return a copy of ``sample`` with objects pasted from ``other`` and their boxes appended.
 
     Objects are scaled as if both images were letterboxed to ``size`` (H, W). Objects that do not fit inside
-    the image are not pasted.
+    the image are not pasted. Boxes to ignore are not pasted and may be covered.
     """
-    order = rng.permutation(len(other.labels))
+    objects = np.flatnonzero(other.labels.numpy() != IGNORED_LABEL)
+    order = objects[rng.permutation(len(objects))]
     taken = order[rng.random(len(order)) < TAKEN][:MOST].tolist()
     height, width = sample.image.shape[-2:]
     scale = fit(other.image.shape[-2], other.image.shape[-1], size) / fit(height, width, size)
-    image, boxes, labels = sample.image.clone(), [sample.boxes], [sample.labels]
+    image, labels = sample.image.clone(), [sample.labels]
+    occupied = [sample.boxes[sample.labels != IGNORED_LABEL]]
     for number in taken:
         patch, box = _object(other, number, scale)
         rows, columns = patch.shape[-2:]
         if rows > height or columns > width:
             continue
-        position = _free_position(torch.cat(boxes), (columns, rows), (width, height), rng)
+        position = _free_position(torch.cat(occupied), (columns, rows), (width, height), rng)
         if position is None:
             continue
         left, top = position
         image[:, top : top + rows, left : left + columns] = patch
-        boxes.append((box + torch.tensor([left, top, left, top]))[None])
+        occupied.append((box + torch.tensor([left, top, left, top]))[None])
         labels.append(other.labels[number : number + 1])
-    return Sample(image, torch.cat(boxes), torch.cat(labels))
+    return Sample(image, torch.cat([sample.boxes, *occupied[1:]]), torch.cat(labels))
 
 
 def _object(sample: Sample, number: int, scale: float) -> tuple[Tensor, Tensor]:

@@ -137,8 +137,7 @@ class _Tiles:
             region = np.concatenate(self._regions)
         else:
             boxes = warped_boxes(boxes, self.warp)
-        clipped, stays = clip(boxes, region, least)
-        return clipped[stays], labels[stays]
+        return clip(boxes, labels, region, least)
 
     def _mask(self, tile: int, points: Points) -> NDArray[np.bool_]:
         """Return a mask, (H, W), of the pixels that show a tile."""

@@ -28,7 +28,7 @@ from rankless.geometry.letterbox import (
     visible_part,
 )
 from rankless.recipe.schema import Augment
-from rankless.structures import Letterbox, Sample
+from rankless.structures import IGNORED_LABEL, Letterbox, Sample
 
 LEAST_AREA = 0.25  # Minimum visible fraction of a box's area. Other boxes are dropped.
 LEAST_SIDE = 2.0  # Minimum side of the visible part of a box in pixels. Other boxes are dropped.
@@ -72,8 +72,8 @@ def augment(
         patch, corner, where = recolored_patch(image, matrix, size, scale, left, top, placing)
         placed = paste(patch, corner, size, placing)
     placed, boxes = mirror(placed, to_input(boxes, where) if warp is None else boxes, mirrored, upside_down)
-    boxes, stays = clip(boxes, np.array([0, 0, size[1], size[0]], np.float32))
-    return placed, boxes[stays], sample.labels[stays], where
+    boxes, labels = clip(boxes, sample.labels, np.array([0, 0, size[1], size[0]], np.float32))
+    return placed, boxes, labels, where
 
 
 def mirror(image: Tensor, boxes: Tensor, sideways: bool, upside_down: bool) -> tuple[Tensor, Tensor]:
@@ -175,11 +175,13 @@ def warped_image(
     return sampled(smaller, points, scales, (where.left, where.top), placing.gray)
 
 
-def clip(boxes: Tensor, region: NDArray[np.float32], least: float = LEAST_AREA) -> tuple[Tensor, Tensor]:
-    """Clip xyxy boxes, (N, 4), to a region, and return them with a mask of the boxes to keep, (N,).
+def clip(
+    boxes: Tensor, labels: Tensor, region: NDArray[np.float32], least: float = LEAST_AREA
+) -> tuple[Tensor, Tensor]:
+    """Clip xyxy boxes, (N, 4), to a region, and return the boxes to keep with their ``labels``.
 
     ``region`` is one region, (4,), or one per box, (N, 4). A box is kept if at least the fraction ``least``
-    of its area remains.
+    of its area remains. A box to ignore is kept if any part of it remains.
     """
     given = boxes.numpy()  # for ten boxes, NumPy is three times as fast as torch
     clipped = np.minimum(np.maximum(given, region[..., [0, 1, 0, 1]]), region[..., [2, 3, 2, 3]])
@@ -188,5 +190,5 @@ def clip(boxes: Tensor, region: NDArray[np.float32], least: float = LEAST_AREA) 
     enough = (across * down >= least * (width * height)) & (np.minimum(across, down) >= LEAST_SIDE)
     # Rounding in the letterbox may move a box slightly beyond the border, which does not count as clipping.
     whole = (np.abs(given - clipped) < 1e-2).all(1)
-    stays = (enough | whole) & (across > 0) & (down > 0)
-    return torch.from_numpy(clipped), torch.from_numpy(stays)
+    stays = (enough | whole | (labels.numpy() == IGNORED_LABEL)) & (across > 0) & (down > 0)
+    return torch.from_numpy(clipped[stays]), labels[torch.from_numpy(stays)]

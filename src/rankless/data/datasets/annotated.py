@@ -22,7 +22,7 @@ from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.index.byte_ranges import file_of, original
 from rankless.errors import UserError, listed
 from rankless.files.remote import is_remote
-from rankless.structures import Sample
+from rankless.structures import IGNORED_LABEL, Sample
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class GroundTruth:
 
     Attributes:
         boxes: float32 xyxy in pixels, (N, 4).
-        labels: class of each box, int64, (N,).
+        labels: class of each box, or :data:`~rankless.structures.IGNORED_LABEL`, int64, (N,).
         height, width: size of the image in pixels.
         flags: bits :data:`~rankless.data.index.annotations.DIFFICULT` and ``CROWD`` of each box, (N,); None
             if no box has a flag. Scores ignore boxes with flags.
@@ -99,14 +99,14 @@ class BoxedImages(_Annotated, DetectionImages):
     """Images with boxes, stored in files."""
 
     def read(self, index: int) -> Sample:
-        """Return an image with its boxes, except for difficult boxes and crowds."""
+        """Return an image with its boxes. Difficult boxes and crowds have the label ``IGNORED_LABEL``."""
         decoded = self.images.read(index)
         check_size(self.annotations, index, decoded.source)
         rows = self.annotations.rows(index)
-        plain = self.annotations.flags[rows] == 0
-        boxes = torch.from_numpy(self.annotations.boxes[rows][plain] / np.float32(decoded.reduced))
-        labels = torch.from_numpy(self.annotations.labels[rows][plain].astype("int64"))
-        return Sample(decoded.image, boxes, labels, decoded.reduced, decoded.source)
+        boxes = torch.from_numpy(self.annotations.boxes[rows] / np.float32(decoded.reduced))
+        labels = np.where(self.annotations.flags[rows] == 0, self.annotations.labels[rows], IGNORED_LABEL)
+        classes = torch.from_numpy(labels.astype("int64"))
+        return Sample(decoded.image, boxes, classes, decoded.reduced, decoded.source)
 
     def ground_truth(self, index: int) -> GroundTruth:
         known, rows = self.annotations, self.annotations.rows(index)
@@ -126,7 +126,8 @@ class MatchedImages(DetectionImages):
     def __init__(self, images: DetectionImages, match: ClassMatch, class_names: Sequence[str]) -> None:
         self.images, self.class_names = images, tuple(class_names)
         self.notes = (*images.notes, *match.notes)
-        self._labels = torch.tensor(match.labels, dtype=torch.int64)
+        # The last entry is that of the label -1, IGNORED_LABEL.
+        self._labels = torch.tensor([*match.labels, IGNORED_LABEL], dtype=torch.int64)
 
     def __len__(self) -> int:
         return len(self.images)

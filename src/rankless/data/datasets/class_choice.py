@@ -1,4 +1,4 @@
-"""Select and order the classes of a data set according to ``data.classes``."""
+"""Select and order the classes of a data set according to ``data.classes`` and ``data.ignore_class``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 
 from rankless.data.formats.darknet_description import read_description
 from rankless.data.formats.folders import read_names
-from rankless.data.index.annotations import Annotations, subset, with_boxes
+from rankless.data.index.annotations import CROWD, Annotations, subset, with_boxes
 from rankless.data.index.raw import Raw
 from rankless.errors import UserError, counted, listed, nearest
+from rankless.structures import IGNORED_LABEL
 
 Classes = str | Sequence[str]
 """``auto`` for all classes, the path of a file with class names, or a sequence of class names."""
@@ -50,12 +51,11 @@ def _from_file(name: str, root: str) -> tuple[str, ...]:
     return read_names(file)
 
 
-def refuse_classes(classes: object) -> None:
-    """Raise an error if ``data.classes`` is set for the built-in digits."""
-    if classes != "auto":
-        raise UserError(
-            "data.classes is not supported for the built-in digits; remove data.classes, or set data.root"
-        )
+def refuse_classes(classes: object, ignore: Sequence[str] = ()) -> None:
+    """Raise an error if ``data.classes`` or ``data.ignore_class`` is set for the built-in digits."""
+    for key, given in (("data.classes", classes != "auto"), ("data.ignore_class", ignore)):
+        if given:
+            raise UserError(f"{key} is not supported for the built-in digits; remove {key}, or set data.root")
 
 
 def give_each_class_a_name(raw: Raw, chosen: Sequence[str] | None, where: str) -> None:
@@ -119,6 +119,34 @@ def with_classes(
         )
     about = (*whole.about, *([_note(whole.has_boxes, len(names), left_out)] if left_out else ()))
     return replace(made, class_names=tuple(names), labels=labels[selected].astype(np.int32), about=about)
+
+
+def with_ignored(whole: Annotations, names: Sequence[str], where: str) -> Annotations:
+    """Return the annotations with the boxes of the classes ``names`` as regions to ignore, with a note.
+
+    Such a box becomes a crowd with the label ``IGNORED_LABEL``.
+    """
+    known = whole.class_names
+    if unknown := [name for name in names if name not in known]:
+        lacking = [
+            f"data.ignore_class: the data has no class '{name}'{nearest(name, known)}" for name in unknown
+        ]
+        has = f"{where} has {counted(len(known), 'class', 'classes')}: {listed(known)}"
+        raise UserError([*lacking[:8], f"{has}; correct the names in data.ignore_class"])
+    kept = [name for name in known if name not in names]
+    label_of = {name: label for label, name in enumerate(kept)} | dict.fromkeys(names, IGNORED_LABEL)
+    labels = np.array([label_of[name] for name in known], np.int32)[np.asarray(whole.labels)]
+    regions = labels == IGNORED_LABEL
+    note = f"data.ignore_class: {counted(int(regions.sum()), 'box', 'boxes')} of {listed(names)} to ignore"
+    flags = np.where(regions, whole.flags | CROWD, whole.flags).astype(np.uint8)
+    return replace(
+        whole,
+        class_names=tuple(kept),
+        labels=labels,
+        flags=flags,
+        about=(*whole.about, note),
+        folder=None,
+    )
 
 
 def _note(boxed: bool, names: int, left_out: dict[str, int]) -> str:

@@ -15,7 +15,7 @@ from rankless.errors import UserError, counted, listed, nearest
 Pairs = Sequence[tuple[str, str]]
 """Pairs of class names in the data and in the model. An empty name in the model drops the class."""
 
-LEFT_OUT = -1
+LEFT_OUT = -2  # -1 is the label IGNORED_LABEL
 _SHOWN = 20
 # Different names for the same class in Pascal VOC, COCO and other data, normalized by `_plain`.
 _SAME = (

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rankless.data.augment.augmented import Augmenter
 from rankless.data.augment.multi_scale import StepSizes, by_aspect, tight
@@ -23,7 +24,15 @@ from rankless.errors import UserError, shell_word
 from rankless.geometry.letterbox import USUAL, Fit, Placing, in_source, stretched, to_input, whole
 from rankless.recipe.durations import RunLength
 from rankless.recipe.schema import Augment
-from rankless.structures import DetectionBatch, DetectionItem, Letterbox, Sample, Unreadable, stacked
+from rankless.structures import (
+    IGNORED_LABEL,
+    DetectionBatch,
+    DetectionItem,
+    Letterbox,
+    Sample,
+    Unreadable,
+    stacked,
+)
 
 
 @dataclass
@@ -156,19 +165,28 @@ class DetectionExamples(ImageExamples[DetectionImages]):
 
 def collate(items: Sequence[DetectionItem]) -> DetectionBatch:
     """Stack items into a batch, with boxes and labels padded with zeros to the longest item."""
-    longest = max(1, *(len(item.labels) for item in items))
-    boxes = torch.zeros(len(items), longest, 4)  # (B, T, 4)
-    labels = torch.zeros(len(items), longest, dtype=torch.int64)  # (B, T)
-    valid = torch.zeros(len(items), longest, dtype=torch.bool)
-    for number, item in enumerate(items):
-        count = len(item.labels)
-        boxes[number, :count], labels[number, :count], valid[number, :count] = item.boxes, item.labels, True
+    objects = [item.labels != IGNORED_LABEL for item in items]
+    boxes, valid = _padded([item.boxes[mask] for item, mask in zip(items, objects, strict=True)])
+    labels = valid.long()  # (B, T)
+    labels[valid] = torch.cat([item.labels[mask] for item, mask in zip(items, objects, strict=True)])
+    ignored = None
+    if not all(mask.all() for mask in objects):
+        ignored, _ = _padded([item.boxes[~mask] for item, mask in zip(items, objects, strict=True)])
     images = stacked([item.image for item in items])  # (B, 3, H, W)
     letterboxes = [item.letterbox for item in items]
     unreadable = [one for item in items for one in item.unreadable]
     return DetectionBatch(
-        images, boxes, labels, valid, [item.index for item in items], letterboxes, unreadable
+        images, boxes, labels, valid, [item.index for item in items], letterboxes, unreadable, ignored
     )
+
+
+def _padded(lists: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the boxes of all images, (B, N, 4), padded with zeros, and a mask of the boxes, (B, N)."""
+    counts = torch.tensor([len(boxes) for boxes in lists])
+    valid = torch.arange(max(1, int(counts.max()))) < counts.unsqueeze(1)
+    padded = torch.zeros(*valid.shape, 4)
+    padded[valid] = torch.cat(list(lists)).float()
+    return padded, valid
 
 
 def open_images(
@@ -180,6 +198,7 @@ def open_images(
     size: tuple[int, int],
     format: str = "auto",
     classes: Classes = "auto",
+    ignore: Sequence[str] = (),
     max_bad: float = 1.0,
 ) -> DetectionImages:
     """Open the images of a split for detection.
@@ -188,9 +207,9 @@ def open_images(
     See :func:`open_annotations` for the other arguments.
     """
     if root == DIGITS:
-        refuse_classes(classes)
+        refuse_classes(classes, ignore)
         return DigitScenes(split, images, seed, size)
-    annotations = open_annotations(root, split, format, classes=classes, max_bad=max_bad)
+    annotations = open_annotations(root, split, format, classes=classes, ignore=ignore, max_bad=max_bad)
     if not annotations.has_boxes:
         raise UserError(
             f"{root}: read as {format_named(annotations.format).TITLE} with one class per image and no "

@@ -9,7 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rankless.data.datasets.class_choice import Classes, class_list, give_each_class_a_name, with_classes
+from rankless.data.datasets.class_choice import (
+    Classes,
+    class_list,
+    give_each_class_a_name,
+    with_classes,
+    with_ignored,
+)
 from rankless.data.formats import shards
 from rankless.data.formats.registry import NUMBERED, WITH_POLYGONS, also, format_named, recognize
 from rankless.data.formats.splits import is_for_tests, is_for_validation, known_as
@@ -32,6 +38,7 @@ def open_annotations(
     format: str = "auto",
     *,
     classes: Classes = "auto",
+    ignore: Sequence[str] = (),
     max_bad: float = 1.0,
     rescan: bool = False,
 ) -> Annotations:
@@ -42,11 +49,11 @@ def open_annotations(
         split: name of the split, or path of its annotation file relative to ``root``.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``, possibly followed by a colon
             and the form of the boxes, a key of :data:`rankless.data.index.box_forms.FORMS`.
-        classes: value of ``data.classes``.
+        classes, ignore: values of ``data.classes`` and ``data.ignore_class``.
         max_bad: maximum fraction of unreadable images.
         rescan: whether to read the data again even if it seems unchanged.
     """
-    annotations = examine(root, split, format, classes=classes, rescan=rescan)
+    annotations = examine(root, split, format, classes=classes, ignore=ignore, rescan=rescan)
     bad, also = annotations.findings.counts.get(_UNREADABLE, 0), []
     if bad > max_bad * len(annotations):
         also.append(
@@ -69,7 +76,13 @@ def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> 
 
 
 def examine(
-    root: str, split: str, format: str = "auto", *, classes: Classes = "auto", rescan: bool = False
+    root: str,
+    split: str,
+    format: str = "auto",
+    *,
+    classes: Classes = "auto",
+    ignore: Sequence[str] = (),
+    rescan: bool = False,
 ) -> Annotations:
     """Open a split even if it has errors, and record them in :attr:`Annotations.findings`.
 
@@ -91,7 +104,11 @@ def examine(
         made = validate(raw, name, "" if shape == "polygon" else form)
         report_few_levels(made)
         if chosen:
-            made = with_classes(made, chosen, root, _of_other_splits(name, path, split, made, chosen))
+            further = [each for each in ignore if each in made.class_names and each not in chosen]
+            elsewhere = _of_other_splits(name, path, split, made, chosen)
+            made = with_classes(made, [*chosen, *further], root, elsewhere)
+        if ignore and made.has_boxes:
+            made = with_ignored(made, ignore, root)
         if is_for_validation(split) and (test := _tests_instead(split, page.splits(path))):
             note = f"{root} has no split '{split}', so '{test}' is used instead"
             made = replace(made, about=(*made.about, note))
@@ -99,7 +116,7 @@ def examine(
 
     # Each selection of classes has its own cache entry.
     kind = json.dumps([name, *chosen]) if chosen else name
-    kind = json.dumps([kind, form]) if form else kind
+    kind = json.dumps([kind, {"form": form, "ignore": list(ignore)}]) if form or ignore else kind
     if isinstance(path, RemotePath):
         try:
             kind = json.dumps([kind, shards.fingerprint(path)])

@@ -60,8 +60,8 @@ def xml_root(content: bytes) -> ElementTree.Element:
     except UnicodeDecodeError as error:
         declaration = f'<?xml version="1.0" encoding="{"GBK" if error.encoding == "utf-8" else "UTF-8"}"?>'
         raise ValueError(
-            f"not {error.encoding.upper()} text (byte {error.start}: {error.reason}); save the file as UTF-8, "
-            f"or declare its encoding in the first line, as in {declaration}"
+            f"not {error.encoding.upper()} text (byte {error.start}: {error.reason}); save the file as "
+            f"UTF-8, or declare its encoding in the first line, as in {declaration}"
         ) from None
     # NUL indicates UTF-16, which could hide a document type.
     if b"<!DOCTYPE" in content or b"\0" in content or (isinstance(text, str) and "<!DOCTYPE" in text):

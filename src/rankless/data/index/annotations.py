@@ -47,7 +47,7 @@ class Annotations:
         sizes: height and width of each upright image in pixels, (N, 2); 0, 0 if the image cannot be read.
         offsets: row of the first box of each image, and the total number of boxes, (N + 1,).
         boxes: xyxy in pixels of the upright image, clipped to the image, (T, 4); (0, 4) for classification.
-        labels: class of each box, (T,), or of each image for classification.
+        labels: class of each box, or ``IGNORED_LABEL``, (T,); class of each image for classification.
         flags: bits :data:`DIFFICULT` and :data:`CROWD` of each box, (T,).
         areas: area of each object in pixels, (T,); NaN if only the box is annotated.
         findings: problems in the data.

@@ -7,6 +7,8 @@ so that they train like all other models:
 - A loss is a sum and a count. The losses of RetinaNet and Faster R-CNN are means within each image, summed
   over the images. The losses of FCOS and SSDlite are sums, which are divided by the global number of
   positives.
+- An unmatched anchor or proposal in a region to ignore, or for FCOS an unmatched point, has a loss of 0; see
+  :func:`~rankless.models.heads.truths.as_background`.
 - Norms are plain ``BatchNorm2d`` (torchvision freezes the norms of pretrained backbones), so that
   ``batch_norm`` and ``model.freeze`` have the same meaning as for other models.
 - Faster R-CNN samples with torch's global generator, which the engine seeds for each micro-batch.
@@ -25,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankless.models.detectors.protocol import CANDIDATES, DetectorSpec, Exports, Published
-from rankless.models.heads.truths import Truths
+from rankless.models.heads.truths import Truths, as_background, boxes_in_ignored, points_in_ignored
 from rankless.recipe import loss_kinds, model_kinds
 from rankless.structures import DetectionBatch, LossSum
 
@@ -136,6 +138,15 @@ class DenseDetector(TorchvisionDetector):
             for one in targets
         ]
 
+    def _outputs(self, raw: Dense, batch: DetectionBatch, matches: list[Tensor]) -> dict[str, Tensor]:
+        """Return the outputs, with a loss of 0 for unmatched anchors in a region to ignore."""
+        if batch.ignored is None:
+            return raw.outputs
+        anchors = raw.anchors.expand(len(matches), -1, -1)
+        excused = boxes_in_ignored(anchors, batch.ignored) & (torch.stack(matches) < 0)
+        logits = as_background(raw.outputs["cls_logits"], excused, 0 if self.background else None)
+        return {**raw.outputs, "cls_logits": logits}
+
     def _boxes(self, raw: Dense) -> Tensor:
         deltas = raw.outputs["bbox_regression"]
         anchors = raw.anchors.expand(len(deltas), -1, -1)
@@ -156,9 +167,9 @@ class RetinaNet(DenseDetector):
         """
         targets = self._targets(batch, raw.anchors)
         anchors = [raw.anchors] * len(targets)
-        means = self.network.head.compute_loss(
-            targets, raw.outputs, anchors, self._matches(targets, raw.anchors)
-        )
+        matches = self._matches(targets, raw.anchors)
+        outputs = self._outputs(raw, batch, matches)
+        means = self.network.head.compute_loss(targets, outputs, anchors, matches)
         return _sum(means, raw.anchors.new_tensor(float(len(targets))))
 
 
@@ -176,7 +187,11 @@ class FCOS(DenseDetector):
         targets = self._targets(batch, raw.anchors)
         anchors = [raw.anchors] * len(targets)
         # FCOS has one anchor per cell.
-        means = self.network.compute_loss(targets, raw.outputs, anchors, raw.cells)
+        outputs = raw.outputs
+        if batch.ignored is not None:
+            centers = (raw.anchors[:, :2] + raw.anchors[:, 2:]) / 2
+            outputs = {**outputs, "excused": points_in_ignored(centers, batch.ignored)}
+        means = self.network.compute_loss(targets, outputs, anchors, raw.cells)
         return _sum(means, means.pop("positives"))
 
 
@@ -190,7 +205,8 @@ class SSD(DenseDetector):
         """Compute the loss, summed over the positives, and the number of positives."""
         targets = self._targets(batch, raw.anchors)
         matches = self._matches(targets, raw.anchors)
-        means = self.network.compute_loss(targets, raw.outputs, [raw.anchors] * len(targets), matches)
+        outputs = self._outputs(raw, batch, matches)
+        means = self.network.compute_loss(targets, outputs, [raw.anchors] * len(targets), matches)
         return _sum(means, (torch.stack(matches) >= 0).sum())
 
 
@@ -241,14 +257,25 @@ class FasterRCNN(TorchvisionDetector):
         anchors = [raw.anchors] * len(targets)
         labels, matched = rpn.assign_targets_to_anchors(anchors, targets)
         wanted = rpn.box_coder.encode(matched, anchors)
+        objectness = raw.objectness
+        if batch.ignored is not None:
+            excused = boxes_in_ignored(torch.stack(anchors), batch.ignored) & (torch.stack(labels) == 0)
+            objectness = as_background(objectness.unsqueeze(-1), excused, background=None).squeeze(-1)
         first = [
-            rpn.compute_loss(objectness, deltas, [label], [box])
-            for objectness, deltas, label, box in zip(raw.objectness, raw.deltas, labels, wanted, strict=True)
+            rpn.compute_loss(logit, delta, [label], [box])
+            for logit, delta, label, box in zip(objectness, raw.deltas, labels, wanted, strict=True)
         ]
         samples = self.network.roi_heads.select_training_samples(self._proposals(raw), targets)
         proposals, _, labels, wanted = samples
         counts = [len(one) for one in proposals]
         logits, deltas = self._second_stage(raw, proposals)
+        if batch.ignored is not None:
+            inside = [
+                boxes_in_ignored(boxes[None], regions[None])[0]
+                for boxes, regions in zip(proposals, batch.ignored, strict=True)
+            ]
+            excused = torch.cat(inside) & (torch.cat(labels) == 0)
+            logits = as_background(logits, excused, background=0)
         second = [
             fastrcnn_loss(logit, delta, [label], [box])
             for logit, delta, label, box in zip(
@@ -335,11 +362,18 @@ def _fcos(classes: int) -> TorchvisionDetector:
     from torchvision.models.detection.fcos import FCOSHead
 
     class CountingHead(FCOSHead):  # type: ignore[misc]  # torchvision has no types
-        """A head that also returns the number of positives, by which it divides its loss."""
+        """A head that also returns the number of positives, by which it divides its loss.
+
+        Unmatched points in the mask ``excused`` of its outputs have a loss of 0.
+        """
 
         def compute_loss(
             self, targets: Any, head_outputs: Any, anchors: Any, matched_idxs: list[Tensor]
         ) -> dict[str, Tensor]:
+            if "excused" in head_outputs:
+                excused = head_outputs["excused"] & (torch.stack(matched_idxs) < 0)
+                logits = as_background(head_outputs["cls_logits"], excused, background=None)
+                head_outputs = {**head_outputs, "cls_logits": logits}
             means = super().compute_loss(targets, head_outputs, anchors, matched_idxs)
             return {**means, "positives": (torch.stack(matched_idxs) >= 0).sum()}
 

@@ -11,6 +11,8 @@ follows, so that they train like all other models:
   their micro-batch.
 - The loss is computed in float32, from outputs of any precision. The Hungarian matching runs on the CPU in
   float64 (SciPy).
+- An unmatched query whose box is in a region to ignore has a loss of 0 as "no object". Denoising queries are
+  trained as usual.
 - The denoising queries of RT-DETR and D-FINE need the ground truth, so in training, the network runs in
   ``loss``. Their noise comes from torch's global generator, which the engine seeds for each micro-batch.
 - On a GPU, deformable attention samples with :mod:`rankless.models.detectors.sampling`.
@@ -34,10 +36,11 @@ from torch import Tensor, nn
 
 from rankless.errors import UserError, one_of
 from rankless.extras import needed
+from rankless.geometry.boxes import to_xyxy
 from rankless.models.detectors.protocol import DetectorSpec, Exports, Published
 from rankless.models.detectors.sampling import DeterministicSampling
 from rankless.models.detectors.transformers_configs import CONFIGS
-from rankless.models.heads.truths import Truths
+from rankless.models.heads.truths import Truths, as_background, boxes_in_ignored
 from rankless.models.work import convolution_outputs
 from rankless.recipe import loss_kinds, model_kinds
 from rankless.recipe.model_kinds import IMAGENET_MEAN, IMAGENET_STD
@@ -56,6 +59,8 @@ _HEADS = (
     "model.denoising_class_embed.",
     "model.enc_score_head.",
 )
+# Positional arguments of the loss functions.
+_ARGUMENTS = ("logits", "labels", "device", "pred_boxes", "config", "outputs_class", "outputs_coord")
 _PART = re.compile(r"loss_[a-z]+")  # matches the start of loss_vfl_aux_0 and loss_bbox_dn_1
 
 
@@ -138,27 +143,27 @@ class TransformersDetector(nn.Module):
         outputs = raw.outputs if raw.outputs is not None else self._run(raw.images, ())
         logits, boxes = _wide(outputs.logits), _wide(outputs.pred_boxes)
         height, width = raw.images.shape[-2:]
-        center, half = boxes[..., :2], boxes[..., 2:] / 2
-        corners = torch.cat((center - half, center + half), -1)
-        corners = corners * corners.new_tensor([width, height, width, height])
+        corners = to_xyxy(boxes) * boxes.new_tensor([width, height, width, height])
         return corners, logits.softmax(-1)[..., :-1] if self.has_background else logits.sigmoid()
 
     def loss(self, raw: Raw, batch: DetectionBatch) -> LossSum:
         """Compute the loss, summed over the boxes, and the number of boxes."""
         targets = self._targets(raw.images, batch)
         outputs = raw.outputs if raw.outputs is not None else self._run(raw.images, targets)
-        (logits, _, *given), named = outputs.loss
-        given, named = [_wide(one) for one in given], {key: _wide(one) for key, one in named.items()}
-        logits = _wide(logits)
+        given, named = outputs.loss
+        named = dict(zip(_ARGUMENTS, given, strict=False)) | named | {"labels": targets}
+        named = {key: _wide(one) for key, one in named.items()}
         count = batch.valid.sum()
-        tensors = [one for one in (logits, *given, *named.values()) if isinstance(one, Tensor)]
+        tensors = [one for one in named.values() if isinstance(one, Tensor)]
         if not all(
             bool(one.isfinite().all()) for one in tensors
         ):  # transformers raises errors about the boxes
             wrong = torch.stack([one.sum() for one in tensors]).sum()
             return LossSum(wrong, count.float(), dict.fromkeys(self._parts(), wrong.detach()))
-        with torch.autocast(logits.device.type, enabled=False):
-            mean, terms, _ = self.published_loss(logits, targets, *given, **named)
+        with torch.autocast(raw.images.device.type, enabled=False):
+            if batch.ignored is not None:
+                named |= self._excused(named, batch.ignored, raw.images)
+            mean, terms, _ = self.published_loss(**named)
         divisor = count.clamp(min=1)
         total = mean * divisor
         if (embedding := getattr(self.network.model, "denoising_class_embed", None)) and self.training:
@@ -170,6 +175,35 @@ class TransformersDetector(nn.Module):
             if (part := _PART.match(name)) and part[0] in sums:
                 sums[part[0]] = sums[part[0]] + term.detach() * divisor
         return LossSum(total, count.float(), sums)
+
+    def _excused(self, named: Mapping[str, Any], ignored: Tensor, images: Tensor) -> dict[str, Tensor]:
+        """Return the logits with a loss of 0 for unmatched queries in a region to ignore, by argument.
+
+        Queries are matched here and once more in the loss function. The result is the same, because the new
+        logits only increase the costs of queries without a match.
+        """
+        height, width = images.shape[-2:]
+        config, matcher = self.network.config, _matcher(self.network.config)
+        regions = ignored / ignored.new_tensor([width, height, width, height])
+
+        def excused(logits: Tensor, boxes: Tensor) -> Tensor:
+            first = logits.shape[1] - config.num_queries  # the denoising queries come first
+            found = {"logits": logits[:, first:], "pred_boxes": boxes[:, first:].clamp(0, 1)}
+            free = torch.arange(logits.shape[1], device=logits.device).repeat(len(logits), 1) >= first
+            for row, (queries, _) in zip(free, matcher(found, named["labels"]), strict=True):
+                row[first + queries] = False
+            inside = boxes_in_ignored(to_xyxy(boxes.detach()), regions)
+            return as_background(logits, free & inside, -1 if self.has_background else None)
+
+        made = {"logits": excused(named["logits"], named["pred_boxes"])}
+        axis = 0  # of the layers
+        if "enc_topk_logits" in named:
+            axis = 1
+            made["enc_topk_logits"] = excused(named["enc_topk_logits"], named["enc_topk_bboxes"])
+        if named["outputs_class"] is not None:
+            classes, boxes = (named[key].unbind(axis) for key in ("outputs_class", "outputs_coord"))
+            made["outputs_class"] = torch.stack(list(map(excused, classes, boxes)), axis)
+        return made
 
     def _parts(self) -> list[str]:
         """Return the names of the loss terms, each of which is summed over all layers."""
@@ -187,6 +221,19 @@ class TransformersDetector(nn.Module):
             {"boxes": one[valid], "class_labels": labels[valid]}
             for one, labels, valid in zip(boxes, truths.labels, truths.valid, strict=True)
         ]
+
+
+def _matcher(config: Any) -> Any:
+    """Return the matcher of a detector's loss function."""
+    from transformers.loss import loss_deformable_detr, loss_for_object_detection, loss_rt_detr
+
+    matcher: Any = loss_rt_detr.RTDetrHungarianMatcher
+    if not normalizes(config.model_type):
+        return matcher(config)
+    matcher = loss_deformable_detr.DeformableDetrHungarianMatcher
+    if config.model_type == "detr":
+        matcher = loss_for_object_detection.HungarianMatcher
+    return matcher(config.class_cost, config.bbox_cost, config.giou_cost)
 
 
 def _postponed(*given: Any, **named: Any) -> tuple[Any, None, None]:

@@ -27,7 +27,7 @@ from rankless.models.heads.anchor_free.codec import (
     points,
     split,
 )
-from rankless.models.heads.truths import Truths
+from rankless.models.heads.truths import Truths, points_in_ignored
 from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch, LossSum
 
@@ -62,9 +62,12 @@ class AnchorFreeLoss:
             radius = 0.5 if heads[0].bins else 1.0
             predicted = Predicted(placed.detach(), logits.detach(), torch.cat(at), strides, radius)
             targets = assign(self.options.assign, predicted, truths)
+            counted = None
+            if batch.ignored is not None:
+                counted = targets.positive | ~points_in_ignored(predicted.points, batch.ignored)
         parts = {
             "box": self.options.box * self._box(placed, targets),
-            "classes": self.options.classes * self._classes(logits, targets),
+            "classes": self.options.classes * self._classes(logits, targets, counted),
         }
         if heads[0].bins:
             parts["dfl"] = self.options.dfl * _distributions(numbers, at, heads, targets)
@@ -84,13 +87,17 @@ class AnchorFreeLoss:
         )
         return torch.where(targets.positive, targets.weight * (1 - similarity), 0).sum()
 
-    def _classes(self, logits: Tensor, targets: Targets) -> Tensor:
+    def _classes(self, logits: Tensor, targets: Targets, counted: Tensor | None) -> Tensor:
+        """Sum the cross-entropies over the points in the mask ``counted`` (B, P), or over all points."""
         with torch.no_grad():
             numbers = torch.arange(logits.shape[-1], device=logits.device)
             one_hot = (targets.labels.unsqueeze(-1) == numbers).to(logits.dtype)
             smooth = one_hot * (1 - self.options.smoothing) + self.options.smoothing / 2
             wanted = targets.quality.unsqueeze(-1) * smooth
-        return F.binary_cross_entropy_with_logits(logits, wanted, reduction="sum")
+        if counted is None:
+            return F.binary_cross_entropy_with_logits(logits, wanted, reduction="sum")
+        loss = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
+        return torch.where(counted.unsqueeze(-1), loss, 0).sum()
 
 
 def _flattened(

@@ -11,12 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rankless.geometry.boxes import pairwise_iou
 from rankless.models.heads.truths import Truths
 from rankless.models.heads.yolo.codec import YoloHead
-
-# Pairs of predictions and ground-truth boxes to compare at once; each needs about ten 4-byte temporaries.
-_PAIRS_AT_ONCE = 2**21
 
 
 @dataclass(frozen=True)
@@ -101,17 +97,6 @@ def slot_values(values: Tensor, matches: Matches) -> Tensor:
     index = cell.unsqueeze(1).expand(-1, matches.hit.shape[2], -1)  # (B, A, T)
     out = values.new_zeros(matches.positive.shape).flatten(2)
     return out.scatter_(2, index, highest.transpose(1, 2)).view_as(matches.positive)
-
-
-def best_overlap(boxes: Tensor, truths: Truths) -> Tensor:
-    """Return the highest IoU (B, P) of each box (B, P, 4), xyxy, with the ground-truth boxes of its image."""
-    images, count, _ = boxes.shape
-    best = boxes.new_zeros(images, count)
-    at_once = max(1, _PAIRS_AT_ONCE // max(1, images * count))
-    for start in range(0, truths.boxes.shape[1], at_once):
-        some = truths.boxes[:, start : start + at_once]
-        best = torch.maximum(best, pairwise_iou(boxes, some).amax(-1))
-    return best
 
 
 def _shape_iou(size: Tensor, anchors: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 A loss is the sum of a box term, the objectness in all slots except ignored negatives, and the binary
 cross-entropies of the classes in positive slots. The two losses differ in the box term and in the negatives
-that they ignore. They are computed in float32, regardless of the network's precision.
+that they ignore. Both ignore negatives whose predicted box is in a region to ignore. They are computed in
+float32, regardless of the network's precision.
 
 For heads with ``new_coords``, objectness and classes are also cross-entropies, as in the original code of
 Scaled-YOLOv4 (Wang, Bochkovskiy and Liao, 2021). Darknet propagates the same differences through σ, so its
@@ -23,11 +24,10 @@ from torch import Tensor
 from rankless.errors import UserError
 from rankless.geometry.boxes import SIMILARITIES, iou
 from rankless.losses.logits import cross_entropy, focal, quality_focal
-from rankless.models.heads.truths import Truths
+from rankless.models.heads.truths import Truths, best_overlap, boxes_in_ignored
 from rankless.models.heads.yolo.assign import (
     Matches,
     assign,
-    best_overlap,
     class_targets,
     slot_values,
 )
@@ -137,7 +137,8 @@ class YoloLoss:
         classes = cross_entropy(matched[..., 5:], wanted).sum(-1)
         return (
             self._box(matched[..., :4], head, truths, matches, settings),
-            settings.objectness * self._objectness(cells, matched, head, truths, matches, settings),
+            settings.objectness
+            * self._objectness(cells, matched, head, truths, batch.ignored, matches, settings),
             settings.classes * torch.where(matches.last, classes, 0).sum(),
         )
 
@@ -171,17 +172,23 @@ class YoloLoss:
         matched: Tensor,
         head: YoloHead,
         truths: Truths,
+        ignored: Tensor | None,
         matches: Matches,
         settings: Settings,
     ) -> Tensor:
         logits, positive = cells[..., 4], matches.positive
+        smooth = settings.objectness_loss == "smooth"
         with torch.no_grad():
-            overlap, near = self._near(cells, head, truths, settings.ignore)
+            boxes = place_all(cells, head).flatten(1, 3)  # (B, P, 4)
+            overlap, near = self._near(cells, boxes, truths, settings.ignore)
+            counted = torch.ones_like(near) if smooth else positive | ~near
+            if ignored is not None:
+                counted = counted & (positive | ~boxes_in_ignored(boxes, ignored).view_as(near))
         alpha = None if self.options.alpha == "none" else self.options.alpha
-        if settings.objectness_loss == "smooth":
+        if smooth:
             # With Darknet's objectness_smooth, the target is the overlap, also in positive slots.
-            return cross_entropy(logits, torch.where(near, overlap, 0)).sum()
-        if settings.objectness_loss == "focal":
+            loss = cross_entropy(logits, torch.where(near, overlap, 0))
+        elif settings.objectness_loss == "focal":
             loss = focal(logits, positive, self.options.gamma, alpha)
         elif settings.objectness_loss == "quality-focal":
             with torch.no_grad():
@@ -191,12 +198,11 @@ class YoloLoss:
             loss = quality_focal(logits, quality, positive, self.options.gamma, alpha)
         else:
             loss = cross_entropy(logits, positive.to(cells.dtype))
-        return torch.where(positive | ~near, loss, 0).sum()
+        return torch.where(counted, loss, 0).sum()
 
-    def _near(self, cells: Tensor, head: YoloHead, truths: Truths, threshold: float) -> tuple[Tensor, Tensor]:
+    def _near(self, cells: Tensor, boxes: Tensor, truths: Truths, threshold: float) -> tuple[Tensor, Tensor]:
         """Return each prediction's best IoU and whether to ignore it as a negative, both (B, A, H, W)."""
-        boxes = place_all(cells, head).flatten(1, 3)  # (B, P, 4)
-        overlap = best_overlap(boxes, truths).view(cells.shape[:-1])
+        overlap = best_overlap(boxes, truths.boxes).view(cells.shape[:-1])
         near = overlap > threshold
         if self.name == "yolov4":
             near = near & (cells[..., 5:].amax(-1).sigmoid() > CONFIDENT_CLASS)
