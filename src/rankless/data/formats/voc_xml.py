@@ -56,7 +56,7 @@ def xml_root(content: bytes) -> ElementTree.Element:
     refer to other files.
     """
     try:
-        text = _decoded(content)
+        text = content if b"\0" in content else _decoded(content)
     except UnicodeDecodeError as error:
         declaration = f'<?xml version="1.0" encoding="{"GBK" if error.encoding == "utf-8" else "UTF-8"}"?>'
         raise ValueError(
@@ -64,7 +64,7 @@ def xml_root(content: bytes) -> ElementTree.Element:
             f"UTF-8, or declare its encoding in the first line, as in {declaration}"
         ) from None
     # NUL indicates UTF-16, which could hide a document type.
-    if b"<!DOCTYPE" in content or b"\0" in content or (isinstance(text, str) and "<!DOCTYPE" in text):
+    if b"\0" in content or b"<!DOCTYPE" in content or (isinstance(text, str) and "<!DOCTYPE" in text):
         raise ValueError(
             "found a document type (<!DOCTYPE) or UTF-16 text; expected UTF-8 without a document type"
         )
