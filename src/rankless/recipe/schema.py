@@ -356,7 +356,8 @@ class Schedule:
     """Exponent of the warm-up, ``((step + 1) / warmup) ** warmup_power``; Darknet uses 4."""
     length: Annotated[Literal["run"] | Period, _schedule("cosine", "poly")] = "run"
     """When ``cosine`` and ``poly`` reach their end: at the end of the ``run``, or after a duration, which may
-    be longer than the run, such as ``200 epochs`` for a run of 90 (``T_max`` in PyTorch)."""
+    be longer than the run, such as ``200 epochs`` for a run of 90. For a ``cosine`` without warm-up, this
+    is ``T_max`` + 1 of a PyTorch scheduler that is called once per step."""
     final: Fraction = 0.01
     """Final learning rate of ``cosine``, as a fraction of ``optim.lr``."""
     milestones: Milestones = ()
