@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 class BoxFinder:
-    """A predictor that uses a trained detector.
+    """A predictor that uses a trained detector. Its recipe says whether a box may have several classes.
 
     It reports boxes of the given classes, or of all classes if none are given, with scores above
     ``confidence`` (by default, 0.25). Messages mention ``source``, the weights file. Set ``heat`` to compute
@@ -61,7 +61,7 @@ class BoxFinder:
         recipe = loaded.recipe
         self.confidence = 0.25 if confidence is None else float(confidence)
         self.wanted = chosen_classes(classes, loaded.class_names)
-        evaluate = replace(recipe.evaluate, confidence=self.confidence, multi_label=False)
+        evaluate = replace(recipe.evaluate, confidence=self.confidence)
         self.most = evaluate.detections
         if self.wanted:  # unwanted classes must not use up the maximum number of detections
             evaluate = replace(evaluate, detections=_MOST)
@@ -89,7 +89,7 @@ class BoxFinder:
         return DetectionItem(placed, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, where)
 
     def answers(self, items: Sequence[DetectionItem], batch: int) -> list[Answer]:
-        """Detect the objects in images, each with its best class.
+        """Detect the objects in images.
 
         A batch of fewer than ``batch`` images is filled with copies of the last one.
         """

@@ -265,8 +265,9 @@ class Evaluate:
     """NMS removes a detection if its overlap with a better one of the same class is higher than this."""
     class_agnostic: Annotated[Bool, DETECT_ONLY, PREDICTING] = False
     """Also let NMS remove detections that overlap a better one of another class."""
-    multi_label: Annotated[Bool, DETECT_ONLY] = True
-    """Allow several classes per box, as is usual on COCO; otherwise, only the best one is kept."""
+    multi_label: Annotated[Bool, DETECT_ONLY, PREDICTING] = True
+    """Allow several classes per box, as is usual on COCO; otherwise, only the best one is kept.
+    ``rankless predict`` always keeps the best one unless its command line sets this key."""
     detections: Annotated[Int, Field(ge=1, le=100_000), DETECT_ONLY, PREDICTING] = 100
     """Maximum number of detections per image."""
     rectangular: Annotated[Bool, DETECT_ONLY] = False
