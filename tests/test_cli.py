@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rankless import __main__ as rankless_main
 from rankless import __version__ as rankless_version
 from rankless import cli
 from rankless.hardware.compute_device import compute_device
@@ -293,6 +294,20 @@ def test_what_old_launchers_add_is_left_out(forked, tmp_path):
     ):
         done = forked("-m", "rankless", "train", *words.split(), cwd=tmp_path)
         assert done.returncode == 2 and done.stderr.startswith(said), words
+
+
+@pytest.mark.parametrize("start", [rankless_main.main, lambda: cli.main(sys.argv[1:])])
+def test_a_deleted_working_directory_is_one_sentence(tmp_path, monkeypatch, capsys, start):
+    """Before imports, because MKL would end the process, and while a command runs."""
+    monkeypatch.setattr(rankless_main.gc, "set_threshold", lambda *_: None)
+    monkeypatch.setattr(rankless_main.atexit, "register", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["rankless", "report", "x"])
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert start() == 2
+    said = "error: the working directory was deleted; change to another one (cd), and start again\n"
+    assert capsys.readouterr().err == said
 
 
 COMPUTING = ["train", "verify", "evaluate x", "errors x", "benchmark x"]
