@@ -42,7 +42,8 @@ from rankless.printing import discard_output
 _FOR_RANK_0 = 5.0
 
 _FIRST_STEPS = """\
-Rankless trains image detectors and classifiers on one device or on many: the same weights, bit for bit.
+Rankless trains image detectors and classifiers on one device or on many:
+the same weights, bit for bit.
 
 Start with:
   rankless doctor              Check whether this machine can train.

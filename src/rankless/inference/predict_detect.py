@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from rankless.data.datasets.builtin import DigitScenes
+from rankless.data.datasets.class_matching import nearest_class
 from rankless.data.images.image_file import Decoded, Pixels, Shown
-from rankless.errors import UserError, listed, nearest
+from rankless.errors import UserError, listed
 from rankless.geometry.letterbox import in_source, whole
 from rankless.hardware.precision import dtype_of
 from rankless.inference.heatmaps import heat, in_image
@@ -171,7 +172,7 @@ def chosen_classes(classes: Sequence[str | int], names: Sequence[str]) -> list[i
         else:
             problems.append(
                 f"--classes contains '{given}'; expected names of the model's classes ({listed(names)}) or "
-                f"their numbers{nearest(str(given), names)}"
+                f"their numbers{nearest_class(str(given), names)}"
             )
     if problems:
         raise UserError(problems)

@@ -13,7 +13,7 @@ import io
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, cast
 
@@ -138,7 +138,7 @@ def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
         data = _content(path)
         pixels, factor, source = _upright_jpeg(data, shown) or _any_image(data, shown)
     except Exception as error:  # damaged files cause many types of errors, such as struct.error and KeyError
-        raise UnreadableImage(name or str(path), _reason(error)) from error
+        raise UnreadableImage(name or str(path), _reason(error, path)) from error
     import torch  # processes that only read image sizes start ten times as fast without torch
 
     return Decoded(torch.from_numpy(pixels).permute(2, 0, 1), factor, source)
@@ -179,7 +179,7 @@ def header(path: Source, *, name: str = "") -> Header:
             turned = _orientation(image) in _TURNED
             return Header((width, height) if turned else (height, width), image.format or "", turned)
     except Exception as error:
-        raise UnreadableImage(name or str(path), _reason(error)) from error
+        raise UnreadableImage(name or str(path), _reason(error, path)) from error
 
 
 def sideways(path: Source) -> bool:
@@ -271,8 +271,12 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, path: Source) -> str:
     if isinstance(error, UnidentifiedImageError):
+        with suppress(OSError), _opened(path) as file:
+            file.seek(0)
+            if not file.read(1):
+                return "the file is empty (0 bytes)"
         return "the content is not in a known image format"
     if isinstance(error, Image.DecompressionBombError):
         return f"the image is too large; expected at most {MOST_PIXELS // 10**6} million pixels"

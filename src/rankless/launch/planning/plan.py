@@ -215,8 +215,8 @@ def _link(
 
 
 _HEAD = (
-    f"{'devices':>8}{'batch':>9}  {'step':>9}{'images/s':>11}{'epoch':>11}{'efficiency':>12}{'network':>9}"
-    f"{'ring':>10}{'loading/machine':>21}"
+    f"{'devices':>8}{'batch':>7} {'step':>8}{'images/s':>9}{'epoch':>8}{'efficiency':>11}{'network':>8}"
+    f"{'ring':>8}{'loading':>13}"
 )
 
 
@@ -246,18 +246,20 @@ def lines(plan: Plan) -> Iterator[str]:
 def _line(one: Row, plan: Plan) -> str:
     mark = "→" if one.devices == plan.asked.devices else " "
     star = "*" if one.batch > plan.work.micro_batches * plan.work.micro else " "
-    need = f"{one.loading:,.0f} images/s"
+    need = f"{one.loading:,.0f}/s"
     if one.loaders is not None:
         need += f", {one.loaders:,}p"
-    speed = f"{shown_time(one.step):>9}{one.images_per_second:>11,.1f}{shown_time(one.epoch):>11}"
-    network = f"{one.efficiency:>12.0%}{one.network_share:>9.1%}{shown_time(one.ring):>10}"
-    return f"{mark}{one.devices:>7,}{one.batch:>9,}{star} {speed}{network}{need:>21}"
+    digits = 1 if one.images_per_second < 10_000 else 0
+    speed = f"{shown_time(one.step):>8}{one.images_per_second:>9,.{digits}f}{shown_time(one.epoch):>8}"
+    network = f"{one.efficiency:>11.0%}{one.network_share:>8.1%}{shown_time(one.ring):>8}"
+    return f"{mark}{one.devices:>7,}{one.batch:>7,}{star}{speed}{network}{need:>13}"
 
 
 def _model_notes(plan: Plan) -> Iterator[str]:
     yield (
         "network: the part of a step spent waiting for the fixed tree's exchange; ring: the time of a step "
-        "with a ring all-reduce instead of the tree; p: the number of loader processes needed for this speed"
+        "with a ring all-reduce instead of the tree; loading: the images that each machine must load per "
+        "second and, with p, the number of loader processes needed for this"
     )
     if plan.asked.devices > 1:
         yield (
