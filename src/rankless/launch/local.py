@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from rankless.arguments import Text, several
-from rankless.data.datasets.open_split import splits_of
-from rankless.data.datasets.torchvision_sets import located
 from rankless.data.path_checks import refuse_gone
 from rankless.errors import INTERRUPTED, UserError, counted, listed, remedy
 from rankless.files.numbered import given_or_numbered
@@ -50,7 +48,7 @@ from rankless.recipe.schema import IN_RECIPE, Recipe
 from rankless.recipe.used import refuse_unused_in_scoring
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory, weights_of
-from rankless.tasks import resolve_recipe, trained
+from rankless.tasks import resolve_recipe, split_names, trained
 from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_unasked
 
 
@@ -170,7 +168,7 @@ def evaluate(
         if recipe.task in BUILT_IN:
             refuse_gone(recipe.data.root, loaded.recipe.data.root, path)
         if recipe.data.val == "none":
-            names = splits_of(located(recipe.data)) if recipe.task in BUILT_IN else []
+            names = split_names(recipe)
             raise UserError(
                 f"{path}: was trained with data.val=none; choose the split to evaluate with --split "
                 f"{names[-1] if names else 'NAME'}{f' (there is {listed(names)})' if names else ''}"

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from rankless.data.datasets.builtin import SPLITS
 from rankless.data.datasets.class_choice import Classes, class_list, with_classes
 from rankless.data.formats import shards
 from rankless.data.formats.registry import NUMBERED, also, format_named, recognize
-from rankless.data.formats.splits import is_for_tests, is_for_validation, known_as, usual_order
+from rankless.data.formats.splits import is_for_tests, is_for_validation, known_as
 from rankless.data.index.annotation_cache import cached
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.validation import validate
@@ -22,7 +21,6 @@ from rankless.errors import UserError, counted, listed, shell_word
 from rankless.files.cache_folder import hold
 from rankless.files.remote import Location, RemotePath, is_remote, location
 from rankless.recipe.familiar import is_by_name
-from rankless.recipe.schema import Data
 
 _UNREADABLE = "unreadable image"
 _LISTS = (".txt", ".csv", ".json")  # extensions of files that can be given as a split
@@ -67,14 +65,6 @@ def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> 
         return train
     page = format_named(recognize(root, format)[0])
     return page.undivided(Path(root).expanduser(), train) if hasattr(page, "undivided") else train
-
-
-def splits_of(data: Data) -> list[str]:
-    """Return the names of a data set's splits, training splits first."""
-    if data.root == "digits":
-        return [*SPLITS]
-    root = location(data.root)
-    return usual_order(format_named(recognize(data.root, data.format)[0]).splits(root))
 
 
 def examine(
