@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rankless import __main__ as rankless_main
 from rankless import __version__ as rankless_version
 from rankless import cli
 from rankless.hardware.compute_device import compute_device
@@ -232,6 +234,16 @@ def test_options_of_other_programs_lead_to_keys_all_at_once(calls, capsys):
     assert found == ["--epochs", "--foo", "--img-size", "--ba"]
 
 
+def test_a_key_given_twice_is_refused(calls, capsys):
+    """Which of the two counts is not said anywhere; the API, which joins lists, takes the last."""
+    assert problems(capsys, "train", "digits", "epochs=1", "seed=3", "epochs=2", "--devices", "1") == [
+        "epochs=1 and epochs=2: 'epochs' is given more than once; keep only one"
+    ]
+    (said,) = problems(capsys, "predict", "x", "y", "evaluate.iou=.5", "evaluate.iou=.5")
+    assert said.startswith("evaluate.iou=.5 and evaluate.iou=.5: ")
+    assert load("digits", ["epochs=1", "epochs=2"]).epochs == 2 and not calls.asked
+
+
 def test_flags_of_training_scripts_are_answered(capsys):
     for flags, answer in {
         "--n_cpu --workers -j": "workers=",
@@ -239,9 +251,15 @@ def test_flags_of_training_scripts_are_answered(capsys):
         "--model_def --cfg": "model.cfg=",
         "--data_config --data": "data.root=",
         "--pretrained_weights --pretrained --weights": "model.pretrained=",
-        "--dsconv": "model.densenet.separable=",
+        "--dsconv": "separable.dilation=2 model.densenet.separable.norm_between=true",
         "--adam": "optim.name=",
-        "--eval_interval --evaluation_interval": "evaluate.every=",
+        "--eval_interval --evaluation_interval --val_interval": "evaluate.every='N epochs'",
+        "--save_period --checkpoint_interval": "checkpoint.every='N epochs'",
+        "--warmup-epochs": "schedule.warmup='N epochs'",
+        "--batch": "batch.images=",
+        "--ddp --multiprocessing_distributed": "not needed; all devices are used",
+        "--epohcs --epoch": "epochs=VALUE",
+        "--optim.lr": "optim.lr=VALUE",
         "--no_val": "data.val=",
         "--lr_scheduler": "schedule.name=",
         "-r --start_epoch": "--resume",
@@ -276,6 +294,20 @@ def test_what_old_launchers_add_is_left_out(forked, tmp_path):
     ):
         done = forked("-m", "rankless", "train", *words.split(), cwd=tmp_path)
         assert done.returncode == 2 and done.stderr.startswith(said), words
+
+
+@pytest.mark.parametrize("start", [rankless_main.main, lambda: cli.main(sys.argv[1:])])
+def test_a_deleted_working_directory_is_one_sentence(tmp_path, monkeypatch, capsys, start):
+    """Before imports, because MKL would end the process, and while a command runs."""
+    monkeypatch.setattr(rankless_main.gc, "set_threshold", lambda *_: None)
+    monkeypatch.setattr(rankless_main.atexit, "register", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["rankless", "report", "x"])
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert start() == 2
+    said = "error: the working directory was deleted; change to another one (cd), and start again\n"
+    assert capsys.readouterr().err == said
 
 
 COMPUTING = ["train", "verify", "evaluate x", "errors x", "benchmark x"]
@@ -351,6 +383,11 @@ def test_data_as_elsewhere_without_a_recipe_names_one(calls, capsys):
             "yolo task=detect mode=train data=x.yaml device=0,1",
             "train yolov4-tiny data.root=x.yaml --devices 0,1",
         ),
+        (
+            "detect train data=x save_period=5 close_mosaic=9 eval_interval=2 warmup_epochs=3 cos_lr=1 amp=1",
+            "train yolov4-tiny data.root=x checkpoint.every='5 epochs' data.augment.close_mosaic='9 epochs' "
+            "evaluate.every='2 epochs' schedule.warmup='3 epochs' schedule.name=cosine",
+        ),
         ("detect train data.root=x optim.lr=0.1", "train yolov4-tiny data.root=x optim.lr=0.1"),
         ("yolo val model=x.pt", "evaluate x.safetensors"),
         ("val model=x.safetensors", "evaluate x.safetensors"),
@@ -390,7 +427,7 @@ def test_command_lines_of_yolo_are_answered_with_ours(calls, capsys, theirs, our
     weights = re.search(r"[\w-]+\.pt\b", theirs)
     assert not weights or f"rankless import {weights[0]} --model NAME --out " in said
     # Ours is understood: what is wrong with it is no word of the command line.
-    cli.main(ours.split())
+    cli.main(shlex.split(ours))
     err = capsys.readouterr().err
     assert not any(one in err for one in ("no such command", "no such option", "no such key", "unexpected"))
 
@@ -500,7 +537,7 @@ def test_train(calls):
         "digits optim.lr=0.5 --devices 2": (load("digits", ["optim.lr=0.5"]), Path("runs/digits"), 2, False),
         "": (digits, Path("runs/digits-2"), None, False),
         "epochs=3": (load("digits", ["epochs=3"]), Path("runs/digits-3"), None, False),
-        "--devices auto epochs=2 my.yaml epochs=3": (mine, Path("runs/my-2"), None, False),
+        "--devices auto my.yaml epochs=3": (mine, Path("runs/my-2"), None, False),
         # the recipe of the run, or the given one
         "--resume --run x": (Recipe(seed=7), Path("x"), None, True),
         "--run x --resume epochs=20": (Recipe(seed=7, epochs=20), Path("x"), None, True),

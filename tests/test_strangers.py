@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from rankless import cli
 from rankless.errors import UserError
@@ -87,6 +88,19 @@ def test_what_to_do_is_reported(folder: Path) -> None:
         f"{file}: the recipe names the custom task 'stranger:Task'; if you trust its code, add "
         "--task stranger:Task (in Python, task=…)",
     )
+
+
+def test_weights_without_a_split_for_evaluation_name_those_of_the_data(folder: Path, tmp_path: Path) -> None:
+    found, file = weights.load(folder / "builtin.safetensors"), tmp_path / "w.safetensors"
+    for name in ("cat", "dog"):
+        for split in ("train", "test"):
+            (tmp_path / "data" / split / name).mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(tmp_path / "data" / split / name / "1.png")
+    for root, last in (("digits", "val"), (str(tmp_path / "data"), "test")):
+        recipe = replace(found.recipe, data=replace(found.recipe.data, root=root, val="none"))
+        weights.save(file, found.state, recipe=recipe, class_names=NAMES)
+        with pytest.raises(UserError, match=rf"with --split {last} \(there is 'train', '{last}'"):
+            local.evaluate(file)
 
 
 def test_what_is_reported_is_safe_to_paste(folder: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 
-from rankless.errors import INTERRUPTED, STOPPED
+from rankless.errors import INTERRUPTED, STOPPED, UserError, without_folder
 
 # By default, Python collects garbage after every 700 new objects and once more at exit. Imports create half a
 # million objects, so this took a sixth of the time of `predict` for one image.
@@ -24,6 +24,9 @@ def main() -> int:
     # Old launchers add --local-rank to every command that they start; LOCAL_RANK has the same value.
     words = "".join(f"\0{word}" for word in sys.argv[1:])
     sys.argv[1:] = _LOCAL_RANK.sub("", words).split("\0")[1:]
+    if problem := without_folder():  # before imports, because MKL ends the process there
+        print(f"error: {problem}", file=sys.stderr)
+        return UserError.exit_code
     if sys.argv[1:2] == ["train"]:
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, _end)

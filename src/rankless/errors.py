@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 MOST_PROBLEMS = 25
@@ -102,8 +103,19 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
 
+def without_folder() -> str:
+    """Return an error message if the working directory was deleted, or an empty string."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return "the working directory was deleted; change to another one (cd), and start again"
+    return ""
+
+
 def of_a_path(error: BaseException) -> UserError | None:
     """Convert an exception about an invalid path to a ``UserError``, or return None for other exceptions."""
+    if isinstance(error, FileNotFoundError) and error.filename is None and (problem := without_folder()):
+        return UserError(problem)
     if isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.ENAMETOOLONG) and error.filename:
         return UserError(f"{_name(error.filename)}: {error.strerror}; use another path")
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):  # raised by pathlib

@@ -254,3 +254,15 @@ def test_one_class_alone_is_wrong(tmp_path):
     found = check(str(classes(tmp_path / "c", {"train": {"cat": 2}, "val": {"cat": 1}})))
     assert found.classes == ["'train' has only one class ('cat'); expected at least two"]
     assert found.wrong == 1
+
+
+def test_classes_that_a_split_lacks_are_noted_and_do_not_fail(tmp_path):
+    boxes = [[0, 0, 20, 20, label] for label in range(3)]
+    root = detection(tmp_path / "d", {"train": [boxes] * 2, "val": [boxes[1:2]]})
+    checked = check(str(root), quick=True)
+    assert checked.ok and checked.notes("train") == []
+    assert checked.notes("val") == ["'val' has no boxes of 2 of the 3 classes: 'cat', 'eel'"]
+    assert check(str(root), quick=True).notes("val") == checked.notes("val")  # from the cache, too
+    folders = classes(tmp_path / "f", {"train": {"cat": 2, "dog": 2}, "val": {"cat": 2}})
+    checked = check(str(folders), quick=True)
+    assert checked.ok and checked.lacking == ["'val' has no images of 1 of the 2 classes: 'dog'"]

@@ -8,6 +8,7 @@ import torch
 from small_data import classes, detection, write_image
 
 from rankless.curation.facts import facts_of
+from rankless.curation.splitting import split
 from rankless.data.formats.splits import VAL_FRACTION
 from rankless.errors import UserError
 
@@ -47,6 +48,10 @@ def test_boxes_without_a_validation_split_are_divided(tmp_path):
         facts_of(str(root), tmp_path / "other")
 
 
+def first_again(root: object) -> str:
+    return f"Rankless divided {root} earlier, and the data has not changed since."
+
+
 def test_a_division_of_the_same_data_is_used_again(tmp_path):
     root = detection(tmp_path / "d", {"trainval": [BOX] * 60})
     first = facts_of(str(root), tmp_path / "new")
@@ -54,7 +59,11 @@ def test_a_division_of_the_same_data_is_used_again(tmp_path):
     again = facts_of(f"{root}/../d", tmp_path / "new")
     assert {file: file.lstat().st_mtime_ns for file in (tmp_path / "new").rglob("*")} == before
     assert again.counts == first.counts and again.val_images == first.val_images
-    assert again.split_note == f"Rankless divided {root}/../d earlier, and the data has not changed since."
+    assert again.split_note == first_again(f"{root}/../d")
+    split(str(root), tmp_path / "by-hand", val=0.3)
+    by_hand = facts_of(str(root), tmp_path / "by-hand")
+    assert (by_hand.root, by_hand.split_note) == (str(tmp_path / "by-hand"), first_again(root))
+    assert by_hand.val_images > again.val_images
     other = detection(tmp_path / "e", {"trainval": [BOX] * 60})  # not the one that was divided
     with pytest.raises(UserError, match=r"new: already exists, but .*e has no validation split"):
         facts_of(str(other), tmp_path / "new")
@@ -106,3 +115,13 @@ def test_other_data_is_refused(tmp_path):
         facts_of(str(empty), tmp_path / "new")
     with pytest.raises(UserError, match="'digits': this built-in data has its own recipe"):
         facts_of("digits", tmp_path / "new")
+
+
+def test_the_built_in_name_comes_before_a_folder_of_this_name(tmp_path, monkeypatch, capsys):
+    """``rankless export --format folder`` makes ./digits; training never reads it as data."""
+    monkeypatch.chdir(tmp_path)
+    detection(tmp_path / "digits", {"train": [BOX] * 12, "val": [BOX]})
+    with pytest.raises(UserError, match="built-in data has its own recipe"):
+        facts_of("digits", tmp_path / "new")
+    assert "to use the folder or file of this name, write ./digits" in capsys.readouterr().err
+    assert facts_of("./digits", tmp_path / "new").train_images == 12

@@ -43,6 +43,18 @@ def test_cosine_is_torchs_and_may_end_before_or_after_the_run_as_with_t_max(leng
     assert all(rate == pytest.approx(0.05) for rate in found[length:])  # torch's would rise again
 
 
+def test_a_cosine_is_close_to_that_of_a_script_that_steps_once_per_epoch() -> None:
+    """The figures of docs/migrating.md, section "Learning rate schedules"."""
+    epochs, per_epoch = STEPS, 7
+    script = by_torch(lr_scheduler.CosineAnnealingLR, T_max=epochs)
+    found = rates(Schedule(name="cosine", final=0, warmup=0), epochs * per_epoch)
+    steps = epochs * per_epoch
+    assert found[::per_epoch] == pytest.approx(script, abs=1.6 / (steps - 1))
+    assert found[::per_epoch] != pytest.approx(script, abs=1e-4)
+    lasts, nexts = found[per_epoch - 1 :: per_epoch], [*script[1:], 0.0]
+    assert all(script[n] > lasts[n] > nexts[n] - 1e-12 for n in range(1, epochs))
+
+
 def test_cosine_begins_where_the_warm_up_ends() -> None:
     found = rates(Schedule(name="cosine", final=0.05, warmup=10))
     assert found[:10] == pytest.approx([(n + 1) / 10 for n in range(10)])

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ import torch
 from rankless import cli
 from rankless.interop.importing import checked_name, import_weights
 from rankless.models import zoo
-from rankless.models.checkpoints import weights
+from rankless.models.checkpoints import ports, weights
 from rankless.models.classifiers.catalog import build_classifier
+from rankless.models.detectors import darknet
 from rankless.models.detectors.convolutional import DetectionModel
 from rankless.recipe.schema import Model
 
@@ -82,6 +84,46 @@ def test_the_number_of_classes_is_read_off_the_head(place, capsys, classes):
     assert any("numbered from 0 to" in note for note in report["notes"])
 
 
+def written_elsewhere(kind: str) -> dict[str, torch.Tensor]:
+    """The tensors of a yolov4-tiny as other programs or other settings leave them."""
+    state = detector(3).state_dict()
+    if kind == "backbone":
+        return dict(list(state.items())[: len(state) * 2 // 3])
+    if kind == "port":
+        network = darknet.network(Model(width=0.125), 3)
+        return {theirs: state[mine] for mine, theirs in ports._names(ports.PORTS["eriklindernoren"], network)}
+    if kind == "involution":
+        model = Model(width=0.125, involution={"kernel": 5})
+        return zoo.build(model, 3).state_dict()
+    return {re.sub(r"^(layers\.[0-9]\.)", r"\1_orig_mod.", name): one for name, one in state.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "advised"),
+    [
+        ("backbone", "--partial"),
+        ("port", "--from eriklindernoren"),
+        ("involution", "model.involution.kernel=5"),
+        ("compiled part", ""),
+    ],
+)
+def test_weights_that_belong_lead_to_the_option_that_loads_them(place, capsys, kind, advised):
+    torch.save(state := written_elsewhere(kind), "their.pt")
+    words = ["their.pt", "--out", "o", "--model", "yolov4-tiny", NARROW]
+    if advised:
+        assert run(*words) == 2
+        said = re.search("; add (.+?)(?: \\(.*\\))?, which would load ([0-9]+) of", capsys.readouterr().err)
+        assert said and said.groups() == (advised, str(len(state)))
+    assert run(*words, *advised.split()) == 0
+    assert f"imported {len(state)} of " in capsys.readouterr().out
+
+
+def test_weights_of_another_network_lead_to_no_option(place, capsys):
+    torch.save({f"x.{name}": one for name, one in written_elsewhere("backbone").items()}, "their.pt")
+    assert run("their.pt", "--out", "o", "--model", "yolov4-tiny", NARROW) == 2
+    assert "set --model to the model of the weights" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_partial_import_leaves_the_head_as_the_seed_gives_it(place):
     (place / "names").write_text('["a", "b"]')
@@ -144,7 +186,7 @@ def test_nothing_is_overwritten_unasked(place, capsys):
          ["3 classes", "specifies 5;", "--partial"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", NARROW, "--names", "two"],
          ["3 classes", "specifies 2;", "--partial"]),
-        (["their.pt", "--out", "o", "--model", "resnet18"], ["do not belong to resnet18"]),
+        (["their.pt", "--out", "o", "--model", "resnet18"], ["do not fit resnet18"]),
         (["their.pt", "--out", "o.pth", "--model", "yolov4-tiny"], ["safetensors; use o.safetensors"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--names", "gone"], ["--names gone: cannot"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--names", "their.pt"], ["not UTF-8 text"]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
 from pathlib import Path
@@ -11,20 +13,20 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 from torch import nn
 
 from rankless import cli
 from rankless.inference.predict import predict
 from rankless.interop.export import export
 from rankless.interop.importing import import_weights
-from rankless.metrics.coco import Truth, coco_scores
 from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.models.checkpoints.darknet_weights import read_weights, write_weights
 from rankless.models.darknet.cfg_text import write_cfg
 from rankless.models.detectors import darknet
 from rankless.recipe.schema import Model
-from rankless.structures import Detections
 
 pytestmark = pytest.mark.slow
 NAMES = ("cat", "dog", "motorcycle")
@@ -125,33 +127,44 @@ def test_the_recipe_says_how_darknet_did_it(net: Path):
 
 @pytest.mark.processes
 def test_evaluate_and_predict_agree_and_name_their_precision(net: Path, capsys):
-    """The AP of what ``predict`` writes, computed from its file, is what ``evaluate`` says."""
+    """The AP of what ``predict`` writes, by pycocotools, is that of ``evaluate``."""
     coco(Path("data"), NAMES)
     tree = annotate_what_is_found(net, Path("data"))
-    options = ["data.root=data", "evaluate.multi_label=false", "evaluate.confidence=0.02"]
-    assert cli.main(["evaluate", str(net), *options, "--devices", "1", "--json"]) == 0
-    scores = json.loads(capsys.readouterr().out)
-    assert scores["computed_in"] == "fp32"
-    images = [f"data/val/{n}.png" for n in range(4)]
-    report = predict(net, images, out=Path("found"), confidence=0.02, device="cpu")
-    assert report.as_json()["computed_in"] == "fp32"
-    predictions, truths = [], []
-    for number, one in enumerate(report.images):
-        columns = ([row[key] for row in one.detections] for key in ("box", "score", "label"))
-        boxes, confidences, labels = map(torch.tensor, columns)
-        predictions.append(Detections(number, boxes.view(-1, 4), confidences, labels.long()))
-        known = [each for each in tree["annotations"] if each["image_id"] == number]
-        boxes = torch.tensor([each["bbox"] for each in known], dtype=torch.float32)
-        boxes[:, 2:] += boxes[:, :2]
-        labels = torch.tensor([each["category_id"] - 10 for each in known])
-        truths.append(Truth(boxes, labels))
-    assert sum(len(one.labels) for one in predictions) > 20
-    expected = coco_scores(predictions, truths, NAMES)
-    assert scores["AP50"] > 0
-    for name in ("AP", "AP50", "AR100"):
-        assert scores[name] == pytest.approx(expected[name], abs=1e-2)  # the file rounds
+    images, found = [f"data/val/{n}.png" for n in range(4)], {}
+    for several in ("false", "true"):
+        options = ["data.root=data", f"evaluate.multi_label={several}", "evaluate.confidence=0.001"]
+        assert cli.main(["evaluate", str(net), *options, "--devices", "1", "--json"]) == 0
+        scores = json.loads(capsys.readouterr().out)
+        assert scores["computed_in"] == "fp32"
+        words = ["--save", "coco", "--confidence", "0.001", "--device", "cpu", "--out", several, "--json"]
+        words += ["evaluate.multi_label=true"] * (several == "true")  # the best class is the default
+        assert cli.main(["predict", str(net), *images, *words]) == 0
+        assert json.loads(capsys.readouterr().out)["computed_in"] == "fp32"
+        known = {one["file_name"]: one["id"] for one in tree["images"]}
+        theirs = json.loads(Path(several, "coco_images.json").read_text())["images"]
+        ids = {one["id"]: known[one["file_name"]] for one in theirs}
+        results = [
+            one | {"image_id": ids[one["image_id"]], "category_id": one["category_id"] + 9}
+            for one in json.loads(Path(several, "coco_results.json").read_text())
+        ]
+        expected = by_pycocotools(Path("data/annotations/instances_val.json"), results)
+        assert [scores["AP"], scores["AP50"], scores["AR100"]] == pytest.approx(
+            [expected[0], expected[1], expected[8]], abs=1e-6
+        )
+        found[several] = scores["AP"]
+    assert 0 < found["false"] != pytest.approx(found["true"], abs=1e-3)
     assert cli.main(["predict", str(net), images[0], "--out", "shown", "--device", "cpu", "--force"]) == 0
     assert "in fp32" in capsys.readouterr().out
+
+
+def by_pycocotools(file: Path, results: list[dict]) -> list[float]:
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO(str(file))
+        evaluation = COCOeval(truth, truth.loadRes(results), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return evaluation.stats.tolist()
 
 
 @pytest.mark.processes

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from rankless.launch import fork_server
 
 pytestmark = pytest.mark.processes
 
@@ -102,3 +105,15 @@ def test_a_forked_worker_is_what_a_new_interpreter_would_be(tmp_path):
         assert note["files"] == []
         assert note["blocked"] == sorted([signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
         assert note["handlers"] == [str(signal.SIG_DFL), str(signal.SIG_IGN)]
+
+
+def test_a_server_that_does_not_answer_is_said_not_to(monkeypatch):
+    """It is killed, but the signal is not the reason."""
+    monkeypatch.setattr(fork_server, "_PATIENCE", 0.2)
+    ours, theirs = socket.socketpair()
+    with subprocess.Popen(["sleep", "60"], pass_fds=[theirs.fileno()]) as silent:
+        theirs.close()
+        server = fork_server.ForkServer(ours, silent.pid)
+        assert server.fork([], {}).poll() == -signal.SIGKILL
+    assert (server.alive, server.cause) == (False, "did not answer for 0.2 s and was killed")
+    ours.close()

@@ -96,6 +96,14 @@ def test_classes_are_matched_by_name_and_others_are_initialized_again(tmp_path: 
             assert torch.equal(value, state[name]), name
 
 
+def test_a_class_under_its_name_in_other_data_starts_from_its_weights(tmp_path: Path) -> None:
+    path, state = written(tmp_path / "w.safetensors", ("couch", "airplane", "Dog"))
+    model = Net(3, seed=2)
+    _, said = start_from(model, str(path), ("aeroplane", "dog", "sofa"))
+    assert "3 of 3" in said and "'aeroplane' ('airplane'), 'dog' ('Dog'), 'sofa' ('couch')" in said
+    assert torch.equal(model.head["classes"].weight, state["head.classes.weight"][[1, 2, 0]])
+
+
 def test_numbers_are_no_names(tmp_path: Path) -> None:
     path, state = written(tmp_path / "w.safetensors", ("0", "1", "2"))
     model = Net(3, seed=2)

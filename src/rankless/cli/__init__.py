@@ -32,7 +32,7 @@ from rankless.cli import (  # noqa: F401  # each adds its commands to app
 )
 from rankless.cli.cli_errors import as_user_error
 from rankless.cli.foreign import refuse_foreign
-from rankless.cli.options import app
+from rankless.cli.options import app, refuse_repeated
 from rankless.errors import OutputError, UserError, check_all, of_the_system
 from rankless.launch import environments
 from rankless.printing import discard_output
@@ -42,7 +42,8 @@ from rankless.printing import discard_output
 _FOR_RANK_0 = 5.0
 
 _FIRST_STEPS = """\
-Rankless trains image detectors and classifiers on one device or on many: the same weights, bit for bit.
+Rankless trains image detectors and classifiers on one device or on many:
+the same weights, bit for bit.
 
 Start with:
   rankless doctor              Check whether this machine can train.
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_FIRST_STEPS, end="")
         return 0
     try:
-        refuse_foreign(words, _faults)
+        _refuse(words)
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
@@ -95,6 +96,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         print("error: this is a bug in Rankless; please report it with the lines above", file=sys.stderr)
         return 1
+
+
+def _refuse(words: Sequence[str]) -> None:
+    """Raise a UserError, without a text unless this rank speaks, for words that the parser would accept."""
+    try:
+        refuse_repeated(words)
+        refuse_foreign(words, _faults)
+    except UserError:
+        if environments.speaks():
+            raise
+        raise UserError([]) from None
 
 
 def _faults(words: Sequence[str]) -> Sequence[str]:

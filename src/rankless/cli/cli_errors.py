@@ -16,7 +16,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from rankless.errors import UserError, nearest, one_of, printable
+from rankless.errors import UserError, nearest, one_of, printable, similar
 
 _EXPECTED = {int: "a whole number", float: "a number", bool: "no value, because it is a switch"}
 
@@ -39,7 +39,8 @@ def as_user_error(error: CycloptsError) -> UserError:
         if not hints:  # an option that every command has, such as --help
             return UserError(f"{printable(word)} takes no value; {see}")
         return UserError(
-            f"{printable(one)}: no such option{hint or nearest(one, names) or f'; {see}'}"
+            f"{printable(one)}: no such option"
+            f"{hint or nearest(one, names) or _near_key(one, names) or f'; {see}'}"
             for one, hint in hints.items()
         )
     if isinstance(error, MissingArgumentError) and error.argument is not None:
@@ -61,7 +62,7 @@ def as_user_error(error: CycloptsError) -> UserError:
 
 
 def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
-    from rankless.cli.foreign import COMMANDS, OPTIONS, WORDS, key_of
+    from rankless.cli.foreign import COMMANDS, OPTIONS, WORDS, override
     from rankless.recipe.familiar import ELSEWHERE, answer
 
     name = option.lstrip("-").replace("-", "_").lower()
@@ -70,12 +71,31 @@ def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
     if command in COMMANDS and (known := COMMANDS[command].get(name) or WORDS.get(name)):
         return f"; use {known.format('VALUE')}"
     meant = OPTIONS.get(name) or ELSEWHERE.get(name)
-    if meant and "--run" not in names and "--devices" in names and "--devices" in meant:
-        return "; use --devices N"
-    if not meant or "--run" not in names:  # the command accepts no recipe
+    if not meant:
         return ""
+    if not _takes_recipe(names) or not {*re.findall("--[a-z]+", meant)} <= {*names}:
+        return "; use --devices N" if "--devices" in names and "--devices" in meant else ""
+    key, _, value = override(name, "VALUE").partition("=")
     said = answer(meant)
-    return f"; {said.replace(key, f'{key}=VALUE', 1) if (key := key_of(name)) else said}"
+    return f"; {said.replace(key, f'{key}=VALUE', 1) if value == 'VALUE' else said}"
+
+
+def _takes_recipe(names: Collection[str]) -> bool:
+    return any("RECIPE" in name for name in names)
+
+
+def _near_key(option: str, names: Collection[str]) -> str:
+    """Return a hint about the recipe keys similar to an option, such as ``--epohcs``, or ""."""
+    if not _takes_recipe(names):
+        return ""
+    from rankless.recipe.keys import leaves
+    from rankless.recipe.schema import Recipe
+
+    word = option.lstrip("-").replace("-", "_")
+    keys = [".".join(path) for path in leaves(Recipe)]
+    lasts = similar(word, [key.rpartition(".")[2] for key in keys])
+    near = similar(word, keys) or [key for key in keys if key.rpartition(".")[2] in lasts]
+    return f"; did you mean {' or '.join(f'{key}=VALUE' for key in near[:2])}?" if near else ""
 
 
 def _unknown_command(error: UnknownCommandError, see: str) -> str:

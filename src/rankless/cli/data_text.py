@@ -48,12 +48,12 @@ def print_check(checked: Checked) -> None:
         _print_findings(checked.findings[name], {"replaced": _THEN[stops]})
         if not checked.notes(name) and not checked.findings[name].counts:
             say("  nothing found")
-    if checked.between.counts or checked.classes or checked.missing or checked.undivided:
+    if checked.between.counts or checked.classes or checked.missing or checked.undivided or checked.lacking:
         say("\nbetween the splits")
         for sentence in (*checked.classes, *checked.missing):
             say(f"  ✗ {sentence} ({_THEN['stops']})")
-        if checked.undivided:
-            say(f"  · {checked.undivided}")
+        for note in (*checked.lacking, *filter(None, [checked.undivided])):
+            say(f"  · {note}")
         _print_findings(checked.between)
     if checked.quick:
         say("\nonly headers were read: no image was decoded or compared")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -18,13 +19,12 @@ _RECIPE = "a recipe, as in rankless train resnet18, or model.name"
 OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("a", "arch", "model"), _RECIPE),
     "adam": "optim.name=adam",
-    "b": BATCH_KEY,
+    **dict.fromkeys(("b", "batch"), BATCH_KEY),
     "backend": "not needed: NCCL is used between CUDA devices, and gloo otherwise",
     **dict.fromkeys(("cfg", "model_def"), "model.cfg"),
     "classes_path": "data.classes",
+    "close_mosaic": "data.augment.close_mosaic='{} epochs'",
     **dict.fromkeys(("data", "data_config", "data_dir", "data_path"), "data.root"),
-    "dsconv": "model.densenet.separable=true",
-    **dict.fromkeys(("eval_interval", "evaluation_interval"), "evaluate.every"),
     **dict.fromkeys(("evaluate", "test_only"), _EVALUATE),
     "epochs": "epochs",
     **dict.fromkeys(("j", "n_cpu", "workers"), "workers"),
@@ -93,12 +93,15 @@ WORDS: Mapping[str, str] = {
 """Other programs' options whose values are positional arguments in Rankless."""
 
 
-def key_of(name: str) -> str:
-    """Return the recipe key for another trainer's option, or an empty string if there is none."""
+def override(name: str, value: str) -> str:
+    """Return the ``key=value`` for another trainer's option, or an empty string if there is none."""
     if name in SECTIONS and name not in OPTIONS:
-        return f"{name}.{SECTIONS[name]}"
-    key = (OPTIONS.get(name) or ELSEWHERE.get(name, "")).partition(", ")[0]
-    return key if re.fullmatch(r"[a-z_.]+", key) else ""
+        return f"{name}.{SECTIONS[name]}={value}"
+    meant = (OPTIONS.get(name) or ELSEWHERE.get(name, "")).partition(", which")[0]
+    if re.fullmatch(r"[a-z_.]+=.+", meant):
+        return "" if value.lower() in _NO else meant.replace("{}", value)
+    key = re.match(r"[a-z_.]+(?=, |$)", meant)
+    return f"{key[0]}={value}" if key else ""
 
 
 _RECIPES = {"detect": "yolov4-tiny", "classify": "resnet18"}
@@ -130,12 +133,31 @@ def line_of_yolo(tokens: Sequence[str]) -> str:
         return _line_of(mode, words, values)
     model, device = values.pop("model", ""), values.pop("device", "")
     values = values if "data.root" in values else {"data": values.pop("data", "FOLDER"), **values}
-    keys = ((name if "." in name else key_of(name), value) for name, value in values.items())
-    more = [f"{key}={value}" for key, value in keys if key]
-    line = " ".join(["rankless train", _RECIPES.get(task, _RECIPES["detect"]), *more, *_devices(device)])
+    recipe, more, left = _RECIPES.get(task, _RECIPES["detect"]), [], []
+    for name, value in values.items():
+        ours = f"{name}={value}" if "." in name else override(name, value)
+        if ours and _is_valid(recipe, ours):
+            more.append(ours)
+        else:
+            left.append(f"{name}={value}")
+    line = " ".join(["rankless train", recipe, *more, *_devices(device)])
     ours, note = imported(model)
     note = f"{note}, then add model.pretrained={ours}; " if note else ""
-    return printable(f"{note}run: {line}", 500)
+    return printable(f"{note}run: {line}{_without(left)}", 500)
+
+
+def _is_valid(recipe: str, override: str) -> bool:
+    from rankless.recipe.load import load
+
+    try:
+        load(recipe, shlex.split(override))
+    except (UserError, ValueError):  # ValueError: an open quote
+        return False
+    return True
+
+
+def _without(left: Sequence[str]) -> str:
+    return f"; not translated: {', '.join(left)}" if left else ""
 
 
 def _line_of_darknet(words: Sequence[str]) -> str:
@@ -225,8 +247,7 @@ def _line_of(command: str, words: Sequence[str], values: Mapping[str, str]) -> s
     more += _devices(device, command)
     line = " ".join(["rankless", command, target, *sources, *words[len(firsts) :], *more])
     note = f"{note}, then " if note else ""
-    without = f"; not translated: {', '.join(left)}" if left else ""
-    return printable(f"{note}run: {line}{without}", 500)
+    return printable(f"{note}run: {line}{_without(left)}", 500)
 
 
 def _devices(device: str, command: str = "train") -> list[str]:

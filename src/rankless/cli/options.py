@@ -13,7 +13,7 @@ from cyclopts import App, Group, Parameter
 from rankless import __version__
 from rankless.cli import candidates
 from rankless.data.path_checks import missing_data
-from rankless.errors import UserError
+from rankless.errors import UserError, printable
 from rankless.files.reading import NAMES, read_text
 
 if TYPE_CHECKING:
@@ -282,6 +282,24 @@ def refuse_stray(words: Sequence[str], example: str) -> None:
     """Raise a UserError for words without ``=``. The message shows ``example`` as a valid override."""
     if stray := [word for word in words if "=" not in word]:
         raise UserError(f"'{word}': expected key=value, as in {example}" for word in stray)
+
+
+def refuse_repeated(words: Sequence[str]) -> None:
+    """Raise a UserError if a command line gives a recipe key more than once."""
+    given: dict[str, list[str]] = {}
+    for word in filter(is_override, words):
+        given.setdefault(word.partition("=")[0], []).append(word)
+    if repeated := {key: both for key, both in given.items() if len(both) > 1}:
+        from rankless.recipe.keys import leaves, sections
+        from rankless.recipe.schema import Recipe
+
+        known = {".".join(path) for path in (*leaves(Recipe), *sections(Recipe))}
+        if problems := [
+            f"{' and '.join(map(printable, both))}: '{key}' is given more than once; keep only one"
+            for key, both in repeated.items()
+            if key in known
+        ]:
+            raise UserError(problems)
 
 
 def is_override(word: str) -> bool:

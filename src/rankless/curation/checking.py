@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from rankless.data.datasets.open_split import examine, without_boxes
 from rankless.data.formats.splits import VAL_FRACTION, is_for_training
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.findings import KINDS, Findings
-from rankless.errors import UserError, listed
+from rankless.errors import UserError, counted, listed
 from rankless.files.remote import is_remote
 from rankless.recipe.schema import Data
 
@@ -52,6 +52,8 @@ class Checked:
     """Error messages about default splits that are missing or have no boxes."""
     undivided: str = ""
     """A note on the missing validation split if ``rankless train ROOT`` would create one."""
+    lacking: list[str] = field(default_factory=list)
+    """Notes on splits without images of some classes of the first split, if images have classes."""
 
     @property
     def ok(self) -> bool:
@@ -97,7 +99,19 @@ class Checked:
             "classes": self.classes,
             "missing": self.missing,
             "undivided": self.undivided,
+            "lacking": self.lacking,
         }
+
+
+def _lacking(data: DataSet) -> Iterator[str]:
+    names = [name for part in data.parts.values() if not part.has_boxes for name in part.class_names]
+    every = list(dict.fromkeys(names))
+    for split, part in data.parts.items():
+        used = {part.class_names[label] for label in np.unique(part.labels).tolist()}
+        without = [name for name in every if name not in used]
+        if without and not part.has_boxes:
+            some = f"{len(without):,} of the {counted(len(every), 'class', 'classes')}"
+            yield f"'{split}' has no images of {some}: {listed(without)}"
 
 
 def disagreements(data: DataSet) -> list[str]:
@@ -191,6 +205,7 @@ def check(
         findings[name].update(whole.findings)
         unreadable[name] = {int(n) for n in (whole.sizes.min(1, initial=1) <= 0).nonzero()[0]}
     made = Checked(data, findings, Findings(), unreadable, quick=quick, classes=disagreements(data))
+    made.lacking = [*_lacking(data)]
     if not splits and (missing := _missing(data, format, classes)):
         made.undivided = _undivided(data)
         made.missing = [] if made.undivided else missing

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rankless.data.datasets.builtin import DIGITS
+from rankless.data.datasets.builtin import is_built_in
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.open_split import examine, open_annotations
 from rankless.data.formats.registry import NAMES, format_named, recognize
@@ -66,7 +66,7 @@ def open_data_set(
     are read again, even if they seem unchanged. ``classes`` is described in
     :mod:`rankless.data.datasets.class_choice`.
     """
-    if root == DIGITS and not Path(root).exists():
+    if is_built_in(root):
         raise UserError(
             "'digits': this data is generated, so it has no files; use a data folder, or run "
             "`rankless data show digits` or `rankless data anchors digits`"

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from rankless.curation.data_set import DataSet, known_format, suggest_format
-from rankless.curation.splitting import split
+from rankless.curation.splitting import MARK, real_folder, split
 from rankless.curation.statistics import statistics
-from rankless.data.datasets.builtin import DIGITS
+from rankless.data.datasets.builtin import is_built_in
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.open_split import open_annotations, without_boxes
 from rankless.data.formats.registry import format_named, recognize
@@ -25,7 +25,7 @@ from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError, counted, listed, printable
 from rankless.files.reading import NAMES, read_text
 from rankless.files.remote import is_remote, location
-from rankless.files.writing import remove_tree, write_atomically
+from rankless.files.writing import remove_tree
 from rankless.hardware import memory
 from rankless.hardware.cores import usable_cores
 from rankless.recipe.schema import Data
@@ -33,7 +33,6 @@ from rankless.recipe.schema import Data
 FEWEST = 10
 """Minimum number of training images for a new recipe."""
 
-_MARK = ".rankless-division"  # file in a divided data set that records its origin
 _UNIFORM = 1.1  # maximum ratio of two aspect ratios for which one input shape is suitable
 
 
@@ -97,7 +96,7 @@ def facts_of(
 
     The new folder contains links to the original images. It is removed if ``undo`` is closed by an error.
     """
-    if root == DIGITS and not Path(root).exists():
+    if is_built_in(root):
         raise UserError("'digits': this built-in data has its own recipe; run `rankless train digits`")
     format = known_format(format)
     name, _ = recognize(root, format)
@@ -117,8 +116,6 @@ def facts_of(
             divide(root, train, divided, format, classes)
             if undo is not None:
                 undo.push(lambda kind, *_: remove_tree(divided) if kind else None)
-            origin = {"root": _real(root), "digest": whole.digest()}
-            write_atomically(divided / _MARK, json.dumps(origin) + "\n")
         root, train, format, classes = str(divided), "train", "auto", "auto"
         whole = _opened(root, train, format, classes)
     elif is_for_tests(val):
@@ -168,8 +165,8 @@ def _is_divided(root: str, divided: Path, digest: str) -> bool:
     The images are links, so only the annotations and the set of images matter.
     """
     try:
-        made = json.loads(read_text(divided / _MARK, NAMES))
-        if made["root"] != _real(root):
+        made = json.loads(read_text(divided / MARK, NAMES))
+        if made["root"] != real_folder(root):
             return False
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return False
@@ -179,11 +176,6 @@ def _is_divided(root: str, divided: Path, digest: str) -> bool:
             f"changed since; to divide the data again, move {divided} away"
         )
     return True
-
-
-def _real(root: str) -> str:
-    path = Path(os.path.realpath(Path(root).expanduser()))
-    return str(path if path.is_dir() else path.parent)
 
 
 def _train(existing: Sequence[str]) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rankless.curation.data_set import known_format
 from rankless.data.anchors import SCENES, average_iou, box_sizes, kmeans_anchors
 from rankless.data.datasets.annotated import BoxedImages, DetectionImages
-from rankless.data.datasets.builtin import DIGITS, DigitScenes
+from rankless.data.datasets.builtin import DigitScenes, is_built_in
 from rankless.data.datasets.class_choice import Classes, refuse_classes
 from rankless.data.datasets.open_split import open_annotations
 from rankless.errors import UserError
@@ -68,7 +67,7 @@ def fitted_anchors(
         raise UserError(f"--model {model}: this model has no anchors; use a detector such as yolov4")
     chosen = size or published.size
     images: DetectionImages
-    if root == DIGITS and not Path(root).exists():
+    if is_built_in(root):
         refuse_classes(classes)
         images = DigitScenes(split, SCENES)
     else:

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from rankless.curation.data_set import known_format
-from rankless.data.datasets.builtin import DIGITS, DigitScenes
+from rankless.data.datasets.builtin import DIGITS, DigitScenes, is_built_in
 from rankless.data.datasets.class_choice import Classes, refuse_classes
 from rankless.data.datasets.open_split import examine
 from rankless.data.formats.registry import format_named, recognize
@@ -78,7 +78,7 @@ def select(
     for a task. If it is given, images are augmented as in the first epoch of training with this recipe.
     """
     format = known_format(format)
-    if root == DIGITS and not Path(root).exists():
+    if is_built_in(root):
         refuse_classes(classes)
         return _digits(split or "train", count, seed, class_name, augmented)
     name, _ = recognize(root, format)

@@ -8,6 +8,8 @@ several splits would inflate the scores.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,6 +65,16 @@ class Divided:
         return {"out": str(self.out), "splits": splits, "notes": self.notes}
 
 
+MARK = ".rankless-division"
+"""Name of the file in a divided data set that records its origin."""
+
+
+def real_folder(root: str) -> str:
+    """Return the folder of a data set, without links."""
+    path = Path(os.path.realpath(Path(root).expanduser()))
+    return str(path if path.is_dir() else path.parent)
+
+
 def split(
     root: str,
     out: Path,
@@ -106,6 +118,8 @@ def split(
     notes += _shares(made, wanted, max(map(len, units.values())), stratify=stratify)
     with new_folder(out) as folder:
         notes += write(data.format, folder, made, ImageFiles("link" if link else "copy"))
+        origin = {"root": real_folder(root), "digest": whole.digest()}
+        (folder / MARK).write_text(json.dumps(origin) + "\n", encoding="utf-8")
     return Divided(data, out, made, wanted, notes)
 
 

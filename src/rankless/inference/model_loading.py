@@ -159,6 +159,10 @@ def _loaded(target: Path, task: type | str | None, overrides: Sequence[str]) -> 
     if overrides:
         refuse_unused_in_prediction(overrides, loaded.recipe.task)
         loaded = replace(loaded, recipe=load.changed(loaded.recipe, overrides))
+    several = any(one.startswith("evaluate.multi_label=") for one in overrides)
+    if loaded.recipe.task == "detect" and not several:
+        evaluate = replace(loaded.recipe.evaluate, multi_label=False)  # people expect one box per object
+        loaded = replace(loaded, recipe=replace(loaded.recipe, evaluate=evaluate))
     return path, loaded
 
 

@@ -2,7 +2,7 @@
 
 Images are preprocessed as in evaluation, and the result for an image never depends on other images. Boxes are
 in pixels of the image after its EXIF rotation. Only the best class of a box is reported, whereas evaluations
-may count several classes of a box.
+may count several classes of a box, unless the overrides set ``evaluate.multi_label``.
 
 The result for each image is recorded immediately (:mod:`rankless.inference.journal`), so memory does not grow
 with the number of images, and a stopped prediction can be resumed.

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from rankless.data.datasets.builtin import DigitScenes
+from rankless.data.datasets.class_matching import nearest_class
 from rankless.data.images.image_file import Decoded, Pixels, Shown
-from rankless.errors import UserError, listed, nearest
+from rankless.errors import UserError, listed
 from rankless.geometry.letterbox import in_source, whole
 from rankless.hardware.precision import dtype_of
 from rankless.inference.heatmaps import heat, in_image
@@ -42,7 +43,7 @@ class Answer(NamedTuple):
 
 
 class BoxFinder:
-    """A predictor that uses a trained detector.
+    """A predictor that uses a trained detector. Its recipe says whether a box may have several classes.
 
     It reports boxes of the given classes, or of all classes if none are given, with scores above
     ``confidence`` (by default, 0.25). Messages mention ``source``, the weights file. Set ``heat`` to compute
@@ -61,7 +62,7 @@ class BoxFinder:
         recipe = loaded.recipe
         self.confidence = 0.25 if confidence is None else float(confidence)
         self.wanted = chosen_classes(classes, loaded.class_names)
-        evaluate = replace(recipe.evaluate, confidence=self.confidence, multi_label=False)
+        evaluate = replace(recipe.evaluate, confidence=self.confidence)
         self.most = evaluate.detections
         if self.wanted:  # unwanted classes must not use up the maximum number of detections
             evaluate = replace(evaluate, detections=_MOST)
@@ -89,7 +90,7 @@ class BoxFinder:
         return DetectionItem(placed, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, where)
 
     def answers(self, items: Sequence[DetectionItem], batch: int) -> list[Answer]:
-        """Detect the objects in images, each with its best class.
+        """Detect the objects in images.
 
         A batch of fewer than ``batch`` images is filled with copies of the last one.
         """
@@ -171,7 +172,7 @@ def chosen_classes(classes: Sequence[str | int], names: Sequence[str]) -> list[i
         else:
             problems.append(
                 f"--classes contains '{given}'; expected names of the model's classes ({listed(names)}) or "
-                f"their numbers{nearest(str(given), names)}"
+                f"their numbers{nearest_class(str(given), names)}"
             )
     if problems:
         raise UserError(problems)

@@ -88,7 +88,7 @@ class DetectionResult(_Result):
         return [
             {
                 "box": [round(side, 2) for side in box],
-                "score": round(score, 4),
+                "score": round(score, 6),  # with 4 digits, low scores tie, which changes the AP
                 "label": label,
                 "name": self.class_names[label],
             }

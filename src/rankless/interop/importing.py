@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 from rankless.errors import UserError, counted, nearest, one_of
 from rankless.files import checksums, reading
 from rankless.files.outputs import Outputs
+from rankless.interop.other_ways import advice
 from rankless.models import zoo
 from rankless.models.checkpoints import transformers_folder, weights
 from rankless.models.checkpoints.darknet_weights import classes_of, read_weights
-from rankless.models.checkpoints.fit import Fit, agrees_in_order, align, fit
+from rankless.models.checkpoints.fit import Fit, MisfitError, agrees_in_order, align, fit
 from rankless.models.checkpoints.fit import by_order as in_order
 from rankless.models.checkpoints.foreign import read_checkpoint
 from rankless.models.checkpoints.ports import from_port, likely_port, port_named
@@ -228,9 +230,10 @@ def import_weights(
         checkpoint = read_checkpoint(source, key)
         if partial and not by_order and (likely := _likely_port(checkpoint, recipe, model)):
             checkpoint, recipe = _from_port(source, likely, None, model, key, overrides, partial)
-    fitted, class_names, notes = _fitted(
-        checkpoint, recipe, class_names or classes, source, by_order=by_order, partial=partial
-    )
+    with _advising(checkpoint, recipe, port, partial):
+        fitted, class_names, notes = _fitted(
+            checkpoint, recipe, class_names or classes, source, by_order=by_order, partial=partial
+        )
     notes = [*checked_name(source), *notes]
     with outputs.writing(out) as file:
         weights.save(file, fitted.state, recipe=recipe, class_names=class_names, extra=extra)
@@ -372,9 +375,19 @@ def _from_port(
     checkpoint = read_checkpoint(source, key)
     network = darknet.network(recipe.model, 2)
     ours = build_any(recipe, 2).state_dict()
-    state, notes = from_port(checkpoint.state, ours, port, network, str(source), partial)
+    with _advising(checkpoint, recipe, name, partial):
+        state, notes = from_port(checkpoint.state, ours, port, network, str(source), partial)
     facts = [*checkpoint.facts, f"a checkpoint from {port.source} ({port.about})", *notes]
     return Checkpoint(state, facts), recipe
+
+
+@contextmanager
+def _advising(checkpoint: Checkpoint, recipe: Recipe, port: str | None, partial: bool) -> Iterator[None]:
+    """Within the context, an error about weights that do not fit names the options with which they fit."""
+    try:
+        yield
+    except MisfitError as error:
+        raise error.advised(advice(checkpoint.state, recipe, port, partial, build_any)) from None
 
 
 def _likely_port(checkpoint: Checkpoint, recipe: Recipe, model: str | None) -> str:
@@ -419,14 +432,15 @@ def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source:
         return int(count)
     same = sum(name in theirs for name in ours)
     if same * 2 < len(ours):
-        raise UserError(
-            f"{source}: the weights do not belong to {recipe.model.name}, because only {same:,} of its "
-            f"{counted(len(ours), 'tensor')} are among the {len(state):,} tensors of the file; set --model "
-            "to the model of the weights (`rankless models` lists all models)"
+        raise MisfitError(
+            f"{source}: the weights do not fit {recipe.model.name}: only {same:,} of its "
+            f"{counted(len(ours), 'tensor')} are among the {len(state):,} tensors of the file",
+            "set --model to the model of the weights (`rankless models` lists all models)",
         )
-    raise UserError(
+    raise MisfitError(
         f"{source}: the number of classes is unclear, because the file contains only {same:,} of the "
-        f"{len(ours):,} tensor names of {recipe.model.name}; add --names FILE or --classes N"
+        f"{len(ours):,} tensor names of {recipe.model.name}",
+        "add --names FILE or --classes N",
     )
 
 

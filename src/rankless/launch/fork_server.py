@@ -91,6 +91,7 @@ class ForkServer:
         self._codes: dict[int, int] = {}
         self.alive = True
         self.code: int | None = None
+        self.cause = ""  # why the launcher killed the server, as in "did not answer for 300 s and was killed"
 
     def fork(self, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
         """Fork a rank with the worker's arguments and its complete environment.
@@ -105,7 +106,8 @@ class ForkServer:
             for message in messages:
                 if message.code is None:
                     return ForkedProcess(self, message.pid)
-            if not messages and not self._lines.rest:
+            if not messages and not self._lines.rest and self.alive:
+                self.cause = f"did not answer for {_PATIENCE:g} s and was killed"
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)  # the server hangs
         return ForkedProcess(self, self.pid)

@@ -15,7 +15,7 @@ from typing import Any
 
 from rankless.arguments import Text, several
 from rankless.data.path_checks import refuse_gone
-from rankless.errors import INTERRUPTED, UserError, counted, remedy
+from rankless.errors import INTERRUPTED, UserError, counted, listed, remedy
 from rankless.files.numbered import given_or_numbered
 from rankless.hardware.compute_device import compute_device
 from rankless.hardware.instruction_set import refuse_unable
@@ -48,7 +48,7 @@ from rankless.recipe.schema import IN_RECIPE, Recipe
 from rankless.recipe.used import refuse_unused_in_scoring
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory, weights_of
-from rankless.tasks import resolve_recipe, trained
+from rankless.tasks import resolve_recipe, split_names, trained
 from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_unasked
 
 
@@ -165,12 +165,14 @@ def evaluate(
         refuse_unused_in_scoring(overrides, loaded.recipe.task)
         recipe = load(text, [*overrides, *([f"data.val={split}"] if split else [])])
         refuse_unable(recipe.cpu_isa)
-        if recipe.data.val == "none":
-            raise UserError(
-                f"{path}: was trained with data.val=none; choose the split to evaluate with --split NAME"
-            )
         if recipe.task in BUILT_IN:
             refuse_gone(recipe.data.root, loaded.recipe.data.root, path)
+        if recipe.data.val == "none":
+            names = split_names(recipe)
+            raise UserError(
+                f"{path}: was trained with data.val=none; choose the split to evaluate with --split "
+                f"{names[-1] if names else 'NAME'}{f' (there is {listed(names)})' if names else ''}"
+            )
         recipe, ranks = with_precision(recipe), ranks_for(wanted, None)
         with _split_errors(split):
             note = (end := _run(Job("evaluate", to_json(recipe), folder, weights=str(path)), ranks)).note

@@ -162,6 +162,8 @@ class Ranks:
         for rank, text in self.hang_detector.check(alive).items():
             if rank != FORK_SERVER:
                 leave_cause(self.path, rank, text)
+            elif self.server is not None:
+                self.server.cause = text.removeprefix(f"rank {rank} ")
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(alive[rank], signal.SIGKILL)
 
@@ -194,7 +196,8 @@ class Ranks:
         death = None
         if codes and self.server is not None and not self.server.alive:
             code = self.server.code or 0
-            text = f"the process that forks the ranks {how_it_ended(code)}, so the ranks died with it"
+            ended = self.server.cause or how_it_ended(code)
+            text = f"the process that forks the ranks {ended}, so the ranks died with it"
             death = Death(None, code, text)
         files = self.path.parent.glob("trace-*.jsonl")
         traces = {int(file.stem.removeprefix("trace-")): file.read_text("utf-8") for file in files}

@@ -115,13 +115,13 @@ def compare(
     The first function in ``worlds`` receives an empty trace; the others receive the trace of the first.
     """
     report = VerifyReport(steps)
-    echo(f"{'world size':>10}  {'SHA-256 of the weights':<64}  {'img/s':>7}")
+    echo(f"{'ranks':>5}  {'SHA-256 of the weights':<64}  {'img/s':>7}")
     first: Trace = []
     for train in worlds:
         result, trace = train(first)
         first = first or trace
         report.worlds.append(result)
-        echo(f"{result.world:>10}  {result.digest:<64}  {result.images_per_second:>7.1f}")
+        echo(f"{result.world:>5}  {result.digest:<64}  {result.images_per_second:>7.1f}")
     for result in report.worlds:
         if result.difference:
             echo(f"DIFFERENT: world size {result.world}: {result.difference}")

@@ -13,8 +13,9 @@ PYTORCH = (".pt", ".pth")
 RUN = "--run runs/NAME on the command line"
 BATCH = "the number of images per step on all devices together (the number per GPU times the number of GPUs)"
 BATCH_KEY = f"batch.images, {BATCH}"
+DEVICES = "all devices are used; --devices N or --hosts a,b on the command line selects others"
 
-# Words of other trainers, separated by spaces, and what to use instead.
+# Words of other trainers, separated by spaces, and what to use instead. ``{}`` stands for their value.
 _BY_WORDS: Mapping[str, str] = {
     "accumulate subdivisions accumulate_grad_batches accumulation_steps grad_accum gradient_accumulation "
     "gradient_accumulation_steps gradient_accumulations": (
@@ -27,9 +28,12 @@ _BY_WORDS: Mapping[str, str] = {
     "burn_in": "schedule.warmup",
     "conf conf_thres": "evaluate.confidence",
     "cos_lr": "schedule.name=cosine",
+    "ddp distributed multiprocessing_distributed": f"not needed; {DEVICES}",
     "delay_allreduce": "reduce; exact and fast both send gradients while others are computed",
     "degrees": "data.augment.rotate",
     "device devices gpu gpu_ids gpus": "--devices N on the command line; a recipe does not specify devices",
+    "dsconv": "model.densenet.separable.dilation=2 model.densenet.separable.norm_between=true",
+    "eval_interval eval_period evaluation_interval val_interval": "evaluate.every='{} epochs'",
     "exist_ok project": RUN,
     "fliplr": "data.augment.flip",
     "flipud": "data.augment.flip_vertical",
@@ -53,10 +57,9 @@ _BY_WORDS: Mapping[str, str] = {
     "patience early_stopping early_stop": "not needed: runs do not stop early, and the best weights are kept",
     "rect": "evaluate.rectangular",
     "resume": "--resume --run RUN on the command line",
-    "save_period": "checkpoint.every",
+    "checkpoint_interval save_interval save_period": "checkpoint.every='{} epochs'",
     "sync_bn": "batch_norm=sync",
-    "val_interval": "evaluate.every",
-    "warmup_epochs": "schedule.warmup='3 epochs'",
+    "warmup_epochs": "schedule.warmup='{} epochs'",
     "weights": "model.pretrained",
 }
 ELSEWHERE: Mapping[str, str] = {word: meant for words, meant in _BY_WORDS.items() for word in words.split()}
@@ -156,6 +159,6 @@ VALUES: Mapping[tuple[str, str], str] = {
 """Maps a recipe key and another trainer's value for it to an explanation."""
 
 
-def answer(meant: str) -> str:
-    """Convert a value of :data:`ELSEWHERE` to a hint."""
-    return meant if meant.startswith("not needed") else f"use {meant}"
+def answer(meant: str, value: str = "N") -> str:
+    """Convert a value of :data:`ELSEWHERE` to a hint, with another trainer's ``value``."""
+    return meant if meant.startswith("not needed") else f"use {meant.replace('{}', value)}"

@@ -286,8 +286,9 @@ class Evaluate:
     """NMS removes a detection if its overlap with a better one of the same class is higher than this."""
     class_agnostic: Annotated[Bool, DETECT_ONLY, PREDICTING] = False
     """Also let NMS remove detections that overlap a better one of another class."""
-    multi_label: Annotated[Bool, DETECT_ONLY] = True
-    """Allow several classes per box, as is usual on COCO; otherwise, only the best one is kept."""
+    multi_label: Annotated[Bool, DETECT_ONLY, PREDICTING] = True
+    """Allow several classes per box, as is usual on COCO; otherwise, only the best one is kept.
+    ``rankless predict`` always keeps the best one unless its command line sets this key."""
     detections: Annotated[Int, Field(ge=1, le=100_000), DETECT_ONLY, PREDICTING] = 100
     """Maximum number of detections per image."""
     rectangular: Annotated[Bool, DETECT_ONLY] = False
@@ -377,7 +378,8 @@ class Schedule:
     """Exponent of the warm-up, ``((step + 1) / warmup) ** warmup_power``; Darknet uses 4."""
     length: Annotated[Literal["run"] | Period, _schedule("cosine", "poly")] = "run"
     """When ``cosine`` and ``poly`` reach their end: at the end of the ``run``, or after a duration, which may
-    be longer than the run, such as ``200 epochs`` for a run of 90 (``T_max`` in PyTorch)."""
+    be longer than the run, such as ``200 epochs`` for a run of 90. For a ``cosine`` without warm-up, this
+    is ``T_max`` + 1 of a PyTorch scheduler that is called once per step."""
     final: Fraction = 0.01
     """Final learning rate of ``cosine``, as a fraction of ``optim.lr``."""
     milestones: Milestones = ()

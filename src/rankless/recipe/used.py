@@ -36,10 +36,7 @@ def refuse_unused_in_prediction(overrides: Sequence[str], task: str) -> None:
     ]
     unused = [key for key in _keys(overrides) if key not in used]
     if unused:
-        hints = {
-            "evaluate.confidence": "use --confidence",
-            "evaluate.multi_label": "each box has only its best class; remove evaluate.multi_label",
-        }
+        hints = {"evaluate.confidence": "use --confidence"}
         if task == "classify":
             no_boxes = "a classifier predicts the five best classes and no boxes; remove it"
             hints |= dict.fromkeys(("evaluate.iou", "evaluate.detections"), no_boxes)

@@ -68,6 +68,23 @@ def _resolved_data(data: Data) -> Data:
     return replace(data, classes=class_list(data.classes, data.root) or "auto")
 
 
+def split_names(recipe: Recipe) -> list[str]:
+    """Return the names of the data's splits, training splits first, or nothing for a custom task."""
+    from rankless.data.datasets.builtin import DIGITS, SPLITS
+    from rankless.data.datasets.torchvision_sets import located
+    from rankless.data.formats.registry import format_named, recognize
+    from rankless.data.formats.splits import usual_order
+    from rankless.files.remote import location
+
+    if recipe.task not in BUILT_IN_TASKS:
+        return []
+    data = located(recipe.data)
+    if data.root == DIGITS:
+        return [*SPLITS]
+    name, _ = recognize(data.root, data.format)
+    return usual_order(format_named(name).splits(location(data.root)))
+
+
 def data_digest(recipe: Recipe) -> str | None:
     """Return the digest of the training data, or None if the data has none."""
     from rankless.data.datasets.builtin import DIGITS

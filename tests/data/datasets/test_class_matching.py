@@ -7,8 +7,9 @@ import torch
 from examples_for_loader import Made
 
 from rankless.data.datasets.annotated import GroundTruth, MatchedImages
-from rankless.data.datasets.class_matching import LEFT_OUT, between_splits, match_classes
+from rankless.data.datasets.class_matching import LEFT_OUT, between_splits, match_classes, nearest_class
 from rankless.errors import UserError
+from rankless.inference.predict_detect import chosen_classes
 from rankless.structures import Sample
 
 COCO = ("person", "bicycle", "car", "motorcycle", "airplane", "couch", "dining table", "tv")
@@ -23,6 +24,15 @@ def test_vocs_classes_are_found_in_cocos():
     assert match.notes[0] == "voc: the classes were matched with those of the model by name"
     assert "  motorbike    → motorcycle" in match.notes
     assert not any("bicycle " in note for note in match.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("aeroplane", "airplane"), ("sofa", "couch"), ("diningtable", "dining table")]
+)
+def test_a_class_of_voc_among_cocos_names_its_spelling(name, hint):
+    assert nearest_class(name, COCO) == f"; did you mean '{hint}'?"
+    with pytest.raises(UserError, match=rf"'{name}'.*did you mean '{hint}'"):
+        chosen_classes([name], COCO)
 
 
 def test_another_order_and_a_subset_are_told_apart():

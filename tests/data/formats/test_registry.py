@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankless.data.formats.registry import recognize
+from rankless.data.formats.registry import also, recognize
 from rankless.errors import UserError
 
 
@@ -42,6 +42,14 @@ def test_the_whole_is_named_where_a_part_is_given(tmp_path, layout, given):
         recognize(str(whole / given))
     assert str(caught.value).startswith(f"{whole / given}: ")
     assert str(caught.value).endswith(f"use {whole}, or move the folder if it does not belong to it")
+
+
+def test_both_kinds_of_labels_of_the_same_images_are_named(tmp_path):
+    root = touched(tmp_path / "mine", *LAYOUTS["described"], *LAYOUTS["voc"])
+    assert recognize(str(root))[0] == "darknet"
+    (said,) = also(str(root), "darknet")
+    assert "it can also be read as Pascal VOC with data.format=voc" in said
+    assert not [*also(str(touched(tmp_path / "other", *LAYOUTS["described"])), "darknet")]
 
 
 def test_what_stands_alone_is_taken(tmp_path):

@@ -185,7 +185,7 @@ def test_what_is_no_file_is_reported_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "not in a known image format"),
+        (b"", r"the file is empty \(0 bytes\)"),
         (b"hello, I am a text\n" * 30, "not in a known image format"),
         (b"<html><body>404 Not Found</body></html>", "not in a known image format"),
         (b"\xff\xd8\xff", "not in a known image format|truncated|broken|end of"),

@@ -31,6 +31,7 @@ from rankless.data.datasets.builtin_scenery import (
     sensor_noise,
 )
 from rankless.errors import UserError
+from rankless.printing import warn
 from rankless.randomness import generator, key
 from rankless.recipe.schema import IN_RECIPE
 from rankless.structures import Sample
@@ -51,6 +52,13 @@ VISIBLE = 64
 """Minimum ink coverage, in units of 1/255, of pixels that belong to a digit. Boxes enclose these pixels."""
 _VISIBLE_CURVE = bytes(255 if level >= VISIBLE else 0 for level in range(256))
 _LEVELS = np.arange(256, dtype=np.float64) / 255
+
+
+def is_built_in(root: str) -> bool:
+    """Check whether ``root`` is the built-in data, and warn if there is also a folder of this name."""
+    if root == DIGITS and Path(root).exists():
+        warn(f"'{DIGITS}' is the built-in data; to use the folder or file of this name, write ./{DIGITS}")
+    return root == DIGITS
 
 
 class _Digits:

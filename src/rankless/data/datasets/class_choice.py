@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from rankless.data.datasets.class_matching import nearest_class
 from rankless.data.formats.darknet_description import read_description
 from rankless.data.formats.folders import read_names
 from rankless.data.index.annotations import CROWD, Annotations, subset, with_boxes
 from rankless.data.index.raw import Raw
-from rankless.errors import UserError, counted, listed, nearest
+from rankless.errors import UserError, counted, listed
 from rankless.structures import IGNORED_LABEL
 
 Classes = str | Sequence[str]
@@ -100,7 +101,9 @@ def with_classes(
     known = whole.class_names
     anywhere = {*known, *elsewhere}
     if unknown := [name for name in names if name not in anywhere]:
-        lacking = [f"data.classes: the data has no class '{name}'{nearest(name, known)}" for name in unknown]
+        lacking = [
+            f"data.classes: the data has no class '{name}'{nearest_class(name, known)}" for name in unknown
+        ]
         has = f"{where} has {counted(len(known), 'class', 'classes')}: {listed(known)}"
         raise UserError([*lacking[:8], f"{has}; correct the names in data.classes"])
     label_of = {name: label for label, name in enumerate(names)}
@@ -129,7 +132,7 @@ def with_ignored(whole: Annotations, names: Sequence[str], where: str) -> Annota
     known = whole.class_names
     if unknown := [name for name in names if name not in known]:
         lacking = [
-            f"data.ignore_class: the data has no class '{name}'{nearest(name, known)}" for name in unknown
+            f"data.ignore_class: the data has no class '{name}'{nearest_class(name, known)}" for name in unknown
         ]
         has = f"{where} has {counted(len(known), 'class', 'classes')}: {listed(known)}"
         raise UserError([*lacking[:8], f"{has}; correct the names in data.ignore_class"])

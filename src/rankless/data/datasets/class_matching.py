@@ -81,11 +81,10 @@ def match_classes(
     of_model = {name: label for label, name in enumerate(model)}
     found = dict(_given(data, of_model, given, where, may_leave_out))
     found |= {name: of_model[name] for name in data if name in of_model and name not in found}
-    for key in (_plain, _group):
-        taken = {label for label in found.values() if label != LEFT_OUT}
-        free = _unique({name: key(name) for name in model if of_model[name] not in taken})
-        wanted = _unique({name: key(name) for name in data if name not in found})
-        found |= {wanted[word]: of_model[free[word]] for word in wanted if word in free}
+    taken = {label for label in found.values() if label != LEFT_OUT}
+    free = [name for name in model if of_model[name] not in taken]
+    alike = spelled_otherwise([name for name in data if name not in found], free)
+    found |= {name: of_model[other] for name, other in alike.items()}
     if missing := [name for name in data if name not in found]:
         raise UnmatchedClassesError(missing, _unmatched(missing, model, found, where, may_leave_out))
     return ClassMatch(tuple(found[name] for name in data), tuple(_table(data, model, found, where)))
@@ -116,6 +115,22 @@ def _given(
         raise UserError(problems)
     for theirs, ours in given:
         yield theirs, of_model[ours] if ours else LEFT_OUT
+
+
+def spelled_otherwise(names: Sequence[str], known: Sequence[str]) -> dict[str, str]:
+    """Map names to known names of the same class: with equal letters and digits, or known alternatives."""
+    found: dict[str, str] = {}
+    for key in (_plain, _group):
+        free = _unique({name: key(name) for name in known if name not in found.values()})
+        wanted = _unique({name: key(name) for name in names if name not in found})
+        found |= {wanted[word]: free[word] for word in wanted if word in free}
+    return found
+
+
+def nearest_class(name: str, known: Sequence[str]) -> str:
+    """Return ``; did you mean 'x'?`` with another spelling or a similar name, or an empty string."""
+    other = spelled_otherwise([name], known).get(name)
+    return f"; did you mean '{other}'?" if other else nearest(name, known)
 
 
 def _plain(name: str) -> str:

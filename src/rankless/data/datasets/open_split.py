@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rankless.data.datasets.class_choice import (
     Classes,
     class_list,
@@ -23,7 +25,7 @@ from rankless.data.index.annotation_cache import cached
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.levels import report_few_levels
 from rankless.data.index.validation import validate
-from rankless.errors import UserError, counted, shell_word
+from rankless.errors import UserError, counted, listed, shell_word
 from rankless.files.cache_folder import hold
 from rankless.files.remote import Location, RemotePath, is_remote, location
 from rankless.recipe.familiar import is_by_name
@@ -126,7 +128,8 @@ def examine(
     # Not cached, because other calls may use another value of data.format or another path to the data.
     images = f"{counted(len(known), 'image')} of '{split}'"
     read_as = f"{root}: read as {format_named(name).TITLE} because {why}: {images}"
-    annotations = replace(known, about=(read_as, *also(root, name), *known.about))
+    about = (read_as, *also(root, name), *known.about, *_classes_without_boxes(known, split))
+    annotations = replace(known, about=about)
     if annotations.folder is not None:
         hold(Path(annotations.folder), annotations)
     return annotations
@@ -145,6 +148,15 @@ def _tests_instead(split: str, existing: Sequence[str]) -> str:
         if is_for_tests(re.split("[-_.]", name)[-1]):
             return name
     return ""
+
+
+def _classes_without_boxes(annotations: Annotations, split: str) -> Iterator[str]:
+    if annotations.has_boxes and len(annotations.boxes):
+        labels = {*np.unique(annotations.labels).tolist()}
+        names = [name for label, name in enumerate(annotations.class_names) if label not in labels]
+        if names:
+            some = f"{len(names):,} of the {counted(len(annotations.class_names), 'class', 'classes')}"
+            yield f"'{split}' has no boxes of {some}: {listed(names)}"
 
 
 def without_boxes(root: str, split: str, annotations: Annotations) -> str:

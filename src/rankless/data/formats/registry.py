@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -186,8 +186,9 @@ def also(root: str, taken: str) -> Iterator[str]:
     path = Path(root).expanduser()
     for name in _WITH_BOXES if taken in _WITH_BOXES and path.is_dir() else ():
         page = format_named(name)
+        recognize: Callable[[Path], str] = getattr(page, "recognize_beside", page.recognize)
         with suppress(UserError):
-            why = page.recognize(path) if name != taken else ""
+            why = recognize(path) if name != taken else ""
             if why:
                 yield f"it can also be read as {page.TITLE} with data.format={name} ({why})"
 

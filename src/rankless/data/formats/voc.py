@@ -83,7 +83,12 @@ class VocSplit(SplitFiles):
 def recognize(root: Path) -> str:
     """Return why ``root`` looks like Pascal VOC, or "" if it does not. Darknet data is not recognized."""
     others = (*YAML_NAMES, "labels")
-    if not root.is_dir() or any((root / name).exists() for name in others):
+    return "" if any((root / name).exists() for name in others) else recognize_beside(root)
+
+
+def recognize_beside(root: Path) -> str:
+    """Return why ``root`` could be read as Pascal VOC, even if it also contains Darknet data, or ""."""
+    if not root.is_dir():
         return ""
     if years := _years(root):
         return f"it has '{years[0].annotations.relative_to(root)}' with XML files"

@@ -15,7 +15,7 @@ import io
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, cast
 
@@ -151,7 +151,7 @@ def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
         data = _content(path)
         pixels, factor, source = _upright_jpeg(data, shown) or _any_image(data, shown)
     except Exception as error:  # damaged files cause many types of errors, such as struct.error and KeyError
-        raise UnreadableImage(name or str(path), _reason(error)) from error
+        raise UnreadableImage(name or str(path), _reason(error, path)) from error
     import torch  # processes that only read image sizes start ten times as fast without torch
 
     return Decoded(torch.from_numpy(pixels).permute(2, 0, 1), factor, source)
@@ -196,7 +196,7 @@ def header(path: Source, *, name: str = "") -> Header:
             size = (width, height) if turned else (height, width)
             return Header(size, image.format or "", turned, _unknown_values(image))
     except Exception as error:
-        raise UnreadableImage(name or str(path), _reason(error)) from error
+        raise UnreadableImage(name or str(path), _reason(error, path)) from error
 
 
 def sideways(path: Source) -> bool:
@@ -329,7 +329,7 @@ def levels(path: Source) -> Levels | None:
             used = np.count_nonzero(np.bincount((pixels >> (8 - missing)).ravel()))
             return Levels(int(pixels.min()) << missing, int(pixels.max()) << missing, int(used))
     except Exception as error:
-        raise UnreadableImage(str(path), _reason(error)) from error
+        raise UnreadableImage(str(path), _reason(error, path)) from error
 
 
 def _is_16_bit_gray(image: Image.Image) -> bool:
@@ -350,8 +350,12 @@ def _unknown_values(image: Image.Image) -> str:
     return f"{kind} from {np.nanmin(pixels):,.10g} to {np.nanmax(pixels):,.10g}"
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, path: Source) -> str:
     if isinstance(error, UnidentifiedImageError):
+        with suppress(OSError), _opened(path) as file:
+            file.seek(0)
+            if not file.read(1):
+                return "the file is empty (0 bytes)"
         return "the content is not in a known image format"
     if isinstance(error, Image.DecompressionBombError):
         return f"the image is too large; expected at most {MOST_PIXELS // 10**6} million pixels"

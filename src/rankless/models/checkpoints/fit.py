@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -16,6 +17,7 @@ from rankless.errors import UserError, counted, listed, printable
 # which trainers such as Lightning's store the model.
 WRAPPERS = ("module.", "_orig_mod.")
 ATTRIBUTES = ("model.", "net.", "network.", "ema_model.", "online_model.", "student.")
+_WITHIN = re.compile(r"(?<=\.)(?:module|_orig_mod)\.")
 COUNTER = "num_batches_tracked"
 _SHOWN = 20
 
@@ -82,20 +84,36 @@ def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Misfits
     return Misfits(missing, unexpected, misshapen, lines)
 
 
-def mismatch(source: str, misfits: Misfits, hint: str = "") -> UserError:
+class MisfitError(UserError):
+    """The weights do not fit the model: ``what`` is wrong, an ``advice``, and lines about the tensors.
+
+    If the advice is ``general``, the caller may know a better one (:meth:`advised`).
+    """
+
+    def __init__(self, what: str, advice: str, table: Sequence[str] = (), general: bool = True) -> None:
+        super().__init__("\n".join([f"{what}; {advice}", *table]))
+        self.what, self.table, self.general = what, table, general
+
+    def advised(self, advice: str) -> MisfitError:
+        """Return this error with another advice, if this one is general and the other one is not empty."""
+        return MisfitError(self.what, advice, self.table, general=False) if advice and self.general else self
+
+
+def mismatch(source: str, misfits: Misfits, hint: str = "", general: bool = False) -> MisfitError:
     """Return an error that lists the tensors that do not fit the model."""
+    general |= not hint
     if not hint and (misfits.missing or misfits.unexpected):
         hint = "check that the weights belong to this model, and that no prefix was added to their names"
     hint = hint or "check the number of classes and model.width"
-    head = f"{source}: the weights do not fit the model ({misfits.counts}); {hint}"
-    return UserError("\n".join([head, *misfits.table()]))
+    what = f"{source}: the weights do not fit the model ({misfits.counts})"
+    return MisfitError(what, hint, misfits.table(), general)
 
 
 def align(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Remove a prefix that wrappers added to all names, if more names match without it.
+    """Remove a prefix that wrappers added to all names or to those of a part, if more names match without.
 
     A model may itself have a submodule called ``module``, so the prefix whose removal gives the most matches
-    is chosen. The second result is a list with a note about the prefix, if any.
+    is chosen. The second result is a list with a note about what was removed, if any.
     """
     prefix, rest = "", dict(theirs)
     best, best_score = prefix, _score(ours, rest)
@@ -109,10 +127,13 @@ def align(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[dic
         rest = {name.removeprefix(step): tensor for name, tensor in rest.items()}
         if (score := _score(ours, rest)) > best_score:
             best, best_score = prefix, score
-    if not best:
-        return dict(theirs), []
-    note = f"the prefix '{best}' was removed from all tensor names"
-    return {name.removeprefix(best): tensor for name, tensor in theirs.items()}, [note]
+    notes = [f"the prefix '{best}' was removed from all tensor names"] if best else []
+    aligned = {name.removeprefix(best): tensor for name, tensor in theirs.items()}
+    inner = {_WITHIN.sub("", name): tensor for name, tensor in aligned.items()}
+    if len(inner) == len(aligned) and _score(ours, inner) > _score(ours, aligned):
+        notes.append("the names of wrapped parts, 'module.' and '_orig_mod.', were removed from tensor names")
+        return inner, notes
+    return aligned, notes
 
 
 def fit(
@@ -144,18 +165,20 @@ def fit(
     taken = [name for name in model_state if name not in left]
     floating = [name for name in taken if model_state[name].is_floating_point()]
     if misfits and (not partial or not floating):
-        hint = _hint(misfits, head_names, partial, nothing=not floating)
+        hint, general = _hint(misfits, head_names, partial) if floating else _NOTHING, not floating
         if not partial and misfits.unexpected and agrees_in_order(model_state, theirs, head_names):
             hint = (
                 "the names differ, but all shapes match in order; add --by-order and evaluate the result, "
                 "because matching shapes do not prove that the networks are the same"
             )
+            general = True  # names that match would be better evidence
         elif partial and 2 * len(same := leading(model_state, theirs)) > len(_without_counters(theirs)):
             hint = (
                 f"no tensor matches by name, but the first {counted(len(same), 'tensor')} would match by "
                 "order; add --by-order --partial to load only these"
             )
-        raise mismatch(source, misfits, hint)
+            general = False
+        raise mismatch(source, misfits, hint, general)
     state = {name: tensor.detach().clone() for name, tensor in model_state.items()}
     state |= {name: renamed[name].to(model_state[name].dtype) for name in taken}
     notes += _partly(misfits, len(taken), len(model_state)) + _infinite(state)
@@ -223,9 +246,10 @@ def _compatible(ours: Tensor, theirs: Tensor) -> bool:
     return theirs.is_floating_point() or not (ours.is_floating_point() or theirs.is_complex())
 
 
-def _hint(misfits: Misfits, head_names: Sequence[str], partial: bool, nothing: bool) -> str:
-    if nothing:
-        return "no tensor matches; check that the weights belong to this model"
+_NOTHING = "no tensor matches; check that the weights belong to this model"
+
+
+def _hint(misfits: Misfits, head_names: Sequence[str], partial: bool) -> str:
     head = tuple(head_names)
     rest = [name for name in misfits.misshapen + misfits.missing if not name.startswith(head)]
     if head and not (partial or rest or misfits.unexpected):

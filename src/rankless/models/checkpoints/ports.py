@@ -109,7 +109,8 @@ def from_port(
     misfits = compare(expected, {name: expected.get(name, tensor) for name, tensor in aligned.items()})
     missing = [one for one in misfits.missing if not one.endswith(COUNTER)]
     if (missing or misfits.unexpected) and not (partial and len(missing) < len(names)):
-        raise mismatch(source, misfits, f"check that it comes from {port.source} and belongs to this model")
+        hint = f"check that it comes from {port.source} and belongs to this model"
+        raise mismatch(source, misfits, hint, general=True)
     predictors = {f"layers.{network.names[number]}.conv." for number in network.predictors()}
     renamed = {name: aligned[name] for name in misfits.unexpected}
     for mine, theirs in names.items():

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from rankless.data.datasets.class_matching import spelled_otherwise
 from rankless.errors import UserError, counted, listed
 from rankless.files import checksums, hub
 from rankless.models import published
@@ -82,9 +83,12 @@ def start_from(
     if pairs and arranged is not None:
         others = [name for label, name in enumerate(class_names) if label not in pairs]
         rest = f"; newly initialized: {listed(others)}" if others else ""
+        alike = _spelled_otherwise(class_names, known)
+        spelled = "; these have other names in the file: " * bool(alike)
+        spelled += ", ".join(f"'{name}' ('{alike[name]}')" for name in class_names if name in alike)
         messages.append(
             f"the head is matched by class name: {len(pairs)} of {len(class_names)} classes are among the "
-            f"{len(known)} in the file{rest}"
+            f"{len(known)} in the file{spelled}{rest}"
         )
     elif initialized:
         what = "the heads" if arranged is None else "the class rows of the heads"
@@ -110,7 +114,15 @@ def _matched(ours: Sequence[str], known: Sequence[str]) -> dict[int, int]:
     if tuple(ours) == tuple(known) or list(known) == [str(label) for label in range(len(known))]:
         return {}  # numbers are not names
     of_file = {name: label for label, name in enumerate(known)}
-    return {label: of_file[name] for label, name in enumerate(ours) if name in of_file}
+    others = _spelled_otherwise(ours, known)
+    names = (others.get(name, name) for name in ours)
+    return {label: of_file[name] for label, name in enumerate(names) if name in of_file}
+
+
+def _spelled_otherwise(ours: Sequence[str], known: Sequence[str]) -> dict[str, str]:
+    return spelled_otherwise(
+        [name for name in ours if name not in known], [name for name in known if name not in ours]
+    )
 
 
 def _by_class(
