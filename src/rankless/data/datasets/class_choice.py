@@ -132,7 +132,8 @@ def with_ignored(whole: Annotations, names: Sequence[str], where: str) -> Annota
     known = whole.class_names
     if unknown := [name for name in names if name not in known]:
         lacking = [
-            f"data.ignore_class: the data has no class '{name}'{nearest_class(name, known)}" for name in unknown
+            f"data.ignore_class: the data has no class '{name}'{nearest_class(name, known)}"
+            for name in unknown
         ]
         has = f"{where} has {counted(len(known), 'class', 'classes')}: {listed(known)}"
         raise UserError([*lacking[:8], f"{has}; correct the names in data.ignore_class"])
