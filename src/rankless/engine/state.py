@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -42,7 +41,7 @@ from rankless.world.process_group import World
 class TrainingState:
     """The model, its EMA, the optimizer and the loss scale.
 
-    They are created in the order model, device, frozen parts, norms, optimizer, data-parallel wrapper. The
+    They are created in the order model, device, frozen parts, norms, optimizer, accumulator. The
     last three are created again when the backbone is released. ``images`` is the number of training images,
     which must be the same as in the checkpoint.
 
@@ -129,8 +128,6 @@ class TrainingState:
         self.statistics = RunningStatistics(self._learning_norms(), self.world.device)
         before, self.optimizer = self.optimizer, self._new_optimizer()
         restore_state(self.optimizer, self.model, state_tensors(before, self.model))
-        del self.accumulator
-        gc.collect()  # removes the old wrapper's hooks on the parameters before there are new ones
         self._wrap()
 
     def clip(self, step: int, totals: Totals) -> Numbers:

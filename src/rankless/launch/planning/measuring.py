@@ -26,7 +26,7 @@ from rankless.launch.planning.model import OVERHEAD, Bucket, Link, Workload
 from rankless.launch.planning.network_process import SIZES
 from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
-from rankless.world.reduce import BUCKET_MIB
+from rankless.world.reduce import divide
 
 _ROUNDS = 2  # alternations of one process and several
 _LEAST = 3  # steps
@@ -176,10 +176,5 @@ def fitted(rounds: Sequence[Exchanged], add: float) -> Link:
 
 
 def bucket_sizes(parameters: Sequence[int]) -> list[int]:
-    """Return the sizes in bytes of DDP's buckets, given the sizes of the parameters."""
-    sizes = [0]
-    for size in parameters:
-        if sizes[-1] >= BUCKET_MIB << 20:
-            sizes.append(0)
-        sizes[-1] += size
-    return sizes
+    """Return the sizes in bytes of the buckets of gradients, given the sizes of the parameters."""
+    return [sum(parameters[i] for i in bucket) for bucket in divide([(None, size) for size in parameters])]

@@ -177,18 +177,19 @@ class _Steps:
         return self.state.scaler.scale(loss)
 
     def _watch_buckets(self) -> None:
-        gradients: Any = getattr(self.state.accumulator, "gradients", None)
-        self.together = gradients is None
+        from rankless.engine.accumulate import SyncAccumulator
+
+        self.together = isinstance(self.state.accumulator, SyncAccumulator)
         if self.together:
             return
-        completed = gradients.completed
+        gradients: Any = self.state.accumulator.gradients
+        exchange = gradients.exchange
 
-        def noted(bucket: Any) -> Any:
-            buffer = bucket.buffer()
-            self.buckets.append((buffer.numel() * buffer.element_size(), time.perf_counter()))
-            return completed(bucket)
+        def noted(bucket: Any) -> None:
+            self.buckets.append((bucket.nbytes, time.perf_counter()))
+            exchange(bucket)
 
-        gradients.completed = noted
+        gradients.exchange = noted
 
     def measure(self, name: str, seconds: float, least: int) -> dict[str, Any]:
         if not self.done:
