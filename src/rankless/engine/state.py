@@ -31,6 +31,7 @@ from rankless.errors import UserError
 from rankless.models.checkpointing import checkpoint_activations
 from rankless.models.checkpoints.pretrained import start_from
 from rankless.models.checkpoints.weights import digest, load_into
+from rankless.models.layers import channels_last
 from rankless.randomness import GENERATORS, torch_seed
 from rankless.recipe.schema import Recipe
 from rankless.tasks.checks import check_model
@@ -61,9 +62,10 @@ class TrainingState:
             torch.manual_seed(torch_seed(recipe.seed, "model"))
             model = task.model()  # on the CPU, so that all kinds of devices start from the same weights
         check_model(task, model)
+        _refuse_complex(model, recipe, world.device)
         self.warnings = synchronize(model, world)
         self.task, self.world = task, world
-        self.model: nn.Module = model.to(world.device).to(memory_format=torch.channels_last)
+        self.model: nn.Module = channels_last(model.to(world.device))
         self.frozen = batch_norms(self.model) if recipe.batch_norm == "frozen" else []
         for norm in self.frozen:
             norm.requires_grad_(False)
@@ -251,3 +253,21 @@ class TrainingState:
             **{f"ema/{name}": value for name, value in averaged.items()},
             **state_tensors(self.optimizer, self.model),
         }
+
+
+def _refuse_complex(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
+    """Refuse complex parameters if PyTorch's loss scaling or fused optimizers would have to update them."""
+    name = next((n for n, p in model.named_parameters() if p.requires_grad and p.is_complex()), None)
+    problems = []
+    if name and recipe.precision == "fp16":
+        problems.append(
+            f"precision is fp16, but the parameter '{name}' is complex, and PyTorch cannot scale its "
+            "gradient; use precision=bf16 or fp32"
+        )
+    if name and recipe.optim.name != "sgd" and recipe.cpu_isa != "native" and device.type == "cpu":
+        problems.append(
+            f"cpu_isa is {recipe.cpu_isa}, but the parameter '{name}' is complex, and PyTorch's fused "
+            f"{recipe.optim.name} cannot update it; use optim.name=sgd or cpu_isa=native"
+        )
+    if problems:
+        raise UserError(problems)

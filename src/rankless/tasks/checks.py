@@ -151,13 +151,10 @@ def check_leaves(task: Any, model: nn.Module, loss: Tensor) -> None:
         return
     named = {p: name for name, value in vars(task).items() for p, name in _parameters(name, value)}
     shown = sorted(f"'{named[p]}'" if p in named else f"of shape {tuple(p.shape)}" for p in strangers)
-    one = len(shown) == 1
     raise UserError(
-        f"loss() of {_named(task)} depends on the {'parameter' if one else 'parameters'} "
-        f"{', '.join(shown[:5])}, which {'is' if one else 'are'} not trained, because "
-        f"{'it is' if one else 'they are'} not a trainable part of the model that loss() receives; register "
-        "them in the module that model() returns, and use them through the model, or set their requires_grad "
-        "to False"
+        f"loss() of {_named(task)} depends on parameters outside of the model that it receives "
+        f"({', '.join(shown[:5])}), which would be neither trained nor saved; register them in the module "
+        "that model() returns and use them through that model, or set their requires_grad to False"
     )
 
 
