@@ -89,13 +89,20 @@ def check_model(task: Any, model: Any) -> None:
         raise UserError(
             f"model() of {_named(task)} returned {type(model).__name__}; expected {_result_of('model')}"
         )
-    lazy = [name for name, p in model.named_parameters() if is_lazy(p)]
-    if lazy:
-        raise UserError(
-            f"model() of {_named(task)} returned {type(model).__name__} with lazy parameters, which have no "
-            f"shape yet ('{lazy[0]}'); call the model once in model() with an input of the right shape, or "
-            "use layers with fixed sizes, such as nn.Linear(in_features, out_features)"
-        )
+    problems = []
+    for name, parameter in model.named_parameters():
+        who = f"model() of {_named(task)} returned {type(model).__name__}, whose parameter '{name}'"
+        if is_lazy(parameter):
+            problems.append(
+                f"{who} is lazy and has no shape yet; call the model once in model() with an input of the "
+                "right shape, or use layers with fixed sizes, such as nn.Linear(in_features, out_features)"
+            )
+        elif any(
+            step == 0 and size > 1 for size, step in zip(parameter.shape, parameter.stride(), strict=True)
+        ):
+            problems.append(f"{who} has several elements at one place in memory; copy it with .clone()")
+    if problems:
+        raise UserError(problems)
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(
             f"model() of {_named(task)} returned {type(model).__name__} without trainable parameters; "

@@ -8,6 +8,7 @@ gradients of the next ones are computed.
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +46,6 @@ class GradientSum:
             total is NaN on every rank, and all ranks refuse the step.
 
     Attributes:
-        parameters: the trained parameters, by name.
         unused: for each of this rank's micro-batches, the indices of the parameters unused by its loss.
         bits: the bit sum of each parameter's gradient for the last micro-batch computed with ``apart``.
     """
@@ -54,19 +54,16 @@ class GradientSum:
         self, module: nn.Module, exchange: Exchange, *, exact: bool, zero_unused: bool = False
     ) -> None:
         self.layout, self.exact, self.zero_unused = exchange, exact, zero_unused
-        self._all = dict(module.named_parameters())
-        self.parameters = {name: p for name, p in self._all.items() if p.requires_grad}
+        self.all = dict(module.named_parameters())
+        self.trained = {name: p for name, p in self.all.items() if p.requires_grad}
+        self.names, self.parameters = list(self.trained), list(self.trained.values())
         self.unused: dict[int, set[int]] = {}
         self.bits: dict[int, Tensor] = {}
-        self._trained = list(self.parameters.items())
-        self.shared = share(exchange, self.parameters.values()) if exact else None
-        self._order: list[int] | None = None  # known after the first step
-        self._lay_out([*reversed(range(len(self._trained)))])
-        self._leaf: int | None = None
-        self._is_active = self._is_last = self._apart = False
-        # The parameters must not keep this object alive.
-        hook = partial(_report, weakref.ref(self))
-        for number, (_, parameter) in enumerate(self._trained):
+        self.shared = share(exchange, self.parameters) if exact else None
+        self.is_ordered = self.is_active = False
+        self._lay_out([*reversed(range(len(self.parameters)))])
+        hook = partial(_report, weakref.ref(self))  # the parameters must not keep this object alive
+        for number, parameter in enumerate(self.parameters):
             handle = parameter.register_post_accumulate_grad_hook(partial(hook, number))
             weakref.finalize(self, handle.remove)
 
@@ -75,10 +72,9 @@ class GradientSum:
         for bucket in self.buckets:
             bucket.sums.stack.clear()
         self.unused.clear()
-        self._waiting: list[Pending] = []
-        self._combined = 0  # number of combined exchanges in self._waiting
-        self._started: list[tuple[_Bucket, Tensor]] = []
-        for _, parameter in self._trained:
+        self.waiting: list[Pending] = []
+        self.combined = self.started = 0  # numbers of combined exchanges and of started buckets
+        for parameter in self.parameters:
             parameter.grad = None
 
     def backward(self, loss: Tensor, leaf: int | None, *, apart: bool = False) -> None:
@@ -87,25 +83,25 @@ class GradientSum:
         If ``leaf`` is None, the micro-batch is another rank's, and its gradients are not added. With
         ``apart``, set ``bits``.
         """
-        self._check(self._all)
-        for name, parameter in self._trained:
+        self._check(self.all)
+        for name, parameter in self.trained.items():
             if parameter.grad is not None:
                 raise UserError(
                     f"the parameter '{name}' already has a gradient before the backward pass of the loss; "
                     "do not call backward() in the loss or the model, and return the whole loss instead"
                 )
         self._begin_micro_batch(leaf, apart)
-        if self._is_last and self.zero_unused:
+        if self.is_last and self.zero_unused:
             # Otherwise, the bucket of an unused parameter would delay the exchange of all later ones.
             reached = leaves(loss)
-            for number, (_, parameter) in enumerate(self._trained):
+            for number, parameter in enumerate(self.parameters):
                 if parameter not in reached:
                     self._arrived(number)
-        self._is_active = True
+        self.is_active = True
         try:
             torch.autograd.backward(loss)
         finally:
-            self._is_active = False
+            self.is_active = False
         self._end_micro_batch()
 
     def put(self, replica: nn.Module, leaf: int) -> None:
@@ -113,7 +109,7 @@ class GradientSum:
         copies = dict(replica.named_parameters())
         self._check(copies)
         self._begin_micro_batch(leaf)
-        for number, (name, parameter) in enumerate(self._trained):
+        for number, (name, parameter) in enumerate(self.trained.items()):
             parameter.grad, copies[name].grad = copies[name].grad, None
             if parameter.grad is not None:
                 self.report(number)
@@ -122,7 +118,7 @@ class GradientSum:
     def _check(self, parameters: Mapping[str, Tensor]) -> None:
         """Check that the task has not changed which parameters are trained."""
         for name, parameter in parameters.items():
-            if parameter.requires_grad != (name in self.parameters):
+            if parameter.requires_grad != (name in self.trained):
                 raise UserError(
                     f"requires_grad of the parameter '{name}' became {parameter.requires_grad} during the "
                     "run; expected the same trained parameters in every step; set it before the first step, "
@@ -131,22 +127,23 @@ class GradientSum:
 
     def _lay_out(self, order: Sequence[int]) -> None:
         """Divide the parameters into buckets, given their order in the backward pass."""
-        parameters = [parameter for _, parameter in self._trained]
-        groups = divide([(p.dtype, p.nbytes) for p in map(parameters.__getitem__, order)])
-        count = self.layout.micro_batches
-        self.buckets = [_Bucket(parameters, [order[place] for place in group], count) for group in groups]
-        self._bucket_of = {number: bucket for bucket in self.buckets for number in bucket.numbers}
+        chosen = [self.parameters[number] for number in order]
+        self.buckets = [
+            _Bucket([order[i] for i in group], [chosen[i] for i in group], self.layout.micro_batches)
+            for group in divide([(p.dtype, p.nbytes) for p in chosen])
+        ]
+        self.bucket_of = {number: bucket for bucket in self.buckets for number in bucket.numbers}
 
     def _begin_micro_batch(self, leaf: int | None, apart: bool = False) -> None:
-        self._leaf, self._apart = leaf, apart
-        self._is_last = leaf == self.layout.own[-1]
-        self._reached: list[int] = []
+        self.leaf, self.apart = leaf, apart
+        self.is_last = leaf == self.layout.own[-1]
+        self.reached: list[int] = []
         for bucket in self.buckets:
             bucket.missing = set(bucket.numbers)
 
     def report(self, number: int) -> None:
         """Note that a parameter has received its gradient. Its hooks have run."""
-        name, parameter = self._trained[number]
+        name, parameter = self.names[number], self.parameters[number]
         gradient = parameter.grad
         if gradient is None:
             raise UserError(
@@ -158,31 +155,30 @@ class GradientSum:
                 f"the gradient of the parameter '{name}' is sparse; use dense gradients, as in "
                 "nn.Embedding(…, sparse=False)"
             )
-        if number not in self._bucket_of[number].missing:
+        if number not in self.bucket_of[number].missing:
             raise UserError(
                 f"the parameter '{name}' received a gradient twice in one backward pass; use "
                 "torch.utils.checkpoint with use_reentrant=False"
             )
-        self._reached.append(number)
+        self.reached.append(number)
         self._arrived(number)
-        if self._is_last and self.exact and self.layout.transport.gathers_apart and parameter.ndim > 1:
+        if self.is_last and self.exact and self.layout.transport.gathers_apart and parameter.ndim > 1:
             # Otherwise, the connections would be idle until the last buckets, with many layers, are ready.
             self._combine_arrived()
 
     def _arrived(self, number: int) -> None:
-        bucket = self._bucket_of[number]
+        bucket = self.bucket_of[number]
         bucket.missing.remove(number)
         if not bucket.missing:
             self._add(bucket)
-            if self._is_last:
+            if self.is_last:
                 self._exchange_complete()
 
     def _exchange_complete(self) -> None:
         """Start exchanging complete buckets, in the same order on all ranks."""
-        for bucket in self.buckets[len(self._started) :]:
-            if bucket.missing:
-                break
-            self.exchange(bucket)
+        while self.started < len(self.buckets) and not self.buckets[self.started].missing:
+            self.started += 1
+            self.exchange(self.buckets[self.started - 1])
 
     def _end_micro_batch(self) -> None:
         """Add the buckets with unused parameters. After the last micro-batch, finish all exchanges."""
@@ -190,11 +186,10 @@ class GradientSum:
             if bucket.missing:
                 bucket.missing.clear()
                 self._add(bucket)
-        if self._leaf is not None:
-            unused = set(range(len(self._trained))).difference(self._reached)
-            if unused:
-                self.unused[self._leaf] = unused
-        if self._is_last:
+        unused = set(range(len(self.parameters))).difference(self.reached)
+        if unused and self.leaf is not None:
+            self.unused[self.leaf] = unused
+        if self.is_last:
             self._exchange_complete()
             self._finish()
 
@@ -204,69 +199,63 @@ class GradientSum:
         The copy owns its memory. Autograd may give several parameters gradients that share memory, and
         adding to them in place would count some values twice.
         """
-        parameters = [self._trained[number][1] for number in bucket.numbers]
-        gradients = [parameter.grad for parameter in parameters]
         vector = bucket.empty()
-        if any(one is None for one in gradients):
-            vector.fill_(-0.0 if self.zero_unused else math.nan)
         views = bucket.views(vector)
-        there = [one for one in gradients if one is not None]
+        there = [(v, p.grad) for v, p in zip(views, bucket.parameters, strict=True) if p.grad is not None]
+        if len(there) < len(views):
+            vector.fill_(-0.0 if self.zero_unused else math.nan)
         if there:
-            kept = [view for view, one in zip(views, gradients, strict=True) if one is not None]
-            torch._foreach_copy_(kept, there)
-        if self._apart:
+            torch._foreach_copy_([view for view, _ in there], [gradient for _, gradient in there])
+        if self.apart:
             self.bits |= {n: bit_sum(view) for n, view in zip(bucket.numbers, views, strict=True)}
-        for parameter in parameters:
+        for parameter in bucket.parameters:
             parameter.grad = None
-        if self._leaf is None:
+        if self.leaf is None:
             return
         if self.exact or not bucket.sums.stack:
-            bucket.sums.push(Node(0, self._leaf), vector)
+            bucket.sums.push(Node(0, self.leaf), vector)
         else:
-            bucket.sums.stack[-1][1].add_(vector)
+            bucket.last.add_(vector)
 
     def exchange(self, bucket: _Bucket) -> None:
         """Start exchanging a bucket and combine arrived exchanges, in the same order on all ranks."""
         self._combine_arrived()
-        sums = [value for _, value in bucket.sums.stack]
-        result = sums[-1]
-        self._started.append((bucket, result))
+        sums, result = [value for _, value in bucket.sums.stack], bucket.last
         if self.layout.size == 1 or not result.numel():
             return
         if not self.exact:
-            self._waiting.append(_AllReduce(self.layout, result))
+            self.waiting.append(_AllReduce(self.layout, result))
         elif self.shared:
-            self._waiting.append(self.shared.start(sums, result))
+            self.waiting.append(self.shared.start(sums, result))
         else:
             parts = self.layout.parts(result)
-            self._waiting += [self.layout.start([one[part] for one in sums], result[part]) for part in parts]
+            self.waiting += [self.layout.start([one[part] for one in sums], result[part]) for part in parts]
 
     def _combine_arrived(self) -> None:
         """Combine the started exchanges in order, up to the first one whose parts have not arrived."""
-        while self._combined < len(self._waiting) and self._waiting[self._combined].combine_if_there():
-            self._combined += 1
+        while self.combined < len(self.waiting) and self.waiting[self.combined].combine_if_there():
+            self.combined += 1
 
     def _finish(self) -> None:
-        for pending in self._waiting[self._combined :]:
+        for pending in self.waiting[self.combined :]:
             pending.combine()
-        for pending in self._waiting:
+        for pending in self.waiting:
             pending.finish()
-        self._waiting.clear()
+        self.waiting.clear()
         if self.shared:
             self.shared.begin_again()
-        for bucket, total in self._started:
+        for bucket in self.buckets:
+            for parameter, view in zip(bucket.parameters, bucket.views(bucket.last), strict=True):
+                parameter.grad = view
             bucket.sums.stack.clear()
-            for number, view in zip(bucket.numbers, bucket.views(total), strict=True):
-                self._trained[number][1].grad = view
-        self._started.clear()
-        if self._order is None:
-            self._order = self._agreed_order()
-            self._lay_out(self._order)
+        if not self.is_ordered:
+            self._lay_out(self._agreed_order())
+            self.is_ordered = True
 
     def _agreed_order(self) -> list[int]:
         """Return the order in which rank 0's gradients arrived, followed by the unused parameters."""
-        missing = set(range(len(self._trained))).difference(self._reached)
-        order = torch.tensor([*self._reached, *sorted(missing, reverse=True)])
+        missing = set(range(len(self.parameters))).difference(self.reached)
+        order = torch.tensor([*self.reached, *sorted(missing, reverse=True)])
         if self.layout.size > 1:
             with self.layout.transport.waits.waiting():
                 self.layout.transport.broadcast(order, 0)
@@ -276,40 +265,36 @@ class GradientSum:
 class _Bucket:
     """Parameters of one dtype whose gradients are exchanged as one vector (N,), real even if they are not.
 
-    Args:
-        parameters: all trained parameters.
-        numbers: the indices of the bucket's parameters.
-        micro_batches: number of micro-batches of a step.
-
     Attributes:
+        numbers: the indices of the parameters.
         sums: the vectors of this rank's nodes in the tree.
         missing: the indices of the parameters whose gradients have not arrived.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], numbers: list[int], micro_batches: int) -> None:
-        self.numbers = numbers
-        chosen = [parameters[number].detach() for number in numbers]
-        self.dtype, self.device = chosen[0].dtype, chosen[0].device
+    def __init__(self, numbers: list[int], parameters: list[nn.Parameter], micro_batches: int) -> None:
+        self.numbers, self.parameters = numbers, parameters
+        self.dtype, self.device = parameters[0].dtype, parameters[0].device
         self.sums: Fold[Tensor] = Fold(micro_batches, add_in_place)
         self.missing: set[int] = set()
         # Weights and gradients with the same strides are faster to update. The strides are dense.
-        self.layouts = [(p.shape, torch.empty_like(p, device="meta").stride()) for p in chosen]
-        lengths = [p.numel() for p in chosen]
-        self.starts = [sum(lengths[:place]) for place in range(len(lengths))]
-        self.length = sum(lengths)
-        self.nbytes = sum(p.nbytes for p in chosen)
+        strides = [torch.empty_like(p, device="meta").stride() for p in parameters]
+        starts = itertools.accumulate((p.numel() for p in parameters), initial=0)
+        self.places = [(p.shape, s, start) for p, s, start in zip(parameters, strides, starts, strict=False)]
+        self.nbytes = sum(p.nbytes for p in parameters)
+
+    @property
+    def last(self) -> Tensor:
+        """The last one of the sums. It is replaced with the total of all ranks."""
+        return self.sums.stack[-1][1]
 
     def empty(self) -> Tensor:
         """Return a new vector."""
-        return torch.empty(self.length, dtype=self.dtype, device=self.device).view(self.dtype.to_real())
+        length = self.nbytes // self.dtype.itemsize
+        return torch.empty(length, dtype=self.dtype, device=self.device).view(self.dtype.to_real())
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """Return the parts of a vector with the shapes and strides of the parameters."""
-        typed = vector.view(self.dtype)
-        return [
-            typed.as_strided(shape, strides, start)
-            for (shape, strides), start in zip(self.layouts, self.starts, strict=True)
-        ]
+        return [vector.view(self.dtype).as_strided(*place) for place in self.places]
 
 
 class _AllReduce(Pending):
@@ -328,7 +313,7 @@ class _AllReduce(Pending):
 
 def _report(owner: weakref.ref[GradientSum], number: int, _: Tensor) -> None:
     # Other backward passes, such as those of the user's own loop between two steps, are not of interest.
-    if (one := owner()) and one._is_active:
+    if (one := owner()) and one.is_active:
         one.report(number)
 
 
