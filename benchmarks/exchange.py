@@ -119,8 +119,8 @@ def step(module: Sleeper, exchange: Exchange, *, exact: bool) -> Callable[[], No
     start = torch.zeros((), requires_grad=True)
 
     def run() -> None:
-        with gradients.micro_batch(exchange.own.start):
-            gradients.backward(gradients.module(start))
+        gradients.begin()
+        gradients.backward(module(start), exchange.own.start)
 
     return run
 

@@ -26,7 +26,7 @@ from rankless.structures import DetectionBatch, Scores
 from rankless.tasks import open_task
 from rankless.tasks.protocol import Task
 from rankless.world.process_group import World, join
-from rankless.world.threads import Meeting, join_threads
+from rankless.world.threads import Meeting, thread_ranks
 from turns import Finished, Turns
 
 Observer = Callable[[int, Any, Any], None]
@@ -72,7 +72,7 @@ def threads(turns: Turns, recipe: str, size: int) -> None:
     loaded, meeting, gate = from_json(recipe), Meeting(size), threading.Barrier(size)
     with ExitStack() as stack:
         stack.enter_context(computes_like(loaded))
-        worlds = stack.enter_context(join_threads(meeting, [torch.device("cpu")] * size))
+        worlds = thread_ranks(meeting, [torch.device("cpu")] * size)
         run = RunDirectory(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rankless-bench-"))))
         tasks = [Ready(open_task(loaded), loaded) for _ in worlds]
 

@@ -9,20 +9,15 @@ from typing import Any
 import torch
 
 from rankless.world.process_group import World
-from rankless.world.threads import Meeting, ThreadTransport
+from rankless.world.threads import Meeting, thread_ranks
 
 CPU = torch.device("cpu")
 
 
 def together(size: int, work: Callable[[World], Any]) -> list[Any]:
-    """The answers of ``work`` on ranks that are threads, or their errors; it wraps no model for gradients."""
+    """The answers of ``work`` on ranks that are threads, or their errors."""
     meeting = Meeting(size)
-    worlds = [World(rank, size, CPU, rank, transport=ThreadTransport(meeting, rank)) for rank in range(size)]
-    return answers(meeting, worlds, work)
-
-
-def answers(meeting: Meeting, worlds: list[World], work: Callable[[World], Any]) -> list[Any]:
-    """As :func:`together`, for ranks made by :func:`rankless.world.threads.join_threads`."""
+    worlds = thread_ranks(meeting, [CPU] * size)
     found: list[Any] = [None] * len(worlds)
 
     def rank(world: World) -> None:

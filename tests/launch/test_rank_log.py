@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rankless.launch.rank_log import LIMIT, last_traceback, open_log
+from rankless.launch.rank_log import LIMIT, exception_in, last_traceback, open_log
 
 
 def start(path: Path, why: str, text: str) -> None:
@@ -37,3 +37,18 @@ def test_a_long_one_is_put_aside(tmp_path):
     start(path, "again", "x" * LIMIT)
     start(path, "again", "short\n")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["rank-0.log", "rank-0.log.1"]
+
+
+def test_an_exception_is_one_line_wherever_it_lay_in_memory(tmp_path):
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/task.py", line 3, in loss',
+        "    raise ValueError(self)",
+        "ValueError: <Net object at 0x7f12ab>",
+        "  and its second line",
+    ]
+    path = tmp_path / "rank-0.log"
+    start(path, "train begins", "".join(f"[rank0]: {line}\n" for line in [*lines, "a warning"]))
+    assert last_traceback(path)[:5] == lines, "as PyTorch prefixes them while a process group exists"
+    assert exception_in(last_traceback(path)) == "ValueError: <Net object at 0x…> (/task.py:3)"
+    assert exception_in([]) == ""

@@ -18,37 +18,31 @@ from rankless.randomness import torch_seed
 from rankless.recipe.schema import Recipe
 from rankless.structures import LossSum, Unreadable
 from rankless.tasks.capabilities import unreadable_in
-from rankless.tasks.checks import check_batch, check_loss
+from rankless.tasks.checks import check_batch, check_leaves, check_loss
 from rankless.tasks.protocol import Task
 from rankless.world.bits import bit_sum, digest
 from rankless.world.exchange import Exchange
 from rankless.world.process_group import World
-from rankless.world.reduce import GradientSum, missing_value
+from rankless.world.reduce import GradientSum
 from rankless.world.sync_norm import SideBySide, norms_over_batch
-
-
-class LossModule(nn.Module):
-    """The task's loss as a module, so that data-parallel wrappers can call it."""
-
-    def __init__(self, model: nn.Module, task: Task) -> None:
-        super().__init__()
-        self.model = model
-        self.task = task
-
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        loss = self.task.loss(self.model, batch)
-        check_loss(self.task, loss)
-        return loss.sum, loss.count.detach(), {name: part.detach() for name, part in loss.parts.items()}
 
 
 class Accumulator:
     """Computes the gradients of a step. Batch norms are frozen or use the statistics of each micro-batch.
 
-    The model must already be on its device, with its backbone frozen if necessary.
+    The model must already be on its device, with its backbone frozen if necessary. ``owns_all`` tells whether
+    the loss may depend on no other parameters than those of the model.
     """
 
     def __init__(
-        self, task: Task, model: nn.Module, statistics: RunningStatistics, recipe: Recipe, world: World
+        self,
+        task: Task,
+        model: nn.Module,
+        statistics: RunningStatistics,
+        recipe: Recipe,
+        world: World,
+        *,
+        owns_all: bool = True,
     ) -> None:
         self.task, self.model, self.statistics, self.recipe = task, model, statistics, recipe
         self.device = world.device
@@ -57,11 +51,13 @@ class Accumulator:
         self.exchange = Exchange(recipe.batch.micro_batches, world.rank, world.size, world.transport)
         self.mine = world.own_micro_batches(recipe.batch.micro_batches)
         self.names: list[str] | None = None
-        self._wrap(LossModule(model, task))
-
-    def _wrap(self, module: LossModule) -> None:
-        exact, zero = self.recipe.reduce == "exact", self.recipe.find_unused_parameters
-        self.gradients = GradientSum(module, self.exchange, exact=exact, zero_unused=zero)
+        self.gradients = GradientSum(
+            model,
+            self.exchange,
+            exact=recipe.reduce == "exact",
+            zero_unused=recipe.find_unused_parameters,
+        )
+        self.is_checked = not owns_all
 
     def run(
         self,
@@ -79,21 +75,21 @@ class Accumulator:
         leaves: list[Tensor] = []
         pending = None
         unreadable: list[Unreadable] = []
+        self.gradients.begin()
         second = self._second(step, compared.other, batches, scale) if compared else None
         mine: Tensor | None = None
         for leaf in self.mine:
             batch, missing = self._draw(batches)
             unreadable += missing
             is_compared = compared is not None and leaf == compared.own
-            with self.gradients.micro_batch(leaf, apart=is_compared):
-                loss = self._forward(step, leaf, batch)
-                first = flags if leaf == self.mine.start else Flags()
-                leaves.append(self._leaf(loss, first, len(missing)))
-                seen = self._seen(leaves[-1]) if is_compared else None
-                if leaf == self.mine[-1]:
-                    sums = self.exchange.fold(leaves)
-                    pending = self.exchange.start(sums, torch.empty_like(sums[0]))
-                self.gradients.backward(scale(loss.sum))
+            loss = self._forward(step, leaf, batch)
+            first = flags if leaf == self.mine.start else Flags()
+            leaves.append(self._leaf(loss, first, len(missing)))
+            seen = self._seen(leaves[-1]) if is_compared else None
+            if leaf == self.mine[-1]:
+                sums = self.exchange.fold(leaves)
+                pending = self.exchange.start(sums, torch.empty_like(sums[0]))
+            self.gradients.backward(scale(loss.sum), leaf, apart=is_compared)
             if seen is not None and not missing:
                 mine = self._with_gradients(seen)
         if pending is None:
@@ -106,17 +102,26 @@ class Accumulator:
     def _forward(self, step: int, leaf: int, batch: Any) -> LossSum:
         self.statistics.begin_micro_batch()
         with self._seeded(step, leaf), self.autocast(self.recipe.precision, self.device):
-            return LossSum(*self.gradients.module(batch))
+            return self._loss(self.model, batch)
+
+    def _loss(self, model: nn.Module, batch: Any) -> LossSum:
+        """Return the task's loss for a batch, with its count and parts detached."""
+        loss = self.task.loss(model, batch)
+        check_loss(self.task, loss)
+        if not self.is_checked:
+            check_leaves(self.task, model, loss.sum)
+            self.is_checked = True
+        parts = {name: part.detach() for name, part in loss.parts.items()}
+        return LossSum(loss.sum, loss.count.detach(), parts)
 
     def _second(
         self, step: int, leaf: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor]
     ) -> Tensor | None:
         """Return the bit sums of another rank's micro-batch, or None if any of its images is missing."""
         batch, missing = self._draw(batches)
-        with self.gradients.not_added():
-            loss = self._forward(step, leaf, batch)
-            seen = self._seen(self._leaf(loss, Flags(), len(missing)))
-            self.gradients.backward(scale(loss.sum))
+        loss = self._forward(step, leaf, batch)
+        seen = self._seen(self._leaf(loss, Flags(), len(missing)))
+        self.gradients.backward(scale(loss.sum), None, apart=True)
         return None if missing else self._with_gradients(seen)
 
     @staticmethod
@@ -183,10 +188,12 @@ class Accumulator:
 class SyncAccumulator(Accumulator):
     """Computes the gradients of a step, with batch norms over the global batch."""
 
-    def _wrap(self, module: LossModule) -> None:
+    def __init__(
+        self, task: Task, model: nn.Module, statistics: RunningStatistics, recipe: Recipe, world: World
+    ) -> None:
+        super().__init__(task, model, statistics, recipe, world)
         self.autocast = autocast_for(shared=True)
-        self.side = SideBySide(module, self.exchange)
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.side = SideBySide(model, self.exchange)
 
     def run(
         self,
@@ -206,10 +213,11 @@ class SyncAccumulator(Accumulator):
         def forward(number: int) -> Tensor:
             seeded = self._seeded(step, self.mine[number])
             with seeded, self.autocast(self.recipe.precision, self.device):
-                loss, *others = self.side.replicas[number](drawn[number][0])
-            losses.append(LossSum(loss.detach(), *others))
-            return scale(loss)
+                loss = self._loss(self.side.replicas[number], drawn[number][0])
+            losses.append(LossSum(loss.sum.detach(), loss.count, loss.parts))
+            return scale(loss.sum)
 
+        self.gradients.begin()
         self.statistics.begin_micro_batch()
         self.side.run(forward)
         self.statistics.mark_called(self.side.called)
@@ -218,29 +226,10 @@ class SyncAccumulator(Accumulator):
             for number, loss in enumerate(losses)
         ]
         totals = self.exchange.total(leaves)
-        unused = self._sum_gradients()
-        return self._totals(totals, [one for _, missing in drawn for one in missing], unused)
-
-    def _sum_gradients(self) -> dict[int, set[int]]:
-        """Store the summed gradients in the parameters, and return each micro-batch's unused parameters."""
-        missing = missing_value(self.recipe.find_unused_parameters)
-        unused: dict[int, set[int]] = {}
-        leaves = []
         for leaf, replica in zip(self.mine, self.side.replicas, strict=True):
-            trained = [p for p in replica.parameters() if p.requires_grad]
-            if lacking := {number for number, p in enumerate(trained) if p.grad is None}:
-                unused[leaf] = lacking
-            gradients = [torch.full_like(p, missing) if p.grad is None else p.grad for p in trained]
-            leaves.append(torch.cat([gradient.flatten() for gradient in gradients]))
-            for parameter in trained:
-                parameter.grad = None
-        total = self.exchange.total(leaves)
-        start = 0
-        for parameter in self.parameters:
-            piece = total[start : start + parameter.numel()].view(parameter.shape)
-            parameter.grad = torch.empty_like(parameter).copy_(piece)
-            start += parameter.numel()
-        return unused
+            self.gradients.put(replica, leaf)
+        unreadable = [one for _, missing in drawn for one in missing]
+        return self._totals(totals, unreadable, self.gradients.unused)
 
 
 def make_accumulator(

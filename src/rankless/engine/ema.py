@@ -32,7 +32,7 @@ class Ema:
         averaged, current, counts, counted = [], [], [], []
         for (mine, name), (theirs, _) in self._pairs:
             average: Tensor = mine[name]
-            if average.is_floating_point():
+            if average.is_floating_point() or average.is_complex():
                 averaged.append(average)
                 current.append(theirs[name])
             else:

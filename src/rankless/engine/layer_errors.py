@@ -13,7 +13,6 @@ from rankless.recipe.schema import Recipe
 
 _NOT_DETERMINISTIC = " does not have a deterministic implementation"
 _ONE_VALUE = "Expected more than 1 value per channel when training"
-_WRAPPERS = ("module.", "model.")
 
 
 @contextmanager
@@ -52,7 +51,5 @@ def _layer(traceback: TracebackType | None) -> str:
         return ""
     names = {id(module): name for name, module in modules[0].named_modules()}
     name = names.get(id(modules[-1]), "")
-    for wrapper in _WRAPPERS:
-        name = name.removeprefix(wrapper)
     kind = type(modules[-1]).__name__
     return f"the layer '{name}' ({kind})" if name else f"the model ({kind})"

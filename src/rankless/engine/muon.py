@@ -25,7 +25,9 @@ RMS = 0.2  # root mean square of AdamW's steps, in learning rates
 
 def is_matrix(weight: Tensor) -> bool:
     """Check whether a weight, (outputs, inputs, …), is a matrix large enough for Muon."""
-    return weight.ndim >= 2 and min(len(weight), weight[0].numel()) >= LEAST and weight.shape[1] > 1
+    if weight.ndim < 2 or weight.shape[1] < 2 or weight.is_complex():
+        return False
+    return min(weight.shape[0], weight.shape[1:].numel()) >= LEAST
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

@@ -81,7 +81,8 @@ def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float)
     factor = 1.0 / torch.where(count == 0, 1, count)
     norm = nn.utils.get_total_norm(gradients, foreach=True) * factor
     shortened = factor * (limit / (norm + 1e-6)).clamp(max=1.0) if limit else factor
-    torch._foreach_mul_(gradients, shortened.to(gradients[0]))
+    for dtype in {gradient.dtype: None for gradient in gradients}:
+        torch._foreach_mul_([g for g in gradients if g.dtype == dtype], shortened.to(dtype.to_real()))
     return norm
 
 

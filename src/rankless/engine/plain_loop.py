@@ -104,7 +104,7 @@ class Steps:
         self.statistics.give_back()  # between steps, the norms have the user's settings
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         task: Any = _Loop(loss)  # the accumulator uses only a task's loss
-        self.accumulator = Accumulator(task, model, self.statistics, self.recipe, ranks)
+        self.accumulator = Accumulator(task, model, self.statistics, self.recipe, ranks, owns_all=False)
 
     def epochs(self, count: int, start: int = 0) -> Iterator[Step]:
         """Yield each step after computing its gradients. The body of the loop applies them.

@@ -19,7 +19,9 @@ def checksums(tensors: Mapping[str, Tensor]) -> list[int]:
 
 def non_finite(tensors: Mapping[str, Tensor | None]) -> list[str]:
     """Return the names of the tensors that contain an infinity or a NaN."""
-    floating = {n: t.detach() for n, t in tensors.items() if t is not None and t.is_floating_point()}
+    floating = {
+        n: t.detach() for n, t in tensors.items() if t is not None and t.dtype.to_real().is_floating_point
+    }
     flags = _read([torch.isfinite(value).all() for value in floating.values()])
     return [name for name, is_finite in zip(floating, flags, strict=True) if not is_finite]
 

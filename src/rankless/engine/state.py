@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -32,6 +31,7 @@ from rankless.errors import UserError
 from rankless.models.checkpointing import checkpoint_activations
 from rankless.models.checkpoints.pretrained import start_from
 from rankless.models.checkpoints.weights import digest, load_into
+from rankless.models.layers import channels_last
 from rankless.randomness import GENERATORS, torch_seed
 from rankless.recipe.schema import Recipe
 from rankless.tasks.checks import check_model
@@ -42,7 +42,7 @@ from rankless.world.process_group import World
 class TrainingState:
     """The model, its EMA, the optimizer and the loss scale.
 
-    They are created in the order model, device, frozen parts, norms, optimizer, data-parallel wrapper. The
+    They are created in the order model, device, frozen parts, norms, optimizer, accumulator. The
     last three are created again when the backbone is released. ``images`` is the number of training images,
     which must be the same as in the checkpoint.
 
@@ -62,9 +62,10 @@ class TrainingState:
             torch.manual_seed(torch_seed(recipe.seed, "model"))
             model = task.model()  # on the CPU, so that all kinds of devices start from the same weights
         check_model(task, model)
+        _refuse_complex(model, recipe, world.device)
         self.warnings = synchronize(model, world)
         self.task, self.world = task, world
-        self.model: nn.Module = model.to(world.device).to(memory_format=torch.channels_last)
+        self.model: nn.Module = channels_last(model.to(world.device))
         self.frozen = batch_norms(self.model) if recipe.batch_norm == "frozen" else []
         for norm in self.frozen:
             norm.requires_grad_(False)
@@ -129,8 +130,6 @@ class TrainingState:
         self.statistics = RunningStatistics(self._learning_norms(), self.world.device)
         before, self.optimizer = self.optimizer, self._new_optimizer()
         restore_state(self.optimizer, self.model, state_tensors(before, self.model))
-        del self.accumulator
-        gc.collect()  # removes the old wrapper's hooks on the parameters before there are new ones
         self._wrap()
 
     def compute(
@@ -263,3 +262,21 @@ class TrainingState:
             **{f"ema/{name}": value for name, value in averaged.items()},
             **state_tensors(self.optimizer, self.model),
         }
+
+
+def _refuse_complex(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
+    """Refuse complex parameters if PyTorch's loss scaling or fused optimizers would have to update them."""
+    name = next((n for n, p in model.named_parameters() if p.requires_grad and p.is_complex()), None)
+    problems = []
+    if name and recipe.precision == "fp16":
+        problems.append(
+            f"precision is fp16, but the parameter '{name}' is complex, and PyTorch cannot scale its "
+            "gradient; use precision=bf16 or fp32"
+        )
+    if name and recipe.optim.name != "sgd" and recipe.cpu_isa != "native" and device.type == "cpu":
+        problems.append(
+            f"cpu_isa is {recipe.cpu_isa}, but the parameter '{name}' is complex, and PyTorch's fused "
+            f"{recipe.optim.name} cannot update it; use optim.name=sgd or cpu_isa=native"
+        )
+    if problems:
+        raise UserError(problems)

@@ -20,7 +20,6 @@ from contextlib import suppress
 from typing import Any
 
 from rankless.engine.clock import SAVING, WAITING, Clock, Phase
-from rankless.world.compat import default_store
 from rankless.world.keepalive import watch_connections
 from rankless.world.process_group import TIMEOUT, World
 
@@ -103,11 +102,11 @@ class Watchdog:
             faulthandler.dump_traceback(stacks, all_threads=True)  # writes character by character
             stacks.seek(0)
             os.write(_LOG, line.encode() + stacks.read())  # in one write, because ranks may share a log
-        default_store().set(f"{_KEY}/{self.world.rank}", json.dumps([step, at, round(seconds)]))
+        self.world.transport.store.set(f"{_KEY}/{self.world.rank}", json.dumps([step, at, round(seconds)]))
 
     def _name_the_late(self, step: int, seconds: float, *, is_long: bool) -> None:
         """Report late ranks that wait for no other rank and, if ``is_long``, ranks that do not respond."""
-        store = default_store()
+        store = self.world.transport.store
         for rank, host in enumerate(self.hosts):
             key = f"{_KEY}/{rank}"
             found: list[Any] = json.loads(store.get(key)) if store.check([key]) else [-1, "", 0]

@@ -30,7 +30,7 @@ from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.tasks import open_task
 from rankless.world.process_group import LostPeerError, World, is_joined, join
-from rankless.world.threads import Meeting, join_threads
+from rankless.world.threads import Meeting, thread_ranks
 
 
 def _problems_of_threads(recipe: Recipe, devices: int | None) -> list[str]:
@@ -76,16 +76,16 @@ def _train_in_threads(job: Job, recipe: Recipe, size: int, stop: StopRequest) ->
         finally:
             meeting.leave(world.rank)
 
-    with join_threads(meeting, devices) as worlds:
-        threads = [
-            threading.Thread(target=work, args=(world,), name=f"rank {world.rank}", daemon=True)
-            for world in worlds[1:]
-        ]
-        for thread in threads:
-            thread.start()
-        work(worlds[0])
-        for thread in threads:
-            thread.join()
+    first, *others = thread_ranks(meeting, devices)
+    threads = [
+        threading.Thread(target=work, args=(world,), name=f"rank {world.rank}", daemon=True)
+        for world in others
+    ]
+    for thread in threads:
+        thread.start()
+    work(first)
+    for thread in threads:
+        thread.join()
     if (error := _main_error(errors)) is not None:
         raise error
     return finished[0]

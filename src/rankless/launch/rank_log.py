@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rankless.launch.job import log_of
@@ -14,6 +16,10 @@ from rankless.runs.journal import ending
 
 LIMIT = 4 << 20  # bytes; the next start renames a larger log to .log.1
 _START = "=== "
+_PREFIX = re.compile(r"^\[rank\d+\]: ")
+"""What PyTorch writes in front of the lines of an exception while a process group exists."""
+_FRAME = re.compile(r' +File "(.*)", line (\d+)')
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 def open_log(path: Path, why: str) -> int:
@@ -49,7 +55,7 @@ def log_or_nothing(path: Path, why: str) -> int:
 def last_traceback(path: Path) -> list[str]:
     """Return a log's lines from the last traceback onwards, or an empty list if the last start has none."""
     try:
-        lines = _lines(path)
+        lines = [_PREFIX.sub("", line) for line in _lines(path)]
     except OSError:
         return []
     for number in reversed(range(len(lines))):
@@ -58,6 +64,20 @@ def last_traceback(path: Path) -> list[str]:
         if lines[number].startswith(_START):
             break
     return []
+
+
+def exception_in(lines: Sequence[str]) -> str:
+    """Return the last line of a traceback and where it was raised, or "" if there is no traceback.
+
+    Addresses in memory are left out, so that the text is the same whenever the exception is.
+    """
+    found, where = "", ""
+    for line in lines:
+        if frame := _FRAME.match(line):
+            found, where = "", f"{frame[1]}:{frame[2]}"
+        elif where and not found and line and not line.startswith(" "):
+            found = _ADDRESS.sub("0x…", line)
+    return f"{found} ({where})" if found else ""
 
 
 def _lines(path: Path) -> list[str]:

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from rankless.errors import UserError
+from rankless.errors import LOST_PEER, UserError
 from rankless.launch.fork_server import ForkServer
 from rankless.launch.hanging import FORK_SERVER, HangDetector
 from rankless.launch.job import Job, Place, leave_cause, log_of, read_notes, read_pulse, take_cause
-from rankless.launch.rank_log import last_traceback
+from rankless.launch.rank_log import exception_in, last_traceback
 from rankless.launch.requests import STOP_SIGNALS, Requests
 from rankless.launch.supervisor import Death, Failure, RoundEnd, how_it_ended
 from rankless.runs.directory import RunDirectory
@@ -211,8 +211,12 @@ class Ranks:
         )
 
     def _failure(self, rank: int, code: int) -> Failure:
-        cause = take_cause(self.path, rank) or f"rank {rank} {how_it_ended(code)}"
-        return Failure(code, cause, last_traceback(log_of(Path(self.job.logs), rank))[-SHOWN:])
+        traceback = last_traceback(log_of(Path(self.job.logs), rank))
+        if cause := take_cause(self.path, rank):
+            return Failure(code, cause, traceback[-SHOWN:])
+        exception = exception_in(traceback) if code > 0 and code != LOST_PEER else ""
+        cause = f"rank {rank} {how_it_ended(code)}" + f": {exception}" * bool(exception)
+        return Failure(code, cause, traceback[-SHOWN:], exception)
 
 
 def saved_step(job: Job) -> int:

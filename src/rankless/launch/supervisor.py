@@ -30,11 +30,15 @@ class Death(msgspec.Struct):
 
 
 class Failure(msgspec.Struct):
-    """The failure of a rank, with its exit code, its cause, and the last traceback in its log."""
+    """The failure of a rank, with its exit code, its cause, and the last traceback in its log.
+
+    ``exception`` is the Python exception that ended the rank; empty if something else ended it.
+    """
 
     code: int
     cause: str
     traceback: list[str] = []
+    exception: str = ""
 
 
 class RoundEnd(msgspec.Struct):
@@ -109,6 +113,13 @@ class RoundEnd(msgspec.Struct):
         return min(codes, key=lambda rank: (codes[rank] == LOST_PEER, codes[rank]), default=None)
 
     @property
+    def exception(self) -> str:
+        """The Python exception that ended the round; empty if something else ended it."""
+        if self.lost or self.fork_server or self.culprit is None:
+            return ""
+        return self.failed[self.culprit].exception
+
+    @property
     def why(self) -> str:
         """The reason why the round ended, as a clause."""
         if self.lost:
@@ -171,14 +182,19 @@ def supervise(hosts: Hosts, report: Callable[[str], None] = warn) -> RoundEnd | 
 
     Return the outcome of the last round, or None if there are too few hosts for another round.
     """
+    before = ""
     for end in hosts.rounds():
         if end.is_final:
             return end
         if end.regrouping and not end.has_failed:
             continue
         hosts.record(end)
-        if hosts.progress.stuck > HOPELESS:
-            report(f"{end.why}; giving up after {HOPELESS} restarts without a new checkpoint")
+        # Code raises the same exception again. Killed ranks and lost connections are tried several times.
+        is_same = bool(end.exception) and end.exception == before and hosts.progress.stuck > 0
+        before = end.exception
+        if is_same or hosts.progress.stuck > HOPELESS:
+            after = f" after {HOPELESS} restarts without a new checkpoint"
+            report(f"{end.why}; giving up{', because a restart ended in the same way' if is_same else after}")
             for line in end.failed[end.culprit].traceback if end.culprit is not None else ():
                 print(escaped(line), file=sys.stderr)
             return end

@@ -107,6 +107,17 @@ class ConvBlock(nn.Module):
         return out
 
 
+def channels_last(model: nn.Module) -> nn.Module:
+    """Convert a model's tensors of 4 dimensions to channels_last, and return the model.
+
+    ``Module.to(memory_format=…)`` would fail for tensors of 5 dimensions.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.ndim == 4:
+            tensor.data = tensor.data.to(memory_format=torch.channels_last)
+    return model
+
+
 class PaddedPool(nn.Module):
     """Max pooling with asymmetric padding, as in Darknet's ``[maxpool]``.
 

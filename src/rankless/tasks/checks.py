@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from rankless.errors import UserError, counted
 from rankless.printing import finite
 from rankless.structures import LossSum, Scores
+from rankless.world.graph import leaves
 from rankless.world.objects import SENDABLE, UnsendableError, check
 
 _METHODS = {
@@ -87,6 +89,20 @@ def check_model(task: Any, model: Any) -> None:
         raise UserError(
             f"model() of {_named(task)} returned {type(model).__name__}; expected {_result_of('model')}"
         )
+    problems = []
+    for name, parameter in model.named_parameters():
+        who = f"model() of {_named(task)} returned {type(model).__name__}, whose parameter '{name}'"
+        if is_lazy(parameter):
+            problems.append(
+                f"{who} is lazy and has no shape yet; call the model once in model() with an input of the "
+                "right shape, or use layers with fixed sizes, such as nn.Linear(in_features, out_features)"
+            )
+        elif any(
+            step == 0 and size > 1 for size, step in zip(parameter.shape, parameter.stride(), strict=True)
+        ):
+            problems.append(f"{who} has several elements at one place in memory; copy it with .clone()")
+    if problems:
+        raise UserError(problems)
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(
             f"model() of {_named(task)} returned {type(model).__name__} without trainable parameters; "
@@ -132,6 +148,28 @@ def check_loss(task: Any, loss: Any) -> None:
         ]
     if problems:
         raise UserError(problems)
+
+
+def check_leaves(task: Any, model: nn.Module, loss: Tensor) -> None:
+    """Check that a loss depends on no parameters outside of the model, which would not be trained."""
+    inside = {p for p in model.parameters() if p.requires_grad}
+    strangers = {p for p in leaves(loss) if isinstance(p, nn.Parameter)} - inside
+    if not strangers:
+        return
+    named = {p: name for name, value in vars(task).items() for p, name in _parameters(name, value)}
+    shown = sorted(f"'{named[p]}'" if p in named else f"of shape {tuple(p.shape)}" for p in strangers)
+    raise UserError(
+        f"loss() of {_named(task)} depends on parameters outside of the model that it receives "
+        f"({', '.join(shown[:5])}), which would be neither trained nor saved; register them in the module "
+        "that model() returns and use them through that model, or set their requires_grad to False"
+    )
+
+
+def _parameters(name: str, value: Any) -> list[tuple[Tensor, str]]:
+    """Return the parameters in an attribute of a task, with their names."""
+    if isinstance(value, nn.Module):
+        return [(p, f"{name}.{inner}") for inner, p in value.named_parameters()]
+    return [(value, name)] if isinstance(value, nn.Parameter) else []
 
 
 def check_predictions(task: Any, predictions: Any, images: int) -> None:

@@ -5,7 +5,6 @@ No other module depends on the installed release.
 
 from __future__ import annotations
 
-import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,18 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.backends import cuda, cudnn, mkldnn
 from torch.distributed import distributed_c10d
-from torch.nn.parallel import DistributedDataParallel
 
 # PyTorch 2.13 renamed `all_gather_into_tensor` and deprecated the old name.
 all_gather_single: Callable[..., Any] = (
     getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-)
-
-# PyTorch 2.13 renamed the option of DistributedDataParallel that stops it from broadcasting buffers.
-NO_BUFFER_BROADCAST: dict[str, Any] = next(
-    {name: False}
-    for name in ("forward_sync_buffers", "broadcast_buffers")
-    if name in inspect.signature(DistributedDataParallel).parameters
 )
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from rankless.world.compat import default_store
 from rankless.world.process_group import World
 
 _KEY, _STOP = "rankless/note", "rankless/stop"
@@ -21,7 +20,7 @@ class Notes:
     """The ranks' notes about how they ended. Create this object while the process group exists."""
 
     def __init__(self, world: World) -> None:
-        self.world, self.store = world, default_store()
+        self.world, self.store = world, world.transport.store
 
     def leave(self, note: Note) -> None:
         """Store this rank's note unless the store no longer exists."""
@@ -60,10 +59,10 @@ class SharedStop:
             return True
         if self.own():
             if self.world.size > 1:
-                default_store().set(_STOP, "1")
+                self.world.transport.store.set(_STOP, "1")
             self._raised = True
         elif self.world.size > 1:
-            self._raised = bool(default_store().check([_STOP]))
+            self._raised = bool(self.world.transport.store.check([_STOP]))
         return self._raised
 
     def agreed(self) -> bool:

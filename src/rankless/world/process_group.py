@@ -5,7 +5,6 @@ A process without a launcher is a world of size 1. Other modules treat it like a
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -202,10 +201,7 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
             with nullcontext() if alone else exit_if_broken(PROCESS_GROUP):
                 yield world
         finally:
-            # Free all references to the group (in DDP's hooks) first, because gloo aborts if its threads
-            # outlive the group.
             PROCESS_GROUP.beside, PROCESS_GROUP.on_one_machine = None, False
-            gc.collect()
             dist.destroy_process_group()
 
 

@@ -1,50 +1,49 @@
 """The sum of gradients over all micro-batches of a step, overlapped with the last backward pass.
 
-It is computed in a communication hook of ``DistributedDataParallel``. All micro-batches except the last one
-run under ``no_sync``, and their gradients are added along the fixed tree (:mod:`rankless.world.tree`). During
-the last backward pass, each bucket is exchanged as soon as it is ready, while the next ones are computed.
+A hook on each parameter reports its gradient. As soon as all gradients of a bucket are there, they are copied
+into one vector, and the vectors of all micro-batches are added along the fixed tree
+(:mod:`rankless.world.tree`). In the last backward pass of a step, each complete bucket is exchanged while the
+gradients of the next ones are computed.
 """
 
-# No `from __future__ import annotations` here, because DDP checks the hooks' annotations as types.
+from __future__ import annotations
+
+import itertools
 import math
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rankless.errors import UserError
 from rankless.world.bits import bit_sum
-from rankless.world.compat import NO_BUFFER_BROADCAST
-from rankless.world.exchange import Exchange, Pending
+from rankless.world.exchange import Exchange, Pending, add_in_place
+from rankless.world.graph import leaves
 from rankless.world.shared_memory import share
+from rankless.world.transport import Work
 from rankless.world.tree import Fold, Node
-from rankless.world.uncompiled import PlainDataParallel
-
-Gradients = Sequence[Tensor]
 
 # Small enough to overlap with the backward pass of a small network, large enough to fill a link.
 BUCKET_MIB = 4
 
 
-def add_gradients(left: Gradients, right: Gradients) -> Gradients:
-    """Add ``left`` to ``right`` in place, and return ``right``."""
-    torch._foreach_add_(list(right), list(left))
-    return right
-
-
 class GradientSum:
     """The sum of the gradients of all micro-batches of a step, in ``parameter.grad`` on every rank.
 
+    Each step begins with :meth:`begin`, and then adds this rank's micro-batches in order with
+    :meth:`backward` or :meth:`put`. The last one exchanges the sums.
+
     Args:
-        module: the module to call for each micro-batch. If its parameters or their ``requires_grad`` change,
-            create a new ``GradientSum``.
+        module: the module whose parameters are trained, all on one device.
         exchange: the layout of the tree's nodes on the ranks.
         exact: whether to add along the fixed tree, instead of in the order of the backend's all-reduce.
-        zero_unused: whether a missing gradient counts as zero. Otherwise, it counts as NaN. Then
-            the total is NaN on every rank, and all ranks refuse the step.
+        zero_unused: whether a missing gradient counts as zero. More precisely, it is -0.0, because adding it
+            leaves the bits of every number unchanged. Otherwise, a missing gradient counts as NaN. Then the
+            total is NaN on every rank, and all ranks refuse the step.
 
     Attributes:
         unused: for each of this rank's micro-batches, the indices of the parameters unused by its loss.
@@ -54,222 +53,282 @@ class GradientSum:
     def __init__(
         self, module: nn.Module, exchange: Exchange, *, exact: bool, zero_unused: bool = False
     ) -> None:
-        self.layout, self.exact = exchange, exact
-        self.missing = missing_value(zero_unused)
+        self.layout, self.exact, self.zero_unused = exchange, exact, zero_unused
+        self.all = dict(module.named_parameters())
+        self.trained = {name: p for name, p in self.all.items() if p.requires_grad}
+        self.names, self.parameters = list(self.trained), list(self.trained.values())
         self.unused: dict[int, set[int]] = {}
         self.bits: dict[int, Tensor] = {}
-        self.own = exchange.own
-        self.bare = module
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self.number: dict[Tensor, int] = {p: number for number, p in enumerate(self.parameters)}
-        # The gradients before a backward pass. Their versions increase if the pass adds to them.
-        self.before: list[tuple[Tensor, int] | None] = [None] * len(self.number)
-        # Buffers are not broadcast, because running statistics are summed along the tree instead.
-        self.module = PlainDataParallel(
-            module,
-            process_group=exchange.transport.group,
-            gradient_as_bucket_view=True,
-            bucket_cap_mb=BUCKET_MIB,
-            **NO_BUFFER_BROADCAST,
-        )
-        # Weak, because the garbage collector does not see reference cycles through the C++ reducer.
-        self.module.register_comm_hook(weakref.ref(self), _exact_hook if exact else _fast_hook)
-        self.fold: Fold[Gradients] = Fold(exchange.micro_batches, add_gradients)
-        self.tail = Node(0, 0)
-        self.waiting: list[Pending] = []
-        self.combined = 0  # number of combined exchanges in self.waiting
-        self.promised: list[tuple[torch.futures.Future[Tensor], Tensor]] = []
         self.shared = share(exchange, self.parameters) if exact else None
-        if exact and exchange.transport.gathers_apart:
-            self._look_between_buckets()
-
-    def _look_between_buckets(self) -> None:
-        """Combine arrived parts at every layer of the backward pass.
-
-        Otherwise, the connections would be idle until the last buckets, with many layers each, are ready.
-        """
-        owner = weakref.ref(self)
-
-        def look(_: Tensor) -> None:
-            if one := owner():
-                one.combine_arrived()
-
-        hooks = [p.register_hook(look) for p in self.parameters if p.ndim > 1]
-        for hook in hooks:
-            weakref.finalize(self, hook.remove)
-
-    @contextmanager
-    def not_added(self) -> Iterator[None]:
-        """Run the passes of any rank's micro-batch within this context, only to set ``bits``.
-
-        The context must come before this rank's own micro-batches of a step.
-        """
-        self.leaf = -1
-        self._set_gradients(None)
-        with self.module.no_sync():
-            yield
-        for number, p in enumerate(self.parameters):
-            self.bits[number] = bit_sum(torch.full_like(p, self.missing) if p.grad is None else p.grad)
-        self._set_gradients(None)
-
-    @contextmanager
-    def micro_batch(self, leaf: int, *, apart: bool = False) -> Iterator[None]:
-        """Run the forward pass and :meth:`backward` of this rank's next micro-batch within this context.
-
-        With ``apart``, set ``bits`` before the gradients are added to those of other micro-batches.
-        """
-        node = Node(0, leaf)
-        if leaf == self.own.start:
-            self.fold.stack.clear()
-            self.unused.clear()
-            self._set_gradients(None)
-        elif not self.exact:
-            node = Node(0, 0)
-        elif leaf % 2 and not apart and self.fold.stack and self.fold.stack[-1][0] == Node(0, leaf - 1):
-            # Let autograd add to the left sibling's gradients in place, which computes left + right.
-            self._set_gradients(self.fold.stack.pop()[1])
-            node = Node(1, leaf // 2)
-        self.tail, self.leaf, self.apart = node, leaf, apart
-        self.before = [None if p.grad is None else (p.grad, p.grad._version) for p in self.parameters]
-        last = leaf == self.own[-1]
-        with nullcontext() if last else self.module.no_sync():
-            yield
-        if last:
-            return
-        for number in self._unreached(range(len(self.parameters))):
-            parameter = self.parameters[number]
-            if parameter.grad is None:
-                parameter.grad = torch.full_like(parameter, self.missing)
-            else:
-                parameter.grad.add_(self.missing)
-        if apart:
-            self.bits = {n: bit_sum(p.grad) for n, p in enumerate(self.parameters) if p.grad is not None}
-        if self.exact:
-            self.fold.push(node, [p.grad for p in self.parameters if p.grad is not None])
-            self._set_gradients(None)
-
-    def backward(self, loss: Tensor) -> None:
-        """Run the backward pass of the micro-batch's loss, a scalar."""
-        if self.leaf == self.own[-1]:
-            # Otherwise, the bucket of an unused parameter would never be ready, and other ranks would wait.
-            loss = _Visit.apply(loss, *self.parameters)
-        torch.autograd.backward(loss)
-
-    def _unreached(self, numbers: Iterable[int]) -> list[int]:
-        """Record and return the parameters among ``numbers`` that the backward pass did not reach."""
-        before = self.before
-        unused = [
-            number
-            for number in numbers
-            if ((was := before[number]) is None and self.parameters[number].grad is None)
-            or (was is not None and was[0]._version == was[1])
-        ]
-        if unused:
-            self.unused.setdefault(self.leaf, set()).update(unused)
-        return unused
-
-    def _set_gradients(self, gradients: Gradients | None) -> None:
+        self.is_ordered = self.is_active = False
+        self._lay_out([*reversed(range(len(self.parameters)))])
+        hook = partial(_report, weakref.ref(self))  # the parameters must not keep this object alive
         for number, parameter in enumerate(self.parameters):
-            parameter.grad = None if gradients is None else gradients[number]
+            handle = parameter.register_post_accumulate_grad_hook(partial(hook, number))
+            weakref.finalize(self, handle.remove)
 
-    def completed(self, bucket: dist.GradBucket) -> list[Tensor]:
-        """Return the last micro-batch's gradients in a bucket, including values for missing gradients."""
-        views = _views(bucket.buffer(), bucket)
-        numbers = [self.number[parameter] for parameter in bucket.parameters()]
-        unused = set(self._unreached(numbers))
-        for number, view in zip(numbers, views, strict=True):
-            if number in unused:
-                view.fill_(self.missing) if self.before[number] is None else view.add_(self.missing)
-            self.before[number] = None  # the bucket contains a copy
-            if self.apart:
-                self.bits[number] = bit_sum(view)
-        return views
+    def begin(self) -> None:
+        """Begin a step, and forget the gradients of the previous one."""
+        for bucket in self.buckets:
+            bucket.sums.stack.clear()
+        self.unused.clear()
+        self.waiting: list[Pending] = []
+        self.combined = self.started = 0  # numbers of combined exchanges and of started buckets
+        for parameter in self.parameters:
+            parameter.grad = None
 
-    def combine_arrived(self) -> None:
+    def backward(self, loss: Tensor, leaf: int | None, *, apart: bool = False) -> None:
+        """Run the backward pass of a micro-batch's loss, a scalar, and add its gradients.
+
+        If ``leaf`` is None, the micro-batch is another rank's, and its gradients are not added. With
+        ``apart``, set ``bits``.
+        """
+        self._check(self.all)
+        for name, parameter in self.trained.items():
+            if parameter.grad is not None:
+                raise UserError(
+                    f"the parameter '{name}' already has a gradient before the backward pass of the loss; "
+                    "do not call backward() in the loss or the model, and return the whole loss instead"
+                )
+        self._begin_micro_batch(leaf, apart)
+        if self.is_last and self.zero_unused:
+            # Otherwise, the bucket of an unused parameter would delay the exchange of all later ones.
+            reached = leaves(loss)
+            for number, parameter in enumerate(self.parameters):
+                if parameter not in reached:
+                    self._arrived(number)
+        self.is_active = True
+        try:
+            torch.autograd.backward(loss)
+        finally:
+            self.is_active = False
+        self._end_micro_batch()
+
+    def put(self, replica: nn.Module, leaf: int) -> None:
+        """Take the gradients that a micro-batch has in a copy of the module, and add them."""
+        copies = dict(replica.named_parameters())
+        self._check(copies)
+        self._begin_micro_batch(leaf)
+        for number, (name, parameter) in enumerate(self.trained.items()):
+            parameter.grad, copies[name].grad = copies[name].grad, None
+            if parameter.grad is not None:
+                self.report(number)
+        self._end_micro_batch()
+
+    def _check(self, parameters: Mapping[str, Tensor]) -> None:
+        """Check that the task has not changed which parameters are trained."""
+        for name, parameter in parameters.items():
+            if parameter.requires_grad != (name in self.trained):
+                raise UserError(
+                    f"requires_grad of the parameter '{name}' became {parameter.requires_grad} during the "
+                    "run; expected the same trained parameters in every step; set it before the first step, "
+                    "or use model.freeze to train a backbone later"
+                )
+
+    def _lay_out(self, order: Sequence[int]) -> None:
+        """Divide the parameters into buckets, given their order in the backward pass."""
+        chosen = [self.parameters[number] for number in order]
+        self.buckets = [
+            _Bucket([order[i] for i in group], [chosen[i] for i in group], self.layout.micro_batches)
+            for group in divide([(p.dtype, p.nbytes) for p in chosen])
+        ]
+        self.bucket_of = {number: bucket for bucket in self.buckets for number in bucket.numbers}
+
+    def _begin_micro_batch(self, leaf: int | None, apart: bool = False) -> None:
+        self.leaf, self.apart = leaf, apart
+        self.is_last = leaf == self.layout.own[-1]
+        self.reached: list[int] = []
+        for bucket in self.buckets:
+            bucket.missing = set(bucket.numbers)
+
+    def report(self, number: int) -> None:
+        """Note that a parameter has received its gradient. Its hooks have run."""
+        name, parameter = self.names[number], self.parameters[number]
+        gradient = parameter.grad
+        if gradient is None:
+            raise UserError(
+                f"a hook removed the gradient of the parameter '{name}'; expected hooks that change "
+                "gradients, because Rankless sums them and runs the optimizer"
+            )
+        if gradient.layout is not torch.strided:
+            raise UserError(
+                f"the gradient of the parameter '{name}' is sparse; use dense gradients, as in "
+                "nn.Embedding(…, sparse=False)"
+            )
+        if number not in self.bucket_of[number].missing:
+            raise UserError(
+                f"the parameter '{name}' received a gradient twice in one backward pass; use "
+                "torch.utils.checkpoint with use_reentrant=False"
+            )
+        self.reached.append(number)
+        self._arrived(number)
+        if self.is_last and self.exact and self.layout.transport.gathers_apart and parameter.ndim > 1:
+            # Otherwise, the connections would be idle until the last buckets, with many layers, are ready.
+            self._combine_arrived()
+
+    def _arrived(self, number: int) -> None:
+        bucket = self.bucket_of[number]
+        bucket.missing.remove(number)
+        if not bucket.missing:
+            self._add(bucket)
+            if self.is_last:
+                self._exchange_complete()
+
+    def _exchange_complete(self) -> None:
+        """Start exchanging complete buckets, in the same order on all ranks."""
+        while self.started < len(self.buckets) and not self.buckets[self.started].missing:
+            self.started += 1
+            self.exchange(self.buckets[self.started - 1])
+
+    def _end_micro_batch(self) -> None:
+        """Add the buckets with unused parameters. After the last micro-batch, finish all exchanges."""
+        for bucket in self.buckets:
+            if bucket.missing:
+                bucket.missing.clear()
+                self._add(bucket)
+        unused = set(range(len(self.parameters))).difference(self.reached)
+        if unused and self.leaf is not None:
+            self.unused[self.leaf] = unused
+        if self.is_last:
+            self._exchange_complete()
+            self._finish()
+
+    def _add(self, bucket: _Bucket) -> None:
+        """Add the gradients of a bucket to those of earlier micro-batches.
+
+        The copy owns its memory. Autograd may give several parameters gradients that share memory, and
+        adding to them in place would count some values twice.
+        """
+        vector = bucket.empty()
+        views = bucket.views(vector)
+        there = [(v, p.grad) for v, p in zip(views, bucket.parameters, strict=True) if p.grad is not None]
+        if len(there) < len(views):
+            vector.fill_(-0.0 if self.zero_unused else math.nan)
+        if there:
+            torch._foreach_copy_([view for view, _ in there], [gradient for _, gradient in there])
+        if self.apart:
+            self.bits |= {n: bit_sum(view) for n, view in zip(bucket.numbers, views, strict=True)}
+        for parameter in bucket.parameters:
+            parameter.grad = None
+        if self.leaf is None:
+            return
+        if self.exact or not bucket.sums.stack:
+            bucket.sums.push(Node(0, self.leaf), vector)
+        else:
+            bucket.last.add_(vector)
+
+    def exchange(self, bucket: _Bucket) -> None:
+        """Start exchanging a bucket and combine arrived exchanges, in the same order on all ranks."""
+        self._combine_arrived()
+        sums, result = [value for _, value in bucket.sums.stack], bucket.last
+        if self.layout.size == 1 or not result.numel():
+            return
+        if not self.exact:
+            self.waiting.append(_AllReduce(self.layout, result))
+        elif self.shared:
+            self.waiting.append(self.shared.start(sums, result))
+        else:
+            parts = self.layout.parts(result)
+            self.waiting += [self.layout.start([one[part] for one in sums], result[part]) for part in parts]
+
+    def _combine_arrived(self) -> None:
         """Combine the started exchanges in order, up to the first one whose parts have not arrived."""
         while self.combined < len(self.waiting) and self.waiting[self.combined].combine_if_there():
             self.combined += 1
 
-    def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Start exchanging a bucket and combine arrived exchanges, in the same order on all ranks."""
-        buffer = bucket.buffer()
-        views = self.completed(bucket)
-        numbers = [self.number[p] for p in bucket.parameters()]
-        fold: Fold[Gradients] = Fold(self.layout.micro_batches, add_gradients)
-        fold.stack = [(node, [gradients[i] for i in numbers]) for node, gradients in self.fold.stack]
-        fold.push(self.tail, views)
-        sums = [*(_flat(gradients, views, buffer) for _, gradients in fold.stack[:-1]), buffer]
-        devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
-        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
-        self.combine_arrived()
+    def _finish(self) -> None:
+        for pending in self.waiting[self.combined :]:
+            pending.combine()
+        for pending in self.waiting:
+            pending.finish()
+        self.waiting.clear()
         if self.shared:
-            self.waiting.append(self.shared.start(sums, buffer))
-        else:
-            parts = self.layout.parts(buffer)
-            self.waiting += [self.layout.start([one[part] for one in sums], buffer[part]) for part in parts]
-        self.promised.append((future, buffer))
-        if bucket.is_last():
-            for pending in self.waiting[self.combined :]:
-                pending.combine()
-            for pending in self.waiting:
-                pending.finish()
-            for promise, total in self.promised:
-                promise.set_result(total)
-            self.waiting.clear()
-            self.promised.clear()
-            self.combined = 0
-            if self.shared:
-                self.shared.begin_again()
-        return future
+            self.shared.begin_again()
+        for bucket in self.buckets:
+            for parameter, view in zip(bucket.parameters, bucket.views(bucket.last), strict=True):
+                parameter.grad = view
+            bucket.sums.stack.clear()
+        if not self.is_ordered:
+            self._lay_out(self._agreed_order())
+            self.is_ordered = True
+
+    def _agreed_order(self) -> list[int]:
+        """Return the order in which rank 0's gradients arrived, followed by the unused parameters."""
+        missing = set(range(len(self.parameters))).difference(self.reached)
+        order = torch.tensor([*self.reached, *sorted(missing, reverse=True)])
+        if self.layout.size > 1:
+            with self.layout.transport.waits.waiting():
+                self.layout.transport.broadcast(order, 0)
+        return order.tolist()
 
 
-class _Visit(torch.autograd.Function):
-    """Identity function for the loss. Its backward pass visits all parameters, even unused ones."""
+class _Bucket:
+    """Parameters of one dtype whose gradients are exchanged as one vector (N,), real even if they are not.
 
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.count = len(parameters)
-        return loss.view_as(loss)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return gradient, *[None] * ctx.count
-
-
-def missing_value(zero_unused: bool) -> float:
-    """Return the value of a missing gradient: NaN, or -0.0 if it counts as zero.
-
-    Adding -0.0 leaves the bits of every number unchanged, even those of 0.0 and -0.0.
+    Attributes:
+        numbers: the indices of the parameters.
+        sums: the vectors of this rank's nodes in the tree.
+        missing: the indices of the parameters whose gradients have not arrived.
     """
-    return -0.0 if zero_unused else math.nan
+
+    def __init__(self, numbers: list[int], parameters: list[nn.Parameter], micro_batches: int) -> None:
+        self.numbers, self.parameters = numbers, parameters
+        self.dtype, self.device = parameters[0].dtype, parameters[0].device
+        self.sums: Fold[Tensor] = Fold(micro_batches, add_in_place)
+        self.missing: set[int] = set()
+        # Weights and gradients with the same strides are faster to update. The strides are dense.
+        strides = [torch.empty_like(p, device="meta").stride() for p in parameters]
+        starts = itertools.accumulate((p.numel() for p in parameters), initial=0)
+        self.places = [(p.shape, s, start) for p, s, start in zip(parameters, strides, starts, strict=False)]
+        self.nbytes = sum(p.nbytes for p in parameters)
+
+    @property
+    def last(self) -> Tensor:
+        """The last one of the sums. It is replaced with the total of all ranks."""
+        return self.sums.stack[-1][1]
+
+    def empty(self) -> Tensor:
+        """Return a new vector."""
+        length = self.nbytes // self.dtype.itemsize
+        return torch.empty(length, dtype=self.dtype, device=self.device).view(self.dtype.to_real())
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """Return the parts of a vector with the shapes and strides of the parameters."""
+        return [vector.view(self.dtype).as_strided(*place) for place in self.places]
 
 
-def _views(buffer: Tensor, bucket: dist.GradBucket) -> list[Tensor]:
-    """Return the gradients in a bucket as views with the strides of their parameters."""
-    return [
-        buffer.as_strided(p.size(), p.stride(), plain.storage_offset())
-        for p, plain in zip(bucket.parameters(), bucket.gradients(), strict=True)
-    ]
+class _AllReduce(Pending):
+    """The exchange of one vector with the backend's all-reduce. See :class:`Pending`."""
+
+    def __init__(self, layout: Exchange, result: Tensor) -> None:
+        self.layout, self.result = layout, result
+        self.work = cast(Work, dist.all_reduce(result, async_op=True))
+
+    def combine(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        self._wait()
 
 
-def _flat(gradients: Gradients, views: Gradients, buffer: Tensor) -> Tensor:
-    flat = torch.empty_like(buffer)
-    start = buffer.storage_offset()
-    laid_out = [flat.as_strided(v.size(), v.stride(), v.storage_offset() - start) for v in views]
-    torch._foreach_copy_(laid_out, list(gradients))
-    return flat
+def _report(owner: weakref.ref[GradientSum], number: int, _: Tensor) -> None:
+    # Other backward passes, such as those of the user's own loop between two steps, are not of interest.
+    if (one := owner()) and one.is_active:
+        one.report(number)
 
 
-def _exact_hook(owner: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    future: torch.futures.Future[Tensor] = owner().exchange(bucket)
-    return future
+def divide(tensors: Iterable[tuple[Any, int]]) -> list[list[int]]:
+    """Divide tensors, given by kind and number of bytes, into buckets of one kind, and return their indices.
 
-
-def _fast_hook(owner: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    owner().completed(bucket)
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
-    if bucket.is_last():  # no work is left to overlap
-        with owner().layout.transport.waits.waiting():
-            work.wait()
-    future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
-    return future
+    The buckets are in the order in which they become complete.
+    """
+    open_buckets: dict[Any, tuple[list[int], int]] = {}
+    made: list[list[int]] = []
+    for number, (kind, size) in enumerate(tensors):
+        bucket, before = open_buckets.get(kind, ([], 0))
+        bucket.append(number)
+        open_buckets[kind] = bucket, before + size
+        if before + size >= BUCKET_MIB * 2**20:
+            made.append(bucket)
+            del open_buckets[kind]
+    return sorted([*made, *(bucket for bucket, _ in open_buckets.values())], key=lambda one: one[-1])

@@ -57,7 +57,7 @@ class SideBySide:
                 f"{', '.join(foreign[:5])}; use batch_norm: micro"
             )
         self.exchange = exchange
-        self.names = [name.removeprefix("model.") for name, _ in named]
+        self.names = [name for name, _ in named]
         self.norms = [norm for _, norm in named]
         # The norms in the order of their calls, which all ranks compare in the first run.
         self.order: list[int] = []

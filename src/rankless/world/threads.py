@@ -5,19 +5,17 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankless.world.process_group import TIMEOUT, LostPeerError, World
+from rankless.world.process_group import LostPeerError, World
 from rankless.world.transport import PeerWaits, Work
 
 
@@ -34,6 +32,7 @@ class Meeting:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.store = dist.HashStore()
         self._changed = threading.Condition()
         self._rounds: dict[int, _Round] = defaultdict(_Round)
         self._mail: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
@@ -102,10 +101,10 @@ class _Exchanged:
 class ThreadTransport:
     """The transport between threads. See :class:`rankless.world.transport.Transport`."""
 
-    def __init__(self, meeting: Meeting, rank: int, group: dist.ProcessGroup | None = None) -> None:
-        self.waits, self.in_process, self.group = PeerWaits(), True, group
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self.waits, self.in_process = PeerWaits(), True
         self.on_one_machine = self.gathers_apart = False
-        self.name = "threads"
+        self.name, self.store = "threads", meeting.store
         self._meeting, self._rank = meeting, rank
         self._begun = 0  # number of operations so far, the same on all ranks
 
@@ -144,25 +143,17 @@ class ThreadTransport:
         return _Exchanged(self._meeting, self._begun, self._rank, take)
 
 
-@contextmanager
-def join_threads(meeting: Meeting, devices: Sequence[torch.device]) -> Iterator[list[World]]:
-    """Create one rank per device in this process. Each of them must run in a separate thread."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
-    try:
-        # Each DDP wrapper has its own group, so that no two threads use the same group.
-        groups = [cast(dist.ProcessGroup, dist.new_group([0])) for _ in devices]
-        yield [
-            World(
-                rank,
-                len(devices),
-                device,
-                rank,
-                local_size=len(devices),
-                inline=True,
-                transport=ThreadTransport(meeting, rank, group),
-            )
-            for rank, (device, group) in enumerate(zip(devices, groups, strict=True))
-        ]
-    finally:
-        gc.collect()  # as in process_group.join
-        dist.destroy_process_group()
+def thread_ranks(meeting: Meeting, devices: Sequence[torch.device]) -> list[World]:
+    """Return one rank per device in this process. Each of them must run in a separate thread."""
+    return [
+        World(
+            rank,
+            len(devices),
+            device,
+            rank,
+            local_size=len(devices),
+            inline=True,
+            transport=ThreadTransport(meeting, rank),
+        )
+        for rank, device in enumerate(devices)
+    ]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankless.world.compat import all_gather_single
+from rankless.world.compat import all_gather_single, default_store
 
 
 class PeerWaits:
@@ -58,17 +58,19 @@ class Transport(Protocol):
         waits: counter of the time that this rank waits for others.
         in_process: whether the ranks are threads of one process.
         on_one_machine: whether the ranks are processes on one machine, which can share memory.
-        group: the process group for ``DistributedDataParallel``, or None for the default group.
     """
 
     waits: PeerWaits
     in_process: bool
     on_one_machine: bool
-    group: dist.ProcessGroup | None
 
     @property
     def name(self) -> str:
         """Name of the transport in the run's records."""
+
+    @property
+    def store(self) -> dist.Store:
+        """A store that all ranks share, for values that no rank waits for."""
 
     @property
     def gathers_apart(self) -> bool:
@@ -104,8 +106,11 @@ class GroupTransport:
 
     def __init__(self) -> None:
         self.waits, self.in_process, self.on_one_machine = PeerWaits(), False, False
-        self.group: dist.ProcessGroup | None = None
         self.beside: dist.ProcessGroup | None = None
+
+    @property
+    def store(self) -> dist.Store:
+        return default_store()
 
     @property
     def gathers_apart(self) -> bool:

@@ -1,4 +1,4 @@
-"""Variants of PyTorch's data-parallel wrapper, optimizers and modes that do not import its compiler.
+"""Variants of PyTorch's optimizers and modes that do not import its compiler.
 
 The originals import ``torch._dynamo`` or ``torch._inductor``, although nothing is compiled. In every rank and
 at every restart, this import takes longer than the rest of PyTorch: 4 s of CPU time for ``torch._dynamo`` of
@@ -8,21 +8,16 @@ PyTorch 2.14 on a busy x86 machine. This module contains copies and subclasses, 
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-from contextlib import contextmanager
-from inspect import isgeneratorfunction, unwrap
-from types import FunctionType, SimpleNamespace
+from inspect import unwrap
 from typing import Any, Self
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_COMPILER = "torch._dynamo"
 _GENERATOR = "torch._inductor.config"  # the compiler's code generator
 _DETERMINISTIC = "TORCHINDUCTOR_DETERMINISTIC"  # read when torch._inductor is imported
 
@@ -75,40 +70,3 @@ class PlainDispatchMode(TorchDispatchMode):
 
     def __exit__(self, *_: object) -> None:
         _python_dispatch._pop_mode()
-
-
-class _CompilerStandIn(SimpleNamespace):
-    """A stand-in for the compiler's module that imports the real module for any missing attribute."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(_COMPILER), name)
-
-
-class _Torch:
-    """The ``torch`` module, with a stand-in for the compiler until the compiler is imported."""
-
-    _answer = _CompilerStandIn(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_dynamo" and _COMPILER not in sys.modules:
-            return self._answer
-        return getattr(torch, name)
-
-
-def _without_compiler(function: Any) -> Any:
-    """Return a copy of a function that uses :class:`_Torch` as ``torch``."""
-    names = {**function.__globals__, "torch": _Torch()}
-    copy = FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
-
-
-class PlainDataParallel(DistributedDataParallel):
-    """``DistributedDataParallel`` for modules that are not compiled."""
-
-    __init__ = _without_compiler(DistributedDataParallel.__init__)
-
-    if isgeneratorfunction(unwrap(DistributedDataParallel._inside_ddp_forward)):
-        _inside_ddp_forward = contextmanager(unwrap(DistributedDataParallel._inside_ddp_forward))

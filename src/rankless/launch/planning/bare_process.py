@@ -61,12 +61,13 @@ class BareLoop:
         from rankless.engine.optim import optimizer
         from rankless.engine.statistics import batch_norms
         from rankless.models.checkpointing import checkpoint_activations
+        from rankless.models.layers import channels_last
         from rankless.tasks import open_task
 
         self.recipe, self.device = recipe, device
         self.task: Any = open_task(recipe)
         torch.manual_seed(recipe.seed)
-        self.model = self.task.model().to(device).to(memory_format=torch.channels_last).train()
+        self.model = channels_last(self.task.model().to(device)).train()
         if recipe.batch_norm == "frozen":
             for norm in batch_norms(self.model):
                 norm.eval().requires_grad_(False)
