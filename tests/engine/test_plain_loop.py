@@ -62,11 +62,13 @@ def test_a_step_has_the_gradient_of_the_mean_loss_over_its_batch() -> None:
     expected = [parameter.grad for parameter in model.parameters()]
     with join() as world:
         steps = rankless.Steps(world, model, loss, whole, batch=40, micro=8).epochs(1)
+        before = torch.get_rng_state()
         step = next(steps)  # one epoch is one step: every image once
         found = [parameter.grad for parameter in model.parameters()]
         steps.close()
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     assert step.epoch == 1
+    assert torch.equal(torch.get_rng_state(), before)  # the loop's body goes on with its own numbers
     with torch.no_grad():
         mean = float(F.cross_entropy(model(inputs.double()), labels))
     assert step.loss == pytest.approx(mean, rel=1e-12)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rankless.engine.shared_process import OwnGenerator, autocast_for
+from rankless.engine.shared_process import OwnGenerator, autocast_for, undrawn
 from rankless.engine.statistics import RunningStatistics
 from rankless.engine.totals import Compared, Flags, Totals
 from rankless.errors import UserError
-from rankless.randomness import torch_seed
+from rankless.randomness import seed_generators, torch_seed
 from rankless.recipe.schema import Recipe
 from rankless.structures import LossSum, Unreadable
 from rankless.tasks.capabilities import unreadable_in
@@ -54,6 +55,9 @@ class Accumulator:
         self.device = world.device
         self.in_process = world.transport.in_process
         self.autocast = autocast_for(shared=self.in_process)
+        self.undrawn: Callable[[], AbstractContextManager[None]] = nullcontext
+        if self.in_process:
+            self.undrawn = partial(undrawn, "ranks are threads", "ranks that are processes")
         self.exchange = Exchange(recipe.batch.micro_batches, world.rank, world.size, world.transport)
         self.mine = world.own_micro_batches(recipe.batch.micro_batches)
         self.names: list[str] | None = None
@@ -85,7 +89,7 @@ class Accumulator:
             batch, missing = self._draw(batches)
             unreadable += missing
             is_compared = compared is not None and leaf == compared.own
-            with self.gradients.micro_batch(leaf, apart=is_compared):
+            with self.undrawn(), self.gradients.micro_batch(leaf, apart=is_compared):
                 loss = self._forward(step, leaf, batch)
                 first = flags if leaf == self.mine.start else Flags()
                 leaves.append(self._leaf(loss, first, len(missing)))
@@ -135,16 +139,16 @@ class Accumulator:
         return batch.to(self.device), unreadable_in(batch)
 
     def _seeded(self, step: int, leaf: int) -> AbstractContextManager[object]:
-        """Seed the generators of the CPU and this device for a forward pass.
-
-        ``torch.manual_seed`` would take 70 times as long, because it checks all types of devices.
-        """
-        seed = torch_seed(self.recipe.seed, "dropout", step, leaf)
+        """Seed the generators of the CPU and this device for a micro-batch."""
+        path = self.recipe.seed, "dropout", step, leaf
         if self.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+            torch.cuda.manual_seed(torch_seed(*path))
         if self.in_process:
-            return OwnGenerator(seed)
-        torch.default_generator.manual_seed(seed)
+            return OwnGenerator(torch_seed(*path))
+        if self.undrawn is nullcontext:
+            seed_generators(*path)
+        else:
+            torch.default_generator.manual_seed(torch_seed(*path))
         return nullcontext()
 
     def _leaf(self, loss: LossSum, flags: Flags, replaced: int) -> Tensor:
@@ -185,6 +189,7 @@ class SyncAccumulator(Accumulator):
 
     def _wrap(self, module: LossModule) -> None:
         self.autocast = autocast_for(shared=True)
+        self.undrawn = partial(undrawn, "batch_norm is 'sync'", "batch_norm: micro")
         self.side = SideBySide(module, self.exchange)
         self.parameters = [p for p in module.parameters() if p.requires_grad]
 
@@ -211,7 +216,8 @@ class SyncAccumulator(Accumulator):
             return scale(loss)
 
         self.statistics.begin_micro_batch()
-        self.side.run(forward)
+        with self.undrawn():
+            self.side.run(forward)
         self.statistics.mark_called(self.side.called)
         leaves = [
             self._leaf(loss, Flags() if number else flags, len(drawn[number][1]))

@@ -24,6 +24,7 @@ from rankless.engine.soundness import synchronize, weight_difference
 from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Flags
 from rankless.errors import UserError
+from rankless.randomness import kept_generators
 from rankless.recipe.schema import Recipe
 from rankless.structures import LossSum
 from rankless.tasks.protocol import Examples
@@ -124,7 +125,8 @@ class Steps:
             for number in range(start, schedule.steps):
                 self.statistics.take()
                 try:
-                    step = self._step(number, batches, schedule.epoch(number + 1))
+                    with kept_generators():  # so that the loop's body draws the same numbers on every rank
+                        step = self._step(number, batches, schedule.epoch(number + 1))
                 finally:
                     self.statistics.give_back()
                 yield step
