@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 from torch.utils.data import TensorDataset
 
 import rankless
@@ -38,6 +39,7 @@ def network() -> nn.Module:
 def trained(world: World, epochs: int, end: str, begin: str = "") -> dict[str, Any]:
     """What a loop has come to after so many epochs, saved as ``end``; it may go on from ``begin``."""
     model = network()
+    parametrizations.spectral_norm(model[-1])  # its forward pass changes buffers
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     steps = rankless.Steps(world, model, loss, data(), batch=12, micro=3)
     saved = torch.load(begin, weights_only=True) if begin else {"number": -1}

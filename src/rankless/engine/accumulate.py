@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rankless.engine.divergence import several
 from rankless.engine.shared_process import OwnGenerator, autocast_for, undrawn
 from rankless.engine.statistics import RunningStatistics
 from rankless.engine.totals import Compared, Flags, Totals
@@ -92,7 +93,7 @@ class Accumulator:
             with self.undrawn(), self.gradients.micro_batch(leaf, apart=is_compared):
                 loss = self._forward(step, leaf, batch)
                 first = flags if leaf == self.mine.start else Flags()
-                leaves.append(self._leaf(loss, first, len(missing)))
+                leaves.append(self._leaf(loss, first, len(missing), self._keep(leaf)))
                 seen = self._seen(leaves[-1]) if is_compared else None
                 if leaf == self.mine[-1]:
                     sums = self.exchange.fold(leaves)
@@ -119,14 +120,14 @@ class Accumulator:
         batch, missing = self._draw(batches)
         with self.gradients.not_added():
             loss = self._forward(step, leaf, batch)
-            seen = self._seen(self._leaf(loss, Flags(), len(missing)))
+            seen = self._seen(self._leaf(loss, Flags(), len(missing), self._keep(None)))
             self.gradients.backward(scale(loss.sum))
         return None if missing else self._with_gradients(seen)
 
     @staticmethod
     def _seen(leaf: Tensor) -> Tensor:
         """Return the bit sum of a micro-batch's contribution to the totals, excluding the flags."""
-        return bit_sum(torch.cat([leaf[:2], leaf[5:]]))
+        return bit_sum(torch.cat([leaf[:2], leaf[6:]]))
 
     def _with_gradients(self, seen: Tensor) -> Tensor:
         """Return ``seen`` followed by the bit sums of the gradients of all P parameters, (1 + P,)."""
@@ -151,10 +152,20 @@ class Accumulator:
             torch.default_generator.manual_seed(torch_seed(*path))
         return nullcontext()
 
-    def _leaf(self, loss: LossSum, flags: Flags, replaced: int) -> Tensor:
+    def _keep(self, leaf: int | None) -> bool:
+        """Keep what a micro-batch's forward pass has changed, and return whether any of it is new."""
+        new = self.statistics.keep(leaf)
+        if new and self.recipe.model.checkpointing:
+            raise UserError(
+                f"model.checkpointing is true, but the forward pass changes {several(new)}, so a block that "
+                "is computed again would use other values; remove model.checkpointing"
+            )
+        return bool(new)
+
+    def _leaf(self, loss: LossSum, flags: Flags, replaced: int, new: bool) -> Tensor:
         """Return one micro-batch's contribution to the totals, float64 (N,).
 
-        The order is loss, count, stop, save, replaced, parts, statistics.
+        The order is loss, count, stop, save, replaced, new, parts, statistics.
         """
         names = sorted(loss.parts)
         if self.names not in (None, names):
@@ -166,7 +177,7 @@ class Accumulator:
         scalars = [
             loss.sum.detach(),
             loss.count,
-            *torch.tensor([float(flags.stop), float(flags.save), float(replaced)]),
+            *torch.tensor([float(flags.stop), float(flags.save), float(replaced), float(new)]),
             *(loss.parts[n] for n in names),
         ]
         vector = torch.stack([s.to(self.device, torch.float64, non_blocking=True) for s in scalars])
@@ -180,7 +191,7 @@ class Accumulator:
         opinions: Sequence[str] = ("", ""),
     ) -> Totals:
         names = self.names or []
-        scalars, statistics = vector.tensor_split([5 + len(names)])
+        scalars, statistics = vector.tensor_split([6 + len(names)])
         return Totals(scalars, names, statistics, unreadable, unused, opinions)
 
 
@@ -218,9 +229,14 @@ class SyncAccumulator(Accumulator):
         self.statistics.begin_micro_batch()
         with self.undrawn():
             self.side.run(forward)
+        if new := self.statistics.keep(None):
+            raise UserError(
+                f"batch_norm is 'sync', but the forward pass changes {several(new)}, which micro-batches "
+                "that run side by side share; use batch_norm: micro"
+            )
         self.statistics.mark_called(self.side.called)
         leaves = [
-            self._leaf(loss, Flags() if number else flags, len(drawn[number][1]))
+            self._leaf(loss, Flags() if number else flags, len(drawn[number][1]), new=False)
             for number, loss in enumerate(losses)
         ]
         totals = self.exchange.total(leaves)
