@@ -22,6 +22,7 @@ from rankless.launch.opening import this_start
 from rankless.launch.sharing import refuse_idle
 from rankless.recipe.load import from_json, to_json
 from rankless.recipe.schema import Recipe
+from rankless.runs import starts
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,11 @@ def rounding(members: Sequence[Member]) -> list[Difference]:
         if len(set(values.values())) > 1:
             fix = "use hosts of the same kind, or set cpu_isa=avx2 if the CPUs differ"
             found.append(Difference(label, _by_value(values), fix))
+    variables = {m.name: starts.deciding(m.facts["environment"]["variables"]) for m in members}
+    for name in sorted({name for values in variables.values() for name in values}):
+        values = {host: own.get(name, "not set") for host, own in variables.items()}
+        if len(set(values.values())) > 1:
+            found.append(Difference(name, _by_value(values), "set it to the same value on all hosts"))
     return found
 
 
