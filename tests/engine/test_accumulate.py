@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,11 +20,12 @@ from rankless.engine.schedule import set_rate
 from rankless.engine.state import TrainingState
 from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Flags
+from rankless.errors import UserError
 from rankless.models.checkpoints.weights import digest
-from rankless.randomness import GENERATORS
+from rankless.randomness import GENERATORS, key, torch_seed
 from rankless.recipe.schema import Batch, Recipe
 from rankless.structures import LossSum
-from rankless.world.process_group import World
+from rankless.world.process_group import World, join
 from small_task import steps
 from thorough import THOROUGH
 from thread_ranks import CPU, together
@@ -201,3 +203,58 @@ def test_norms_without_running_statistics_see_the_global_batch(mode: bool) -> No
     )
     passes.run(0, iter(batch), lambda loss: loss, Flags())
     torch.testing.assert_close(gradients(model), expected, rtol=1e-10, atol=1e-10)
+
+
+def drawn() -> list[float]:
+    return [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002 - the global one
+
+
+def expected_of(leaf: int) -> list[float]:
+    """What new generators draw after the documented keys, each by its own library."""
+    path = (5, "dropout", 7, leaf)
+    words = np.frombuffer(key(*path, "numpy").to_bytes(16, "little"), "<u4")
+    torchs = torch.Generator().manual_seed(torch_seed(*path))
+    return [
+        random.Random(key(*path, "python")).random(),
+        float(np.random.RandomState(words.astype(np.uint32)).rand()),
+        float(torch.rand((), generator=torchs)),
+    ]
+
+
+class Drawing:
+    """A loss that draws from one or all of the global generators."""
+
+    def __init__(self, draw: Any) -> None:
+        self.draw, self.seen = draw, []
+
+    def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
+        self.seen.append(self.draw())
+        return LossSum(model(batch).sum(), torch.tensor(1.0))
+
+
+def run_drawing(world: World, draw: Any, norms: str) -> list[Any]:
+    task: Any = Drawing(draw)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)).double()
+    statistics = RunningStatistics(batch_norms(model), CPU)
+    wanted = recipe(LEAVES, precision="fp32", batch_norm=norms, seed=5)
+    passes = make_accumulator(task, model, statistics, wanted, world)
+    passes.run(7, (rows(leaf) for leaf in world.own_micro_batches(LEAVES)), lambda loss: loss, Flags())
+    return list(task.seen)
+
+
+def test_the_global_generators_of_python_numpy_and_torch_are_seeded_for_each_micro_batch() -> None:
+    with join() as world:
+        assert run_drawing(world, drawn, "micro") == [expected_of(leaf) for leaf in range(LEAVES)]
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [(random.random, "Python"), (lambda: np.random.rand(), "NumPy")],  # noqa: NPY002
+)
+def test_micro_batches_that_run_side_by_side_cannot_use_them(draw: Any, name: str) -> None:
+    with pytest.raises(UserError, match=f"'sync', but .* random generator of {name}, .* batch_norm: micro"):
+        run_drawing(ALONE, draw, "sync")
+    assert all(
+        isinstance(error, UserError) for error in together(2, lambda world: run_drawing(world, draw, "sync"))
+    )
+    run_drawing(ALONE, lambda: torch.rand(()), "sync")

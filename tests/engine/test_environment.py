@@ -55,7 +55,10 @@ def agreement(
 
 @pytest.mark.processes
 def test_ranks_that_are_alike_agree(ranks: Any) -> None:
-    other = {1: ("variables", {"ONEDNN_X": "1"}), 2: ("versions", {"python": "3.12.0", "NVIDIA driver": "5"})}
+    other = {
+        1: ("variables", {"OMP_PLACES": "1", "X_NUM_THREADS": "2"}),
+        2: ("versions", {"python": "3.12.0", "NVIDIA driver": "5"}),
+    }
     assert ranks(3, agreement, other, ["d", "d", "d"]) == [[], [], []]
 
 
@@ -82,6 +85,22 @@ def test_ranks_that_round_differently_are_a_warning(ranks: Any) -> None:
     assert reported[1] == reported[0]
     for (error,) in ranks(2, agreement, {1: ("instruction_set", {"oneDNN": "AVX"})}, ["d", "d"], 4):
         assert error == f"check.recompute is 4, but {warning}, or check.recompute=0"
+
+
+@pytest.mark.processes
+def test_variables_that_decide_bits_are_compared(ranks: Any) -> None:
+    changes = {
+        0: ("variables", {"MKL_CBWR": "COMPATIBLE", "KMP_AFFINITY": "x"}),
+        2: ("variables", {"OMP_DYNAMIC": "1"}),
+    }
+    warning = (
+        "the ranks may round differently (MKL_CBWR is COMPATIBLE on rank 0, not set on ranks 1, 2; "
+        "OMP_DYNAMIC is not set on ranks 0, 1, 1 on rank 2), so the weights may depend on how the work is "
+        "distributed; use the same environment variables on all ranks"
+    )
+    assert ranks(3, agreement, changes, ["d"] * 3) == [[warning]] * 3
+    error = f"check.recompute is 4, but {warning}, or check.recompute=0"
+    assert [list(problems) for problems in ranks(3, agreement, changes, ["d"] * 3, 4)] == [[error]] * 3
 
 
 def test_an_entry_for_every_start_and_none_for_a_restart_of_the_ranks(tmp_path: Path) -> None:
@@ -122,6 +141,12 @@ def test_an_entry_for_every_start_and_none_for_a_restart_of_the_ranks(tmp_path: 
         (
             found(variables={"NVIDIA_TF32_OVERRIDE": "0"}),
             "NVIDIA_TF32_OVERRIDE is 0, but was not set at the previous start",
+            "may",
+        ),
+        (
+            found(variables={"OMP_THREAD_LIMIT": "1", "NCCL_ALGO": "Ring"}),
+            "OMP_THREAD_LIMIT is 1, but was not set at the previous start; NCCL_ALGO is Ring, but was not "
+            "set at the previous start",
             "may",
         ),
         (found(versions={"python": "3.12.0"}, variables={"OMP_NUM_THREADS": "2"}), "", ""),

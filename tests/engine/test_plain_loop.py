@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 from torch.utils.data import TensorDataset
 
 import rankless
@@ -38,6 +39,7 @@ def network() -> nn.Module:
 def trained(world: World, epochs: int, end: str, begin: str = "") -> dict[str, Any]:
     """What a loop has come to after so many epochs, saved as ``end``; it may go on from ``begin``."""
     model = network()
+    parametrizations.spectral_norm(model[-1])  # its forward pass changes buffers
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     steps = rankless.Steps(world, model, loss, data(), batch=12, micro=3)
     saved = torch.load(begin, weights_only=True) if begin else {"number": -1}
@@ -62,11 +64,13 @@ def test_a_step_has_the_gradient_of_the_mean_loss_over_its_batch() -> None:
     expected = [parameter.grad for parameter in model.parameters()]
     with join() as world:
         steps = rankless.Steps(world, model, loss, whole, batch=40, micro=8).epochs(1)
+        before = torch.get_rng_state()
         step = next(steps)  # one epoch is one step: every image once
         found = [parameter.grad for parameter in model.parameters()]
         steps.close()
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     assert step.epoch == 1
+    assert torch.equal(torch.get_rng_state(), before)  # the loop's body goes on with its own numbers
     with torch.no_grad():
         mean = float(F.cross_entropy(model(inputs.double()), labels))
     assert step.loss == pytest.approx(mean, rel=1e-12)

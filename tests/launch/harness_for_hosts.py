@@ -29,6 +29,7 @@ ENVIRONMENT = {
     "versions": {"python": "3.11.7", "rankless": "1", "torch": "2.14.1"},
     "hardware": {"device": "cpu"},
     "instruction_set": {"ATen": "AVX2", "oneDNN": "AVX2"},
+    "variables": {},
 }
 Reply = dict[str, Any] | None
 DONE: dict[str, Any] = {"notes": [{"finished": True}], "step": 8}

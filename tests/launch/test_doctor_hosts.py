@@ -54,6 +54,7 @@ def member(name: str, **changes: Any) -> Member:
             | changes.get("versions", {}),
             "hardware": {"device": "cpu"},
             "instruction_set": {"ATen": changes.get("isa", "AVX2"), "oneDNN": "AVX2"},
+            "variables": {"OMP_NUM_THREADS": name} | changes.get("variables", {}),
         },
         "device": "cpu",
         "data": changes.get("data", "1234567890abcdef"),
@@ -71,6 +72,7 @@ def member(name: str, **changes: Any) -> Member:
         ({"versions": {"rankless": "2"}}, "error", "rankless: 1 on a; 2 on b", "--sync"),
         ({"data": "fedcba"}, "error", "1234567890ab on a; fedcba on b", "copy the same data"),
         ({"isa": "AVX512"}, "warning", "the instruction set: AVX2 on a; AVX512 on b", "cpu_isa=avx2"),
+        ({"variables": {"MKL_CBWR": "AVX2"}}, "warning", "MKL_CBWR: not set on a; AVX2 on b", "on all hosts"),
     ],
 )
 def test_hosts_that_are_not_alike(changes, level, value, fix):

@@ -17,13 +17,13 @@ from rankless.engine.accumulate import SyncAccumulator, make_accumulator
 from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Flags
 from rankless.errors import UserError
-from rankless.randomness import torch_seed
+from rankless.randomness import GENERATORS, torch_seed
 from rankless.recipe.schema import Batch, Recipe
 from rankless.structures import LossSum
 from rankless.world.exchange import Exchange
 from rankless.world.process_group import LostPeerError, World
 from rankless.world.sync_norm import SideBySide
-from thread_ranks import together
+from thread_ranks import CPU, together
 
 LEAVES, PER_MICRO, STEPS, SEED = 6, 2, 2, 11
 SHARE = 0.25
@@ -386,3 +386,80 @@ def test_activation_checkpointing_is_refused(ranks: Any, reentrant: bool) -> Non
             when = "without gradients" if reentrant else "again in the backward pass"
             assert f"'body.1' is called {when}" in said[0]
             assert "model.checkpointing=true" in said[0]
+
+
+class Hooked(nn.Module):
+    """A hook of each kind. Without batch norm's effect, ``sync`` computes what ``micro`` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.still, self.clamped = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 1)
+        self.norm = nn.BatchNorm1d(3, affine=False)
+        self.kept: list[Tensor] = []
+        self.layer.register_forward_hook(self.keep)
+        self.still.register_full_backward_hook(keep_gradient)
+        self.still.weight.register_hook(lambda gradient: gradient * 0)
+        self.clamped.weight.register_post_accumulate_grad_hook(clamp)
+        self.clamped.bias.register_post_accumulate_grad_hook(self.to_sevens)
+        self.clamped.bias.register_hook(lambda gradient: gradient).remove()
+
+    def to_sevens(self, _: Tensor) -> None:
+        assert self.clamped.bias.grad is not None
+        self.clamped.bias.grad.fill_(7)
+
+    def keep(self, layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        self.kept = [output]
+        return output * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.norm(self.layer(x))
+        return self.clamped(self.still(self.kept[0] + x).tanh())
+
+
+def clamp(parameter: Tensor) -> None:
+    parameter.grad.clamp_(-0.1, 0.1)
+
+
+def keep_gradient(layer: Any, inputs: Any, outputs: Any) -> None:
+    layer.seen = outputs[0].detach().clone()
+
+
+class HookedTask:
+    def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
+        return LossSum(model(batch).square().sum(), torch.tensor(float(len(batch))))
+
+
+def hooked_gradients(world: World) -> dict[str, Tensor]:
+    with GENERATORS:
+        torch.manual_seed(3)
+        model = Hooked().double().train()
+    task: Any = HookedTask()
+    passes = make_accumulator(task, model, RunningStatistics(batch_norms(model), CPU), RECIPE, world)
+    passes.run(0, (rows(0, leaf) for leaf in world.own_micro_batches(LEAVES)), lambda loss: loss, Flags())
+    assert all(p.grad is not None for p in model.parameters())
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_hooks_of_parameters_and_layers_see_each_micro_batch() -> None:
+    expected: dict[str, Tensor] = {}
+    for leaf in range(LEAVES):  # plain PyTorch, one micro-batch after the other
+        torch.manual_seed(3)
+        model = Hooked().double().train()
+        model(rows(0, leaf)).square().sum().backward()
+        for name, p in model.named_parameters():
+            assert p.grad is not None
+            expected[name] = expected.get(name, torch.zeros_like(p)) + p.grad
+    assert not expected["still.weight"].any() and expected["clamped.bias"].item() == 7 * LEAVES
+    alone = hooked_gradients(World(0, 1, CPU, 0))
+    torch.testing.assert_close(alone, expected, rtol=1e-12, atol=1e-12)
+    assert all(
+        torch.equal(found[name], alone[name]) for found in together(3, hooked_gradients) for name in alone
+    )
+
+
+def test_hooks_with_variables_that_micro_batches_would_share_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    features: dict[str, Tensor] = {}
+    model[0].register_forward_hook(lambda layer, inputs, output: features.update(x=output))
+    with pytest.raises(UserError, match=r"hooks of layers use .* variables: '0' \(features\); .* micro"):
+        SideBySide(model, Exchange(2, 0, 1))

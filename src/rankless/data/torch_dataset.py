@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from rankless.errors import UserError
-from rankless.randomness import GENERATORS, key, torch_seed
+from rankless.randomness import GENERATORS, kept_generators, key, seed_generators, words
 
 _DEEPEST, _LONGEST, _MOST = 8, 64, 10_000
 """Limits of the search for generators: depth, items per list, and total number of objects."""
@@ -42,33 +42,18 @@ def seeded(seed: int, epoch: int, index: int, *generators: Any) -> Iterator[None
             ``set_random_state(generator, random)`` or ``set_random_seed(seed)``, such as Albumentations
             transforms.
     """
-    with GENERATORS:
-        before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - the legacy ones
-        try:
-            # With the same seed, Python and NumPy would generate the same numbers (both use MT19937).
-            random.seed(key(seed, "item", epoch, index, "python"))
-            np.random.seed(_words(key(seed, "item", epoch, index, "numpy")))  # noqa: NPY002
-            torch.default_generator.manual_seed(
-                torch_seed(seed, "item", epoch, index)
-            )  # only the CPU generator
-            for number, generator in enumerate(generators):
-                _seed(generator, key(seed, "item", epoch, index, number))
-            yield
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])  # noqa: NPY002
-            torch.set_rng_state(before[2])
-
-
-def _words(number: int) -> list[int]:
-    return [number >> 32 * word & 0xFFFFFFFF for word in range(4)]
+    with GENERATORS, kept_generators():
+        seed_generators(seed, "item", epoch, index)
+        for number, generator in enumerate(generators):
+            _seed(generator, key(seed, "item", epoch, index, number))
+        yield
 
 
 def _seed(generator: Any, number: int) -> None:
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = type(generator.bit_generator)(number).state
     elif isinstance(generator, np.random.RandomState):
-        generator.seed(_words(number))
+        generator.seed(words(number))
     elif isinstance(generator, torch.Generator):
         generator.manual_seed(number % 2**63)
     elif callable(to_state := getattr(generator, "set_random_state", None)):

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rankless.engine.shared_process import OwnGenerator, autocast_for
+from rankless.engine.divergence import several
+from rankless.engine.shared_process import OwnGenerator, autocast_for, undrawn
 from rankless.engine.statistics import RunningStatistics
 from rankless.engine.totals import Compared, Flags, Totals
 from rankless.errors import UserError
-from rankless.randomness import torch_seed
+from rankless.randomness import seed_generators, torch_seed
 from rankless.recipe.schema import Recipe
 from rankless.structures import LossSum, Unreadable
 from rankless.tasks.capabilities import unreadable_in
@@ -48,6 +50,9 @@ class Accumulator:
         self.device = world.device
         self.in_process = world.transport.in_process
         self.autocast = autocast_for(shared=self.in_process)
+        self.undrawn: Callable[[], AbstractContextManager[None]] = nullcontext
+        if self.in_process:
+            self.undrawn = partial(undrawn, "ranks are threads", "ranks that are processes")
         self.exchange = Exchange(recipe.batch.micro_batches, world.rank, world.size, world.transport)
         self.mine = world.own_micro_batches(recipe.batch.micro_batches)
         self.names: list[str] | None = None
@@ -82,14 +87,15 @@ class Accumulator:
             batch, missing = self._draw(batches)
             unreadable += missing
             is_compared = compared is not None and leaf == compared.own
-            loss = self._forward(step, leaf, batch)
-            first = flags if leaf == self.mine.start else Flags()
-            leaves.append(self._leaf(loss, first, len(missing)))
-            seen = self._seen(leaves[-1]) if is_compared else None
-            if leaf == self.mine[-1]:
-                sums = self.exchange.fold(leaves)
-                pending = self.exchange.start(sums, torch.empty_like(sums[0]))
-            self.gradients.backward(scale(loss.sum), leaf, apart=is_compared)
+            with self.undrawn():
+                loss = self._forward(step, leaf, batch)
+                first = flags if leaf == self.mine.start else Flags()
+                leaves.append(self._leaf(loss, first, len(missing), self._keep(leaf)))
+                seen = self._seen(leaves[-1]) if is_compared else None
+                if leaf == self.mine[-1]:
+                    sums = self.exchange.fold(leaves)
+                    pending = self.exchange.start(sums, torch.empty_like(sums[0]))
+                self.gradients.backward(scale(loss.sum), leaf, apart=is_compared)
             if seen is not None and not missing:
                 mine = self._with_gradients(seen)
         if pending is None:
@@ -120,14 +126,14 @@ class Accumulator:
         """Return the bit sums of another rank's micro-batch, or None if any of its images is missing."""
         batch, missing = self._draw(batches)
         loss = self._forward(step, leaf, batch)
-        seen = self._seen(self._leaf(loss, Flags(), len(missing)))
+        seen = self._seen(self._leaf(loss, Flags(), len(missing), self._keep(None)))
         self.gradients.backward(scale(loss.sum), None, apart=True)
         return None if missing else self._with_gradients(seen)
 
     @staticmethod
     def _seen(leaf: Tensor) -> Tensor:
         """Return the bit sum of a micro-batch's contribution to the totals, excluding the flags."""
-        return bit_sum(torch.cat([leaf[:2], leaf[5:]]))
+        return bit_sum(torch.cat([leaf[:2], leaf[6:]]))
 
     def _with_gradients(self, seen: Tensor) -> Tensor:
         """Return ``seen`` followed by the bit sums of the gradients of all P parameters, (1 + P,)."""
@@ -140,22 +146,32 @@ class Accumulator:
         return batch.to(self.device), unreadable_in(batch)
 
     def _seeded(self, step: int, leaf: int) -> AbstractContextManager[object]:
-        """Seed the generators of the CPU and this device for a forward pass.
-
-        ``torch.manual_seed`` would take 70 times as long, because it checks all types of devices.
-        """
-        seed = torch_seed(self.recipe.seed, "dropout", step, leaf)
+        """Seed the generators of the CPU and this device for a micro-batch."""
+        path = self.recipe.seed, "dropout", step, leaf
         if self.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+            torch.cuda.manual_seed(torch_seed(*path))
         if self.in_process:
-            return OwnGenerator(seed)
-        torch.default_generator.manual_seed(seed)
+            return OwnGenerator(torch_seed(*path))
+        if self.undrawn is nullcontext:
+            seed_generators(*path)
+        else:
+            torch.default_generator.manual_seed(torch_seed(*path))
         return nullcontext()
 
-    def _leaf(self, loss: LossSum, flags: Flags, replaced: int) -> Tensor:
+    def _keep(self, leaf: int | None) -> bool:
+        """Keep what a micro-batch's forward pass has changed, and return whether any of it is new."""
+        new = self.statistics.keep(leaf)
+        if new and self.recipe.model.checkpointing:
+            raise UserError(
+                f"model.checkpointing is true, but the forward pass changes {several(new)}, so a block that "
+                "is computed again would use other values; remove model.checkpointing"
+            )
+        return bool(new)
+
+    def _leaf(self, loss: LossSum, flags: Flags, replaced: int, new: bool) -> Tensor:
         """Return one micro-batch's contribution to the totals, float64 (N,).
 
-        The order is loss, count, stop, save, replaced, parts, statistics.
+        The order is loss, count, stop, save, replaced, new, parts, statistics.
         """
         names = sorted(loss.parts)
         if self.names not in (None, names):
@@ -167,7 +183,7 @@ class Accumulator:
         scalars = [
             loss.sum.detach(),
             loss.count,
-            *torch.tensor([float(flags.stop), float(flags.save), float(replaced)]),
+            *torch.tensor([float(flags.stop), float(flags.save), float(replaced), float(new)]),
             *(loss.parts[n] for n in names),
         ]
         vector = torch.stack([s.to(self.device, torch.float64, non_blocking=True) for s in scalars])
@@ -181,7 +197,7 @@ class Accumulator:
         opinions: Sequence[str] = ("", ""),
     ) -> Totals:
         names = self.names or []
-        scalars, statistics = vector.tensor_split([5 + len(names)])
+        scalars, statistics = vector.tensor_split([6 + len(names)])
         return Totals(scalars, names, statistics, unreadable, unused, opinions)
 
 
@@ -193,6 +209,7 @@ class SyncAccumulator(Accumulator):
     ) -> None:
         super().__init__(task, model, statistics, recipe, world)
         self.autocast = autocast_for(shared=True)
+        self.undrawn = partial(undrawn, "batch_norm is 'sync'", "batch_norm: micro")
         self.side = SideBySide(model, self.exchange)
 
     def run(
@@ -219,10 +236,16 @@ class SyncAccumulator(Accumulator):
 
         self.gradients.begin()
         self.statistics.begin_micro_batch()
-        self.side.run(forward)
+        with self.undrawn():
+            self.side.run(forward)
+        if new := self.statistics.keep(None):
+            raise UserError(
+                f"batch_norm is 'sync', but the forward pass changes {several(new)}, which micro-batches "
+                "that run side by side share; use batch_norm: micro"
+            )
         self.statistics.mark_called(self.side.called)
         leaves = [
-            self._leaf(loss, Flags() if number else flags, len(drawn[number][1]))
+            self._leaf(loss, Flags() if number else flags, len(drawn[number][1]), new=False)
             for number, loss in enumerate(losses)
         ]
         totals = self.exchange.total(leaves)

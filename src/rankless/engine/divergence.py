@@ -34,7 +34,7 @@ def not_used(step: int, unused: Sequence[tuple[int, Sequence[str]]]) -> str:
     leaf, names = unused[0]
     more = f" (and {counted(len(unused) - 1, 'other')})" if len(unused) > 1 else ""
     return (
-        f"step {step}: the loss of micro-batch {leaf}{more} does not depend on {_several(names)}; use "
+        f"step {step}: the loss of micro-batch {leaf}{more} does not depend on {several(names)}; use "
         "these parameters in every forward pass, set their requires_grad to False, or set "
         "find_unused_parameters: true to count missing gradients as zero"
     )
@@ -48,7 +48,7 @@ def not_finite(step: int, numbers: Numbers, bad: Sequence[str], recipe: Recipe, 
     if not math.isfinite(numbers.loss):
         what = f"the loss became {numbers.mean_loss}"
     elif bad:
-        what = f"the loss is {numbers.mean_loss:g}, but the gradient of {_several(bad)} is not finite"
+        what = f"the loss is {numbers.mean_loss:g}, but the gradient of {several(bad)} is not finite"
     else:
         what = f"the loss is {numbers.mean_loss:g}, but the gradient's norm is too large to compute"
     if recipe.precision == "fp16":
@@ -59,7 +59,7 @@ def not_finite(step: int, numbers: Numbers, bad: Sequence[str], recipe: Recipe, 
 def weights_not_finite(step: int, bad: Sequence[str], recipe: Recipe) -> str:
     """Return an error message about weights or running statistics that are not finite."""
     when = f"after step {step}" if step else "at the start of the run"
-    return f"the weights {_several(bad)} are not finite {when} and were not saved; {_advice(recipe)}"
+    return f"the weights {several(bad)} are not finite {when} and were not saved; {_advice(recipe)}"
 
 
 def _advice(recipe: Recipe) -> str:
@@ -71,6 +71,7 @@ def _advice(recipe: Recipe) -> str:
     return f"{', '.join(tries)}, or {look}"
 
 
-def _several(names: Sequence[str]) -> str:
+def several(names: Sequence[str]) -> str:
+    """Return the first names in quotes, and the number of the others."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(f"'{name}'" for name in names[:_SHOWN]) + more

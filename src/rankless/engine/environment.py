@@ -35,7 +35,7 @@ _DECODERS = ("pillow", "simplejpeg")
 _VARIABLES = re.compile(
     r"ONEDNN_.*|DNNL_.*|ATEN_CPU_CAPABILITY|MKL_.*|OMP_.*|KMP_.*|GOMP_.*|OPENBLAS_.*|NPY_.*|GLIBC_TUNABLES"
     r"|LD_PRELOAD|CUBLAS.*|CUDNN_.*|CUDA_VISIBLE_DEVICES|NVIDIA_TF32_OVERRIDE"
-    r"|TORCH_(ALLOW_TF32|BLAS|CUDNN|LINALG|MKLDNN).*|PYTORCH_.*"
+    r"|TORCH_(ALLOW_TF32|BLAS|CUDNN|LINALG|MKLDNN).*|PYTORCH_.*|NCCL_(ALGO|PROTO|(NVLS|COLLNET)_ENABLE)"
 )
 _TALK = re.compile(r".*(VERBOSE|DUMP|PROFILE|LOG).*")
 _LIBRARIES = {
@@ -111,15 +111,17 @@ def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Envir
     must |= {"the backend": world.backend, "the training data": f"digest {data}"}
     gathered = world.all_gather([must, mine])
     errors = _version_differences([must for must, _ in gathered])
-    warnings = _rounding_differences([environment for _, environment in gathered])
+    environments = [environment for _, environment in gathered]
+    warnings = [*_rounding_differences(environments), *_variable_differences(environments)]
     used = [environment["instruction_set"]["ATen"] for _, environment in gathered]
     if recipe.cpu_isa != "native" and set(used) != {recipe.cpu_isa.upper()}:
         errors.append(
             f"cpu_isa is '{recipe.cpu_isa}', but PyTorch computes with {_by_value(used)}; use "
             "cpu_isa=native, or other machines"
         )
-    if recipe.check.recompute and warnings:
-        errors.append(f"check.recompute is {recipe.check.recompute}, but {warnings[0]}, or check.recompute=0")
+    if recipe.check.recompute:
+        checked = f"check.recompute is {recipe.check.recompute}"
+        errors += [f"{checked}, but {text}, or check.recompute=0" for text in warnings]
     if errors:
         raise UserError(errors)
     return mine, warnings
@@ -212,6 +214,22 @@ def _rounding_differences(ranks: Sequence[Environment]) -> list[str]:
     return [
         f"the ranks round differently ({'; '.join(differing)}), so the weights depend on how the work is "
         "distributed; use machines of the same kind or, if the CPUs differ, cpu_isa=avx2"
+    ]
+
+
+def _variable_differences(ranks: Sequence[Environment]) -> list[str]:
+    """Return a warning if environment variables that may affect rounding differ between ranks."""
+    variables = [starts.deciding(rank["variables"]) for rank in ranks]
+    differing = []
+    for name in sorted({name for rank in variables for name in rank}):
+        values = [printable(rank.get(name, "not set")) for rank in variables]
+        if len(set(values)) > 1:
+            differing.append(f"{name} is {_by_value(values)}")
+    if not differing:
+        return []
+    return [
+        f"the ranks may round differently ({'; '.join(differing)}), so the weights may depend on how the "
+        "work is distributed; use the same environment variables on all ranks"
     ]
 
 

@@ -198,6 +198,8 @@ class _Loop:
         self.clock.begin("logging", step + 1)  # also in the user's sinks
         self._log(step, lr, numbers, took)
         saver.poll()
+        if numbers.has_new:
+            self.sinks.event("note", step + 1, state.others.sentence())
         if numbers.replaced:
             self._report_replaced(step + 1, totals.unreadable)
         return numbers
@@ -316,7 +318,7 @@ def update(state: TrainingState, step: int, totals: Totals) -> Numbers:
     """
     numbers = state.clip(step, totals)
     skipped = state.step()
-    state.statistics.end(None if skipped else totals.statistics)
+    state.statistics.end(None if skipped else totals.statistics, has_new=numbers.has_new)
     if state.ema:
         state.ema.update(step)
     return replace(numbers, skipped=skipped)

@@ -18,12 +18,14 @@ from torch.utils.data import default_collate
 from rankless.data.loader import MicroBatches
 from rankless.data.torch_dataset import from_dataset
 from rankless.engine.accumulate import Accumulator
+from rankless.engine.forward_state import ForwardState
 from rankless.engine.optim import divide_and_clip
 from rankless.engine.schedule import StepSchedule
 from rankless.engine.soundness import synchronize, weight_difference
 from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Flags
 from rankless.errors import UserError
+from rankless.randomness import kept_generators
 from rankless.recipe.schema import Recipe
 from rankless.structures import LossSum
 from rankless.tasks.protocol import Examples
@@ -100,7 +102,9 @@ class Steps:
         self.collate = _Collate(collate)
         synchronize(model, ranks)
         model.to(ranks.device)
-        self.statistics = RunningStatistics(batch_norms(model), ranks.device)
+        norms = batch_norms(model)
+        others = ForwardState(model, norms, ranks, self.recipe.batch.micro_batches)
+        self.statistics = RunningStatistics(norms, ranks.device, others)
         self.statistics.give_back()  # between steps, the norms have the user's settings
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         task: Any = _Loop(loss)  # the accumulator uses only a task's loss
@@ -124,7 +128,8 @@ class Steps:
             for number in range(start, schedule.steps):
                 self.statistics.take()
                 try:
-                    step = self._step(number, batches, schedule.epoch(number + 1))
+                    with kept_generators():  # so that the loop's body draws the same numbers on every rank
+                        step = self._step(number, batches, schedule.epoch(number + 1))
                 finally:
                     self.statistics.give_back()
                 yield step
@@ -141,7 +146,7 @@ class Steps:
                 f"step {number}: the loss is {numbers.mean_loss:g}, and the gradient's norm is "
                 f"{numbers.gradient_norm:g}; expected finite numbers; use a smaller learning rate"
             )
-        self.statistics.end(totals.statistics)
+        self.statistics.end(totals.statistics, has_new=numbers.has_new)
         return Step(number, epoch, numbers.mean_loss, numbers.gradient_norm)
 
 

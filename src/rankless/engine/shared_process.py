@@ -1,7 +1,8 @@
-"""PyTorch state that the threads of a process share: random generators and autocast's cache.
+"""State that the threads of a process share: random generators and autocast's cache.
 
-Each forward pass uses a separate generator instead of the CPU's default generator, and gets the same random
-numbers as in a separate process. Every GPU already has its own generator.
+Each forward pass uses a separate generator instead of PyTorch's default generator of the CPU, and gets the
+same random numbers as in a separate process. Every GPU already has its own generator. The generators of
+Python and NumPy cannot be replaced, so using them is an error.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any
 
 import torch
 
+from rankless.errors import UserError
 from rankless.hardware.precision import autocast
-from rankless.randomness import GENERATORS
+from rankless.randomness import GENERATORS, drawn_from
 from rankless.world.uncompiled import PlainDispatchMode
 
 
@@ -54,6 +56,20 @@ def _takes(operation: Any) -> str:
         return "nothing"
     given = [one.name for one in operation._schema.arguments]
     return "any" if "generator" in given else "default"
+
+
+@contextmanager
+def undrawn(why: str, instead: str) -> Iterator[None]:
+    """Raise a UserError if this block uses the global generators of Python or NumPy."""
+    before = drawn_from()
+    yield
+    used = [name for name, a, b in zip(("Python", "NumPy"), before, drawn_from(), strict=True) if a != b]
+    if used:
+        raise UserError(
+            f"{why}, but the model or the loss uses the global random generator of {' and '.join(used)}, "
+            "which several micro-batches would share; use PyTorch's generator, such as torch.rand(()), or "
+            f"{instead}"
+        )
 
 
 class SharedCasts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from rankless.engine.divergence import (
     weights_not_finite,
 )
 from rankless.engine.ema import Ema
+from rankless.engine.forward_state import ForwardState
 from rankless.engine.freezing import Backbone
 from rankless.engine.optim import divide_and_clip, optimizer, restore_state, state_tensors
 from rankless.engine.schedule import StepSchedule
@@ -71,7 +72,7 @@ class TrainingState:
             norm.requires_grad_(False)
         self.released_at = StepSchedule(recipe, images).released_at
         self.backbone = Backbone(self.model) if recipe.model.freeze else None
-        self.statistics = RunningStatistics(self._learning_norms(), world.device)
+        self._watch_forward_passes()
         self.ema = Ema(self.model, recipe.ema.decay) if recipe.ema.decay else None
         if recipe.model.checkpointing:
             checkpoint_activations(self.model)
@@ -97,6 +98,12 @@ class TrainingState:
     def _learning_norms(self) -> list[_BatchNorm]:
         frozen = {id(norm) for norm in self._frozen_norms()}
         return [norm for norm in batch_norms(self.model) if id(norm) not in frozen]
+
+    def _watch_forward_passes(self, known: Sequence[str] = ()) -> None:
+        norms = self._learning_norms()
+        self.others = ForwardState(self.model, norms, self.world, self.recipe.batch.micro_batches)
+        self.others.expect(known)
+        self.statistics = RunningStatistics(norms, self.world.device, self.others)
 
     def _frozen_norms(self) -> list[_BatchNorm]:
         return [*self.frozen, *(self.backbone.norms if self.backbone else [])]
@@ -127,7 +134,7 @@ class TrainingState:
         self.backbone.release()
         self.backbone = None
         self.statistics.give_back()
-        self.statistics = RunningStatistics(self._learning_norms(), self.world.device)
+        self._watch_forward_passes(self.others.changing)
         before, self.optimizer = self.optimizer, self._new_optimizer()
         restore_state(self.optimizer, self.model, state_tensors(before, self.model))
         self._wrap()
@@ -182,7 +189,8 @@ class TrainingState:
     def check(self, step: int) -> None:
         """Check that the weights after ``step`` steps are finite and the same on every rank."""
         weights = self.weights()
-        if error := weight_difference(step, weights, self.world):
+        error = weight_difference(step, weights, self.world) or self.others.unnoticed_change(step)
+        if error:
             raise DivergedError(error, is_whole=False, repeats=False)
         if bad := non_finite(weights):
             raise DivergedError(weights_not_finite(step, bad, self.recipe), is_whole=False, repeats=True)
@@ -219,6 +227,7 @@ class TrainingState:
                 "data": self.data,
                 "unscored": self.unscored,
                 "unreadable": self.unreadable.as_json(),
+                **({"changed by forward": changing} if (changing := self.others.changing) else {}),
             },
         )
 
@@ -244,6 +253,7 @@ class TrainingState:
         restore_state(self.optimizer, self.model, dict(snapshot.training), source)
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(dict(snapshot.state["scaler"]))
+        self.others.expect(snapshot.state.get("changed by forward", []))
         self.best = snapshot.state["best"]
         self.unscored = bool(snapshot.state.get("unscored"))
         self.unreadable.restore(snapshot.state.get("unreadable", {}))

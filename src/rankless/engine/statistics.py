@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from rankless.engine.forward_state import ForwardState
 from rankless.errors import UserError
 
 
@@ -27,10 +28,14 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
 class RunningStatistics:
     """The running statistics of a model's trained batch norms, as views of one vector.
 
-    The model must already be on ``device``. It may have no batch norms.
+    The model must already be on ``device``. It may have no batch norms. ``others`` are the other tensors that
+    forward passes may change.
     """
 
-    def __init__(self, norms: Sequence[_BatchNorm], device: torch.device) -> None:
+    def __init__(
+        self, norms: Sequence[_BatchNorm], device: torch.device, others: ForwardState | None = None
+    ) -> None:
+        self.others = others
         named = [(m, name) for m in norms for name in ("running_mean", "running_var")]
         buffers = [getattr(m, name) for m, name in named]
         self.taken = [(norm, _momentum(norm)) for norm in norms]
@@ -84,10 +89,18 @@ class RunningStatistics:
         """Save the running statistics. Call this before the step's first forward pass."""
         self.before.copy_(self.vector)
         self.count_before.copy_(self.counts)
+        if self.others:
+            self.others.begin()
 
     def begin_micro_batch(self) -> None:
         """Reset the count of calls. Call this before the forward pass of each micro-batch."""
         self.calls = [0] * len(self.calls)
+        if self.others:
+            self.others.begin_micro_batch()
+
+    def keep(self, leaf: int | None) -> list[str]:
+        """See :meth:`rankless.engine.forward_state.ForwardState.keep`."""
+        return self.others.keep(leaf) if self.others else []
 
     def mark_called(self, norms: Iterable[nn.Module]) -> None:
         """Mark norms as called if their statistics were computed outside their own forward pass."""
@@ -106,11 +119,14 @@ class RunningStatistics:
         """Repeat each norm's value for all of its entries in the vector."""
         return values.repeat_interleave(self.lengths, output_size=len(self.vector))
 
-    def end(self, total: Tensor | None) -> None:
+    def end(self, total: Tensor | None, *, has_new: bool = False) -> None:
         """Update the running statistics with ``total`` (S,), the sum of :meth:`leaf` over all micro-batches.
 
-        If ``total`` is None, because the step was skipped, keep the previous statistics.
+        If ``total`` is None, because the step was skipped, keep the previous statistics. ``has_new`` tells
+        whether :meth:`keep` has returned any names on any rank.
         """
+        if self.others:
+            self.others.end(is_applied=total is not None, has_new=has_new)
         if total is None:
             self.vector.copy_(self.before)
             self.counts.copy_(self.count_before + 1)
@@ -125,6 +141,8 @@ class RunningStatistics:
         """Restore the running statistics from before the step."""
         self.vector.copy_(self.before)
         self.counts.copy_(self.count_before)
+        if self.others:
+            self.others.undo()
 
 
 def _momentum(norm: _BatchNorm) -> float:

@@ -38,7 +38,7 @@ class Totals:
     """Sums over all micro-batches of a step, the same on every rank, and data of this rank alone.
 
     Attributes:
-        scalars: loss, count, stop, save, replaced and P parts of the loss, float64 (5 + P,).
+        scalars: loss, count, stop, save, replaced, new and P parts of the loss, float64 (6 + P,).
         names: names of the P parts.
         statistics: sum of the batch-norm statistics of the micro-batches, (S,).
         unreadable: images that this rank could not read.
@@ -62,9 +62,9 @@ class Totals:
     def read(self, norm: Tensor) -> Numbers:
         """Return the step's numbers, including the gradient's ``norm``, after waiting for the device once."""
         read = torch.cat([self.scalars, norm.to(self.scalars).view(1)]).tolist()
-        loss, count, stop, save, replaced, *values, length = read
+        loss, count, stop, save, replaced, new, *values, length = read
         parts = dict(zip(self.names, values, strict=True))
-        return Numbers(loss, count, int(stop), bool(save), int(replaced), parts, length)
+        return Numbers(loss, count, int(stop), bool(save), int(replaced), parts, length, has_new=bool(new))
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class Numbers:
         parts: the summed parts of the loss by name.
         gradient_norm: norm of the mean gradient before clipping.
         skipped: whether the update was skipped because of an fp16 overflow.
+        has_new: whether a forward pass has changed an untrained tensor that no earlier one has changed.
     """
 
     loss: float
@@ -89,6 +90,7 @@ class Numbers:
     parts: dict[str, float]
     gradient_norm: float
     skipped: bool = False
+    has_new: bool = False
 
     @property
     def mean_loss(self) -> float:

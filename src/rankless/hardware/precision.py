@@ -46,9 +46,14 @@ def dtype_of(precision: str) -> torch.dtype:
 
 @contextmanager
 def autocast(precision: str, device: torch.device) -> Iterator[None]:
-    """Run the enclosed forward pass in ``precision``; parameters and their gradients stay float32."""
+    """Run the enclosed forward pass in ``precision``; parameters and their gradients stay float32.
+
+    TorchScript modules are not optimized, because the first passes of a process, which collect types for the
+    optimization, would be rounded differently than the following ones.
+    """
     dtype = _DTYPES.get(precision)  # None for fp32 and tf32, which are process-wide: engine/settings.py
-    with nullcontext() if dtype is None else torch.autocast(device.type, dtype), replaced_kernels(device):
+    cast = nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+    with cast, torch.jit.optimized_execution(False), replaced_kernels(device):
         yield
 
 

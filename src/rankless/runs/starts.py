@@ -11,7 +11,11 @@ from typing import Any
 from rankless.files.reading import MIB, read_text, reason
 
 # These do not affect numbers, because the recipe sets the threads and Python only calls numerical libraries.
-WITHOUT_EFFECT = re.compile(r".*_NUM_THREADS|OMP_.*|KMP_.*|GOMP_.*|CUDA_VISIBLE_DEVICES|python")
+# But OMP_DYNAMIC and OMP_THREAD_LIMIT give a computation fewer threads than the recipe.
+WITHOUT_EFFECT = re.compile(
+    r".*_NUM_THREADS|OMP_(?!DYNAMIC$|THREAD_LIMIT$).*|KMP_.*|GOMP_.*|CUDA_VISIBLE_DEVICES|python"
+    r"|PYTORCH_.*(ALLOC_CONF|CACHE_PATH|CACHING)"
+)
 MAY_DIFFER = ("python", "NVIDIA driver")
 """Versions that may differ between ranks."""
 _SECTIONS = ("hardware", "instruction_set", "versions", "variables")
@@ -32,6 +36,11 @@ def read(path: Path) -> tuple[list[dict[str, Any]], str]:
     if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
         return [], "it is not a list of starts"
     return entries, ""
+
+
+def deciding(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that can affect weights."""
+    return {name: value for name, value in variables.items() if not WITHOUT_EFFECT.fullmatch(name)}
 
 
 def facts(start: Mapping[str, Any]) -> dict[str, str]:

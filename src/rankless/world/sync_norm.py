@@ -13,6 +13,7 @@ micro-batch.
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -55,6 +56,13 @@ class SideBySide:
             raise UserError(
                 "batch_norm is 'sync', but the model has norms other than nn.BatchNorm1d/2d/3d: "
                 f"{', '.join(foreign[:5])}; use batch_norm: micro"
+            )
+        if outside := _outside_variables(module):
+            raise UserError(
+                "batch_norm is 'sync', but hooks of layers use modules, dicts, lists or sets as variables: "
+                f"{', '.join(outside[:5])}; micro-batches that run side by side would share them; use "
+                "methods of modules as hooks, as in layer.register_forward_hook(self.keep), or batch_norm: "
+                "micro"
             )
         self.exchange = exchange
         self.names = [name for name, _ in named]
@@ -250,9 +258,45 @@ class SideBySide:
 
 
 def _sharing_copy(module: nn.Module) -> nn.Module:
-    """Return a copy of a module that shares the memory of parameters and buffers, but not the gradients."""
-    memo: dict[int, Any] = {
-        id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()
-    }
+    """Return a copy of a module that shares the memory of parameters and buffers, but not the gradients.
+
+    Hooks see the gradients of the copy's parameters.
+    """
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        memo[id(parameter)] = copied = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+        if parameter._backward_hooks:
+            copied.register_hook(partial(_hooked, parameter))
+        if parameter._post_accumulate_grad_hooks:
+            copied.register_post_accumulate_grad_hook(partial(_run_hooks, parameter))
     memo.update({id(b): b for b in module.buffers()})
     return copy.deepcopy(module, memo)
+
+
+def _hooked(parameter: Any, gradient: Tensor) -> Tensor:
+    """Return the gradient after the parameter's hooks. They may have changed since it was copied."""
+    for hook in list(parameter._backward_hooks.values()):
+        changed = hook(gradient)
+        gradient = gradient if changed is None else changed
+    return gradient
+
+
+def _run_hooks(parameter: Any, copied: Tensor) -> None:
+    """Run the parameter's hooks for a finished gradient on the gradient of its copy."""
+    before, parameter.grad = parameter.grad, copied.grad
+    for hook in list(parameter._post_accumulate_grad_hooks.values()):
+        hook(parameter)
+    copied.grad, parameter.grad = parameter.grad, before
+
+
+def _outside_variables(module: nn.Module) -> list[str]:
+    """Return layers whose hooks have variables that :func:`_sharing_copy` cannot replace with copies."""
+    found = []
+    for name, layer in module.named_modules():
+        kinds = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+        for hook in [hook for kind in kinds for hook in getattr(layer, kind).values()]:
+            variables = inspect.getclosurevars(hook).nonlocals if inspect.isfunction(hook) else {}
+            shared = [n for n, value in variables.items() if isinstance(value, nn.Module | dict | list | set)]
+            if shared:
+                found.append(f"'{name}' ({', '.join(sorted(shared))})")
+    return found

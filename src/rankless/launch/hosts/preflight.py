@@ -145,6 +145,11 @@ def rounding(members: Sequence[Member]) -> list[Difference]:
         if len(set(values.values())) > 1:
             fix = "use hosts of the same kind, or set cpu_isa=avx2 if the CPUs differ"
             found.append(Difference(label, _by_value(values), fix))
+    variables = {m.name: starts.deciding(m.facts["environment"]["variables"]) for m in members}
+    for name in sorted({name for values in variables.values() for name in values}):
+        values = {host: own.get(name, "not set") for host, own in variables.items()}
+        if len(set(values.values())) > 1:
+            found.append(Difference(name, _by_value(values), "set it to the same value on all hosts"))
     return found
 
 
