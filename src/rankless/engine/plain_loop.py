@@ -120,8 +120,8 @@ class Steps:
         """
         schedule = StepSchedule(replace(self.recipe, epochs=count), len(self.data))
         lines = schedule.lines(start, self.ranks.own_micro_batches(self.recipe.batch.micro_batches))
-        pinned = self.ranks.device.type == "cuda"
-        with MicroBatches(self.data, self.collate, lines, workers=self.workers, pin_memory=pinned) as batches:
+        options: Any = {"workers": self.workers, "pin_memory": self.ranks.device.type == "cuda"}
+        with MicroBatches(self.data, self.collate, lines, seed=self.recipe.seed, **options) as batches:
             for number in range(start, schedule.steps):
                 self.statistics.take()
                 try:

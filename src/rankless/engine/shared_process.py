@@ -16,7 +16,7 @@ import torch
 
 from rankless.errors import UserError
 from rankless.hardware.precision import autocast
-from rankless.randomness import GENERATORS, drawn_from
+from rankless.randomness import GENERATORS, drawn_from, seed_generators, torch_seed
 from rankless.world.uncompiled import PlainDispatchMode
 
 
@@ -70,6 +70,20 @@ def undrawn(why: str, instead: str) -> Iterator[None]:
             "which several micro-batches would share; use PyTorch's generator, such as torch.rand(()), or "
             f"{instead}"
         )
+
+
+@contextmanager
+def seeded_pass(device: torch.device, shared: bool, seed: int, *path: int | str) -> Iterator[None]:
+    """Seed all generators for one pass; see :func:`key`. If ``shared``, several threads may do so at once."""
+    number = torch_seed(seed, *path)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)
+    if shared:
+        with undrawn("ranks are threads", "ranks that are processes"), OwnGenerator(number):
+            yield
+    else:
+        seed_generators(seed, *path)
+        yield
 
 
 class SharedCasts:
