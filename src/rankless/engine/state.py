@@ -174,7 +174,7 @@ class TrainingState:
     def check(self, step: int) -> None:
         """Check that the weights after ``step`` steps are finite and the same on every rank."""
         weights = self.weights()
-        if error := weight_difference(step, weights, self.world):
+        if error := weight_difference(f"after step {step}", weights, self.world):
             raise DivergedError(error, is_whole=False, repeats=False)
         if bad := non_finite(weights):
             raise DivergedError(weights_not_finite(step, bad, self.recipe), is_whole=False, repeats=True)
