@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torch.backends import cuda, cudnn, mkldnn
 
 from rankless import cli
 from rankless.curation import errors_sheet, model_errors
@@ -140,6 +141,22 @@ def test_labels_that_were_made_wrong_are_found_and_nothing_else(planted):
     np.testing.assert_allclose(found.doubtful()[0][1].box, BOX, atol=1)
     costs = [image.cost for image in found.images]
     assert costs == sorted(costs, reverse=True)
+
+
+@pytest.mark.parametrize(("precision", "on_cuda"), [("fp32", "ieee"), ("tf32", "tf32")])
+def test_the_model_computes_as_in_a_prediction(planted, monkeypatch, precision, on_cuda):
+    seen, predict = [], Perfect.predict
+
+    def spy(*given):
+        one, two = (layer(torch.arange(64.0)[None].expand(count, -1).sin())[0] for count in (1, 2))
+        precisions = [cudnn.conv.fp32_precision, cuda.matmul.fp32_precision, mkldnn.matmul.fp32_precision]
+        seen.append((precisions, torch.equal(one, two)))
+        return predict(*given)
+
+    layer = nn.Linear(64, 33)
+    monkeypatch.setattr(Perfect, "predict", spy)
+    model_errors.find_errors(model_errors.open_model(planted, [f"precision={precision}"]))
+    assert seen and all(one == ([on_cuda, on_cuda, "ieee"], True) for one in seen)
 
 
 def test_the_command_lists_and_draws(planted, tmp_path, capsys):

@@ -20,11 +20,11 @@ from torch import nn
 from rankless.data.loader import MicroBatches
 from rankless.data.order import Line
 from rankless.engine import layer_errors
-from rankless.engine.shared_process import autocast_for, seeded_pass
+from rankless.engine.shared_process import seeded_pass
 from rankless.engine.validation_loss import FirstOutput, batch_loss, has_loss, mean
 from rankless.engine.workers import of_rank
 from rankless.errors import ShortageError, TaskError, UserError
-from rankless.hardware.batch_invariant import batch_invariant
+from rankless.hardware.computing import forward_pass
 from rankless.randomness import GENERATORS, kept_generators, seed_generators
 from rankless.recipe.schema import Recipe
 from rankless.structures import Scores, Unreadable
@@ -145,8 +145,7 @@ def _predict(
     def computing(purpose: str, line: Line) -> Iterator[None]:
         with (
             torch.no_grad(),
-            autocast_for(shared=shared)(recipe.precision, device),
-            batch_invariant(device),
+            forward_pass(recipe.precision, device, training=False, shared=shared),
             seeded_pass(device, shared, recipe.seed, purpose, line.images[0][1]),
         ):
             yield

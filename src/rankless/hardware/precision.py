@@ -47,7 +47,7 @@ def dtype_of(precision: str) -> torch.dtype:
 @contextmanager
 def autocast(precision: str, device: torch.device) -> Iterator[None]:
     """Run the enclosed forward pass in ``precision``; parameters and their gradients stay float32."""
-    dtype = _DTYPES.get(precision)  # None for fp32 and tf32, which are process-wide: engine/settings.py
+    dtype = _DTYPES.get(precision)  # None for fp32 and tf32, which are process-wide: hardware/computing.py
     with nullcontext() if dtype is None else torch.autocast(device.type, dtype), replaced_kernels(device):
         yield
 

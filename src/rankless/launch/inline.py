@@ -17,10 +17,10 @@ import torch
 
 from rankless.data.loader import LoaderDiedError
 from rankless.engine.loop import StopRequest
-from rankless.engine.settings import computes_like
 from rankless.errors import UserError, counted
 from rankless.hardware import instruction_set
 from rankless.hardware.compute_device import compute_device
+from rankless.hardware.computing import computes_like
 from rankless.launch import rank_job
 from rankless.launch.job import Job, error_in
 from rankless.launch.opening import gpu_count
