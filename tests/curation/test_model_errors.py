@@ -16,6 +16,7 @@ from torch import nn
 from torch.backends import cuda, cudnn, mkldnn
 
 from rankless import cli
+from rankless.cli import judging
 from rankless.curation import errors_sheet, model_errors
 from rankless.errors import UserError
 from rankless.geometry.letterbox import to_source
@@ -159,9 +160,11 @@ def test_the_model_computes_as_in_a_prediction(planted, monkeypatch, precision, 
     assert seen and all(one == ([on_cuda, on_cuda, "ieee"], True) for one in seen)
 
 
-def test_the_command_lists_and_draws(planted, tmp_path, capsys):
-    out = tmp_path / "errors.html"
+def test_the_command_lists_and_draws(planted, tmp_path, capsys, monkeypatch):
+    out, limited = tmp_path / "errors.html", []
+    monkeypatch.setattr(judging, "fix_instruction_set_of", limited.append)  # before PyTorch is imported
     assert cli.main(["errors", str(planted), "--out", str(out)]) == 0
+    assert limited == [planted]
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
     assert lines[0] == "3 of 5 images with errors (val)"
