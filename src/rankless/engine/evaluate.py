@@ -24,7 +24,7 @@ from rankless.engine.shared_process import seeded_pass
 from rankless.engine.validation_loss import FirstOutput, batch_loss, has_loss, mean
 from rankless.engine.workers import of_rank
 from rankless.errors import ShortageError, TaskError, UserError
-from rankless.hardware.computing import forward_pass
+from rankless.hardware.computing import forward_pass, kept_casts
 from rankless.randomness import GENERATORS, kept_generators, seed_generators
 from rankless.recipe.schema import Recipe
 from rankless.structures import Scores, Unreadable
@@ -145,12 +145,12 @@ def _predict(
     def computing(purpose: str, line: Line) -> Iterator[None]:
         with (
             torch.no_grad(),
-            forward_pass(recipe.precision, device, training=False, shared=shared),
+            forward_pass(recipe.precision, device, training=False),
             seeded_pass(device, shared, recipe.seed, purpose, line.images[0][1]),
         ):
             yield
 
-    with drawn as batches:
+    with drawn as batches, kept_casts():
         for line, batch in zip(lines, batches, strict=True):
             if stop():
                 done.stopped = True

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rankless.errors import UserError
-from rankless.hardware.computing import forward_pass
+from rankless.hardware.computing import forward_pass, kept_casts
 from rankless.randomness import GENERATORS, drawn_from, seed_generators, torch_seed
 from rankless.world.uncompiled import PlainDispatchMode
 
@@ -87,5 +87,14 @@ def seeded_pass(device: torch.device, shared: bool, seed: int, *path: int | str)
 
 
 def autocast_for(*, shared: bool) -> Callable[[str, torch.device], Any]:
-    """Return a function that enters the training's forward pass. If ``shared``, several threads may do so."""
-    return partial(forward_pass, training=True, shared=shared)
+    """Return a function that enters the training's forward pass. If ``shared``, several threads may do so.
+
+    No pass of the next step starts before all threads have left, so no cast outlives its weights.
+    """
+    return _shared_pass if shared else partial(forward_pass, training=True)
+
+
+@contextmanager
+def _shared_pass(precision: str, device: torch.device) -> Iterator[None]:
+    with kept_casts(), forward_pass(precision, device, training=True):
+        yield

@@ -91,47 +91,36 @@ def _set_older_tf32(matmul: str, convolution: bool) -> None:
 
 
 @contextmanager
-def forward_pass(
-    precision: str, device: torch.device, *, training: bool, shared: bool = False
-) -> Iterator[None]:
+def forward_pass(precision: str, device: torch.device, *, training: bool) -> Iterator[None]:
     """Compute a model's output in ``precision``, with kernels whose results are right and reproducible.
 
     Unless ``training``, whose micro-batches have a fixed size, an image's output does not depend on the rest
-    of its batch. If ``shared``, several threads may do so at once.
+    of its batch.
     """
-    with (
-        _CASTS.entered() if shared else nullcontext(),
-        autocast(precision, device),
-        nullcontext() if training else batch_invariant(device),
-    ):
+    with autocast(precision, device), nullcontext() if training else batch_invariant(device):
         yield
 
 
-class _SharedCasts:
-    """Autocast's cache during simultaneous forward passes in several threads.
+_lock, _inside = threading.Lock(), 0
+
+
+@contextmanager
+def kept_casts() -> Iterator[None]:
+    """Keep the weights that :func:`forward_pass` casts in this block. They must not change in it.
 
     All threads of a process share autocast's cache of cast weights, and every thread that leaves autocast
     clears it. This would change the number of casts in passes that are still running, and therefore the bits
-    of their gradients. Here, only the last thread to leave clears the cache. No pass of the next step starts
-    before all threads have left, so no cast outlives its weights.
+    of their gradients. Here, only the last thread to leave the block clears the cache.
     """
-
-    def __init__(self) -> None:
-        self._lock, self._inside = threading.Lock(), 0
-
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        with self._lock:
-            self._inside += 1
-        torch.autocast_increment_nesting()  # only the outermost autocast clears the cache
-        try:
-            yield
-        finally:
-            torch.autocast_decrement_nesting()
-            with self._lock:
-                self._inside -= 1
-                if not self._inside:
-                    torch.clear_autocast_cache()
-
-
-_CASTS = _SharedCasts()
+    global _inside
+    with _lock:
+        _inside += 1
+    torch.autocast_increment_nesting()  # only the outermost autocast clears the cache
+    try:
+        yield
+    finally:
+        torch.autocast_decrement_nesting()
+        with _lock:
+            _inside -= 1
+            if not _inside:
+                torch.clear_autocast_cache()
