@@ -26,7 +26,7 @@ import torch
 
 from rankless.data.datasets.annotated import GroundTruth
 from rankless.engine.evaluate import evaluate
-from rankless.engine.shared_process import autocast_for
+from rankless.hardware.computing import forward_pass
 from rankless.hardware.heap import hold_freed_memory
 from rankless.hardware.precision import resolve
 from rankless.metrics.coco import coco_scores
@@ -204,7 +204,7 @@ def passes(images: int, rounds: int, name: str, width: float) -> None:
     kept: list[Detections] = []
 
     def forward() -> None:
-        with torch.no_grad(), autocast_for(shared=False)(recipe.precision, world.device):
+        with torch.no_grad(), forward_pass(recipe.precision, world.device, training=True):
             for at in range(0, images, 8):
                 model(network_input(batches[at // 8 % len(batches)].images))
 

@@ -58,8 +58,8 @@ def train(name: str, cpu_isa: str, steps: int, overrides: list[str]) -> None:
     import torch
 
     from rankless.engine.loop import train as run
-    from rankless.engine.settings import computes_like
     from rankless.engine.setup import DryRun
+    from rankless.hardware.computing import computes_like
     from rankless.hardware.precision import resolve
     from rankless.models.checkpoints.weights import digest
     from rankless.recipe.load import load

@@ -16,8 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import bare
 from rankless.engine.loop import train
-from rankless.engine.settings import computes_like
 from rankless.engine.state import TrainingState
+from rankless.hardware.computing import computes_like
 from rankless.hardware.heap import hold_freed_memory
 from rankless.recipe.load import from_json
 from rankless.recipe.schema import Recipe

@@ -23,7 +23,7 @@ os.environ["RANKLESS_CPU"] = "1"
 from loops import Ready
 from rankless.engine import loop
 from rankless.engine.saver import Saver
-from rankless.engine.settings import computes_like
+from rankless.hardware.computing import computes_like
 from rankless.recipe.load import load
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory

@@ -22,7 +22,7 @@ from PIL import Image
 import rankless
 from rankless.data.datasets.detection import DetectionExamples, open_images
 from rankless.engine.loop import train
-from rankless.engine.settings import computes_like
+from rankless.hardware.computing import computes_like
 from rankless.recipe.load import load
 from rankless.recipe.schema import Augment
 from rankless.runs.directory import RunDirectory

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rankless.engine import loop
 from rankless.engine.evaluate import fingerprint
-from rankless.engine.settings import computes_like
 from rankless.engine.setup import DryRun
 from rankless.engine.state import TrainingState
+from rankless.hardware.computing import computes_like
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.structures import Scores

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from rankless.engine import loop
-from rankless.engine.settings import computes_like
 from rankless.engine.state import TrainingState
 from rankless.engine.totals import Flags, Numbers
 from rankless.errors import UserError
+from rankless.hardware.computing import computes_like
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.structures import LossSum

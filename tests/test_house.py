@@ -65,6 +65,14 @@ def test_one_function_alone_begins_to_compute_in_half_precision():
     assert found == {"hardware/precision.py"}
 
 
+def test_there_is_one_way_to_compute_with_a_model():
+    """``hardware.computing``, because a computation that forgets one of these settings has other bits."""
+    parts = r"(?<!def )(?<!self\.)\b(autocast|batch_invariant|set_deterministic|set_flush_denormal"
+    parts += r"|use_deterministic_algorithms|set_float32_matmul_precision)\((?!.*enabled=False)"
+    inside = {"hardware/computing.py", "hardware/precision.py", "hardware/process_settings.py"}
+    assert holding(parts) == inside
+
+
 def additions() -> Iterator[tuple[str, set[str]]]:
     """The example and the files of every row of the table "Where to add things" that names files."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from rankless.engine.layer_errors import explained
-from rankless.engine.settings import computes_like
 from rankless.engine.state import TrainingState
 from rankless.engine.totals import Flags
 from rankless.errors import UserError
+from rankless.hardware.computing import computes_like
 from rankless.recipe.schema import Batch, Recipe
 from rankless.structures import LossSum
 from rankless.world.process_group import World

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rankless.engine.loop import Trace, train
-from rankless.engine.settings import computes_like
 from rankless.engine.setup import DryRun
 from rankless.errors import UserError
+from rankless.hardware.computing import computes_like
 from rankless.launch import local
 from rankless.launch.verify import _first_difference, verify
 from rankless.recipe.load import from_json, load, to_json

@@ -7,9 +7,9 @@ from typing import Any
 
 from rankless.engine import loop
 from rankless.engine.evaluate import fingerprint
-from rankless.engine.settings import computes_like
 from rankless.engine.state import TrainingState
 from rankless.errors import UserError
+from rankless.hardware.computing import computes_like
 from rankless.models.checkpoints.weights import digest_file
 from rankless.recipe.load import load
 from rankless.runs import journal

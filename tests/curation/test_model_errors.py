@@ -13,8 +13,10 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torch.backends import cuda, cudnn, mkldnn
 
 from rankless import cli
+from rankless.cli import judging
 from rankless.curation import errors_sheet, model_errors
 from rankless.errors import UserError
 from rankless.geometry.letterbox import to_source
@@ -142,9 +144,27 @@ def test_labels_that_were_made_wrong_are_found_and_nothing_else(planted):
     assert costs == sorted(costs, reverse=True)
 
 
-def test_the_command_lists_and_draws(planted, tmp_path, capsys):
-    out = tmp_path / "errors.html"
+@pytest.mark.parametrize(("precision", "on_cuda"), [("fp32", "ieee"), ("tf32", "tf32")])
+def test_the_model_computes_as_in_a_prediction(planted, monkeypatch, precision, on_cuda):
+    seen, predict = [], Perfect.predict
+
+    def spy(*given):
+        one, two = (layer(torch.arange(64.0)[None].expand(count, -1).sin())[0] for count in (1, 2))
+        precisions = [cudnn.conv.fp32_precision, cuda.matmul.fp32_precision, mkldnn.matmul.fp32_precision]
+        seen.append((precisions, torch.equal(one, two)))
+        return predict(*given)
+
+    layer = nn.Linear(64, 33)
+    monkeypatch.setattr(Perfect, "predict", spy)
+    model_errors.find_errors(model_errors.open_model(planted, [f"precision={precision}"]))
+    assert seen and all(one == ([on_cuda, on_cuda, "ieee"], True) for one in seen)
+
+
+def test_the_command_lists_and_draws(planted, tmp_path, capsys, monkeypatch):
+    out, limited = tmp_path / "errors.html", []
+    monkeypatch.setattr(judging, "fix_instruction_set_of", limited.append)  # before PyTorch is imported
     assert cli.main(["errors", str(planted), "--out", str(out)]) == 0
+    assert limited == [planted]
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
     assert lines[0] == "3 of 5 images with errors (val)"

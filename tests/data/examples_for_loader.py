@@ -1,11 +1,17 @@
 """Examples that the loader tests send to real processes; a module of its own, so that it pickles by name."""
 
 import os
+import random
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
+from torchvision import tv_tensors
 
 from rankless.data.datasets.annotated import DetectionImages
 from rankless.data.images.image_file import UnreadableImage
@@ -71,6 +77,45 @@ class Facts:
             time.sleep(3600)
         ignored = all(signal.getsignal(s) == signal.SIG_IGN for s in (signal.SIGINT, signal.SIGTERM))
         return os.getpid(), torch.get_num_threads(), int(ignored), index
+
+
+@dataclass
+class Layouts:
+    """What a batch may contain: views of one storage, memory of NumPy, a subclass, and a lock."""
+
+    views: tuple[Tensor, Tensor]
+    boxes: tv_tensors.BoundingBoxes
+    arrays: dict[str, np.ndarray]
+    drawn: list[Any]
+    settings: list[Any]
+
+
+class Rows:
+    def __len__(self) -> int:
+        return 9
+
+    def item(self, index: int, epoch: int) -> np.ndarray:
+        return np.arange(index, index + 7, dtype=np.float32)
+
+
+def layouts(items: Sequence[np.ndarray]) -> Layouts:
+    memory = np.empty(4 * 7 * len(items) + 4, np.uint8)[4:].view(np.float32)  # never at a multiple of 64
+    rows = memory.reshape(len(items), 7)
+    rows[:] = items
+    whole = torch.from_numpy(rows)
+    return Layouts(
+        views=(whole[:, 1:], whole[:, 0]),
+        boxes=tv_tensors.BoundingBoxes(whole[:, 1:5], format="XYXY", canvas_size=(8, 8)),  # type: ignore[call-overload]
+        arrays={"rows": rows[:, 1:], "columns": np.asfortranarray(rows)},
+        drawn=[random.random(), float(np.random.random()), float(torch.rand(()))],  # noqa: NPY002
+        settings=[
+            str(torch.tensor(0.5).dtype),
+            torch.backends.mkldnn.matmul.fp32_precision,  # type: ignore[attr-defined]
+            torch.are_deterministic_algorithms_enabled(),
+            float(torch.tensor([1e-310], dtype=torch.float64) * 1),
+            np.geterr()["over"],
+        ],
+    )
 
 
 class Threads:

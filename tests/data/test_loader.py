@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing
 import os
+import random
 import re
 import signal
 import subprocess
@@ -11,9 +12,22 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from examples_for_loader import Facts, Made, Strict, Threads, WholeLines, WholeThreads, noise, with_threads
+from examples_for_loader import (
+    Facts,
+    Made,
+    Rows,
+    Strict,
+    Threads,
+    WholeLines,
+    WholeThreads,
+    layouts,
+    noise,
+    with_threads,
+)
+from torchvision import tv_tensors
 
 from process_server import SERVER
 from rankless.data.datasets.detection import DetectionExamples, collate
@@ -22,6 +36,7 @@ from rankless.data.loader import LoaderDiedError, MicroBatches
 from rankless.data.order import Line, micro_batch
 from rankless.errors import TaskError, UserError
 from rankless.hardware.threads import set_threads
+from rankless.randomness import torch_seed
 from rankless.recipe.schema import Augment, Batch
 from rankless.structures import Unreadable
 
@@ -72,6 +87,44 @@ def test_the_number_of_processes_changes_no_batch() -> None:
     assert {one for batch in runs[0] for one in batch.unreadable} == {
         Unreadable(13, "thirteen.jpg", "cut short")
     }
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_of_the_users_own_is_the_same_wherever_it_is_made(workers: int) -> None:
+    """Random numbers, memory layout and settings: all that a collate() may have from its process."""
+    own = [torch.get_default_dtype(), torch.backends.mkldnn.matmul.fp32_precision]  # type: ignore[attr-defined]
+    plan = lines([(0, 1), (0, 2)], [(0, 3), (0, 4)], [(0, 1), (0, 2)], [(1, 1), (1, 2)])
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)  # noqa: NPY002
+    expected = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
+        torch.set_flush_denormal(True)
+        torch.set_deterministic_debug_mode("warn")
+        with np.errstate(over="ignore"), MicroBatches(Rows(), layouts, plan, workers=workers, seed=7) as made:
+            batches = list(made)
+    finally:
+        torch.set_default_dtype(own[0])
+        torch.backends.mkldnn.matmul.fp32_precision = own[1]  # type: ignore[attr-defined]
+        torch.set_flush_denormal(False)
+        torch.set_deterministic_debug_mode("default")
+    assert expected == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # noqa: NPY002
+    assert len({tuple(batch.drawn) for batch in batches}) == 4  # each step, and each line, has its own
+    first = batches[0]
+    torch.manual_seed(torch_seed(7, "collate", 0, 0, 1))
+    assert first.drawn[2] == float(torch.rand((), dtype=torch.float64))
+    assert first.settings == ["torch.float64", "bf16", True, 0.0, "ignore"]
+    features, labels = first.views
+    assert labels.tolist() == [1, 2] and features.tolist() == [list(range(2, 8)), list(range(3, 9))]
+    assert features.stride() == (7, 1) and labels.stride() == (7,) and first.boxes.stride() == (7, 1)
+    # Where they were in a storage that now begins at a multiple of 64 bytes.
+    assert [one.data_ptr() % 64 for one in (features, labels, first.boxes)] == [4, 0, 4]
+    assert features.untyped_storage()._cdata == labels.untyped_storage()._cdata
+    assert isinstance(first.boxes, tv_tensors.BoundingBoxes) and first.boxes.canvas_size == (8, 8)
+    for array in first.arrays.values():
+        assert array.flags.c_contiguous and array.ctypes.data % 64 == 0
+    assert first.arrays["rows"].tolist() == features.tolist()
 
 
 @pytest.mark.processes

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +140,55 @@ def test_a_transform_with_a_seed_of_its_own_is_found(method):
     assert one.item(1, 0) == other.item(1, 0) != one.item(0, 0)
 
 
+@dataclass(slots=True)
+class Slots:
+    generator: random.Random
+
+    def draw(self) -> float:
+        return self.generator.random()
+
+
+class Calling(Holding):
+    def __getitem__(self, index: int) -> float:
+        return float(self.transforms[0]["train"][0]())
+
+
+def of_argument(generator: Any) -> float:
+    return float(generator.random())
+
+
+def of_closure(generator: Any) -> Callable[[], float]:
+    def draw(own: Any = None) -> float:
+        return float(generator.random())
+
+    return draw
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda generator: functools.partial(of_argument, generator),
+        lambda generator: functools.partial(of_argument, generator=generator),
+        lambda generator: Slots(generator).draw,
+        lambda generator: generator.random,
+        of_closure,
+    ],
+)
+def test_a_generator_is_found_wherever_a_transform_keeps_it(of):
+    for generator in (random.Random(1), np.random.default_rng(1)):
+        data = from_dataset(Calling(of(generator)), seed=0)
+        with seeded(0, 0, 1, generator):
+            expected = float(generator.random())
+        assert [data.item(index, 0) for index in (1, 0, 1)] == [expected, data.item(0, 0), expected]
+
+
+def test_the_global_generators_are_seeded_once_even_as_an_attribute():
+    for draw in (random.random, np.random.random):
+        with seeded(0, 0, 1):
+            expected = float(draw())
+        assert from_dataset(Calling(draw), seed=0).item(1, 0) == expected
+
+
 class Hidden(Dataset[Any]):
     def __len__(self) -> int:
         return 2
@@ -156,6 +208,11 @@ class Counts(Dataset[int]):
         return self.count
 
 
+class Later(Counts):
+    def __getitem__(self, index: int) -> int:
+        return super().__getitem__(index) if index else 0
+
+
 class Endless(IterableDataset[int]):
     def __iter__(self) -> Any:
         return iter(range(3))
@@ -166,6 +223,7 @@ class Endless(IterableDataset[int]):
     [
         (Hidden(), r"from_dataset\(Hidden\): item 0 differs when loaded again"),
         (Counts(), r"from_dataset\(Counts\): item 0 differs when loaded again"),
+        (Later(), r"from_dataset\(Later\): item 1 differs when loaded again"),
         (Endless(), r"from_dataset\(Endless\): the data set is not map-style"),
         ([], r"from_dataset\(list\): the data set is empty"),
         (7, r"from_dataset\(int\): the data set is not map-style"),
@@ -203,7 +261,7 @@ def test_albumentations_keeps_the_promise():
 
 def train(world: Any, folder: str, workers: int) -> str:
     from rankless.engine import loop
-    from rankless.engine.settings import computes_like
+    from rankless.hardware.computing import computes_like
     from rankless.models.checkpoints.weights import digest_file
     from rankless.recipe.schema import Recipe
     from rankless.runs.directory import RunDirectory, weights_of

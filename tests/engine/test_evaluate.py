@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,10 +16,13 @@ from torch import Tensor, nn
 
 from rankless.engine.evaluate import evaluate, fingerprint
 from rankless.errors import UserError
+from rankless.randomness import torch_seed
 from rankless.recipe.schema import Batch, Data, Evaluate, Recipe
 from rankless.structures import Unreadable
 from rankless.tasks.checks import check_order
 from rankless.world.process_group import World
+from small_task import Regression
+from thread_ranks import together
 
 
 class Numbers:
@@ -92,6 +96,46 @@ class CountingSorted(Counting):
 
     def predict(self, model: nn.Module, batch: Any) -> list[tuple[int, int, float]]:
         return [(index, 10 * min(batch)[0] + len(batch), 0.0) for index, _ in batch]
+
+
+class Blurred(Regression):
+    """Its data and its batches do arithmetic, and its predictions and scores are drawn."""
+
+    def item(self, index: int, epoch: int) -> Tensor:
+        assert not torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
+        return super().item(index, epoch) @ torch.full((4, 4), 1 / 3)
+
+    def collate(self, items: Any) -> Tensor:
+        return torch.stack(items) @ torch.full((4, 4), 1 / 3)
+
+    def predict(self, model: nn.Module, batch: Tensor) -> list[Any]:
+        assert torch.is_autocast_enabled("cpu") and model(batch).dtype == torch.bfloat16
+        return torch.cat([batch, torch.rand(len(batch), 1)], 1).tolist()
+
+    def score(self, predictions: Any) -> dict[str, Any]:
+        return {"score": random.random(), "predictions": predictions}
+
+
+def blurred_scores(world: World) -> Any:
+    if not world.transport.in_process:
+        random.seed(world.rank), torch.manual_seed(world.rank)  # which changes nothing
+    recipe = Recipe(batch=Batch(images=4, micro=4), precision="bf16", workers=0, seed=5)
+    return evaluate(Blurred(), nn.Linear(4, 1), recipe, world)  # type: ignore[arg-type]
+
+
+@pytest.mark.processes
+def test_only_the_model_computes_in_the_precision_and_what_it_draws_depends_on_the_first_image(
+    ranks: Any,
+) -> None:
+    task, expected = Regression(), []
+    for first in range(0, 16, 4):
+        torch.manual_seed(torch_seed(5, "predict", first))
+        items = [task.item(index, 0) @ torch.full((4, 4), 1 / 3) for index in range(first, first + 4)]
+        expected += torch.cat([torch.stack(items) @ torch.full((4, 4), 1 / 3), torch.rand(4, 1)], 1).tolist()
+    ((alone,),) = [ranks(1, blurred_scores)]
+    assert alone["predictions"] == expected
+    assert ranks(2, blurred_scores) == [alone] * 2
+    assert together(2, blurred_scores) == [alone] * 2
 
 
 def scores_in_order(

@@ -109,6 +109,29 @@ def test_what_cannot_be_is_a_sentence() -> None:
             next(endless.epochs(1))
 
 
+def differing(world: World) -> str:
+    """The problem of a loop in which the last rank changes a bit of a weight after step 1."""
+    model = nn.Linear(3, 4)
+    try:
+        for step in rankless.Steps(world, model, loss, data(), batch=12, micro=3).epochs(3):
+            if step.number == 1 and world.rank == world.size - 1:
+                bits = model.bias.detach().view(torch.int32)
+                bits[2] ^= 1
+            if step.number == 3:
+                break
+    except UserError as error:
+        return str(error)
+    return "no problem"
+
+
+@pytest.mark.processes
+def test_weights_that_differ_are_found_in_the_next_step_by_every_rank(ranks: Any) -> None:
+    sentence = "before step 2, the weights on rank 2 differ from those on rank 0 (first difference: 'bias');"
+    found = ranks(3, differing)
+    assert found == [found[0]] * 3 and found[0].startswith(sentence)
+    assert ranks(1, differing) == ["no problem"]
+
+
 @pytest.mark.processes
 def test_the_example_is_a_plain_script_with_few_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], forked: Any

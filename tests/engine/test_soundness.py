@@ -18,6 +18,7 @@ from rankless.errors import UserError
 from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.structures import Scores
+from rankless.world.bits import short_hash
 from rankless.world.process_group import World
 from small_task import Regression, train
 
@@ -141,3 +142,17 @@ def test_tensors_that_are_not_finite_are_named() -> None:
         "empty": torch.empty(0),
     }
     assert non_finite(tensors) == ["nan", "inf"]
+
+
+def test_a_short_hash_sees_every_bit_and_the_order() -> None:
+    sums = torch.tensor([5, -(2**62), 7, 7], dtype=torch.int64)
+    for bits in (8, 24, 26):
+        before = int(short_hash(sums, bits))
+        assert 0 <= before < 2**bits
+        for place in range(4):
+            for bit in range(64):
+                other = sums.numpy().copy()
+                other.view(np.uint64)[place] ^= np.uint64(1 << bit)
+                # A part of 2**-bits of all changes is not seen.
+                assert bits == 8 or int(short_hash(torch.from_numpy(other), bits)) != before
+        assert int(short_hash(sums.flip(0), bits)) != before

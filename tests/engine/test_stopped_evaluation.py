@@ -11,8 +11,8 @@ import pytest
 from torch import nn
 
 from rankless.engine import checkpoint, loop
-from rankless.engine.settings import computes_like
 from rankless.errors import UserError
+from rankless.hardware.computing import computes_like
 from rankless.recipe.load import load
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory

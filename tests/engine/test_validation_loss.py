@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from rankless.engine.evaluate import evaluate
-from rankless.engine.settings import computes_like
 from rankless.engine.validation_loss import FirstOutput, mean
 from rankless.errors import UserError
+from rankless.hardware.computing import computes_like
 from rankless.randomness import torch_seed
 from rankless.recipe.load import changed, default, load
 from rankless.recipe.schema import Recipe

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -68,13 +69,14 @@ def test_it_is_this_process_and_the_weights_are_the_same(recipe, launched, tmp_p
     threads, numbers = torch.get_num_threads(), (signal.SIGINT, signal.SIGTERM)
     handlers = [signal.getsignal(number) for number in numbers]
     torch.manual_seed(5)
-    drawn = torch.get_rng_state(), random.getstate()
+    drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
     run = tmp_path / "run"
     assert rankless.train(recipe, run, inline=True, sinks=[Watcher]) == 0
     assert watcher.seen == [os.getpid()] * STEPS
     assert weights_of(run) == launched
     # Nothing of this process is left changed.
     assert torch.equal(torch.get_rng_state(), drawn[0]) and random.getstate() == drawn[1]
+    assert np.random.get_state()[1].tolist() == drawn[2]  # noqa: NPY002
     assert threads == torch.get_num_threads() and not torch.are_deterministic_algorithms_enabled()
     assert [signal.getsignal(number) for number in numbers] == handlers
     assert not torch.distributed.is_initialized()

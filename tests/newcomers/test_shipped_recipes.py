@@ -9,8 +9,8 @@ import pytest
 
 from rankless.engine import loop
 from rankless.engine.schedule import StepSchedule
-from rankless.engine.settings import computes_like
 from rankless.engine.setup import DryRun
+from rankless.hardware.computing import computes_like
 from rankless.models.checkpoints import weights
 from rankless.recipe.installed import shipped
 from rankless.recipe.load import load

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rankless.engine import loop
-from rankless.engine.settings import computes_like
+from rankless.hardware.computing import computes_like
 from rankless.recipe.load import dump, load
 from rankless.runs.directory import RunDirectory
 from rankless.world.process_group import World

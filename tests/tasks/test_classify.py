@@ -18,8 +18,8 @@ from rankless.data.datasets.open_split import open_annotations
 from rankless.data.formats.packing import pack
 from rankless.engine import loop
 from rankless.engine.evaluate import fingerprint
-from rankless.engine.settings import computes_like
 from rankless.errors import UserError
+from rankless.hardware.computing import computes_like
 from rankless.models.checkpoints.weights import digest_file
 from rankless.recipe.load import from_json, to_json
 from rankless.recipe.schema import Augment, Batch, Data, Ema, Evaluate, Loss, Model, Optim, Recipe, Schedule

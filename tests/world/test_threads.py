@@ -12,7 +12,7 @@ import torchvision
 from torch import Tensor
 from torch.nn import functional
 
-from rankless.engine.shared_process import OwnGenerator, SharedCasts
+from rankless.engine.shared_process import OwnGenerator, autocast_for
 from rankless.world.process_group import LostPeerError, World
 from thread_ranks import CPU, together
 
@@ -127,15 +127,15 @@ def test_the_end_of_one_pass_leaves_the_casts_of_the_others() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         loss = twice(weights[0], lambda: None)
     (expected,) = torch.autograd.grad(loss, weights[0])
-    casts, inside, ended = SharedCasts(), threading.Event(), threading.Event()
+    autocast, inside, ended = autocast_for(shared=True), threading.Event(), threading.Event()
 
     def work(world: World) -> Tensor | None:
         if world.rank == 0:
-            with casts.autocast("bf16", CPU):
+            with autocast("bf16", CPU):
                 loss = twice(weights[0], lambda: (inside.set(), ended.wait(30)))
             return torch.autograd.grad(loss, weights[0])[0]
         inside.wait(30)
-        with casts.autocast("bf16", CPU):
+        with autocast("bf16", CPU):
             functional.linear(x, weights[1])
         ended.set()
         return None

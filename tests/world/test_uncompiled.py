@@ -91,7 +91,7 @@ def test_predicting_imports_no_compiler_and_one_that_is_imported_later_is_determ
     program = """
 import sys, torch, rankless.inference.predict, rankless.tasks.detect
 print(*sys.modules)
-from rankless.world.uncompiled import set_deterministic
+from rankless.hardware.process_settings import set_deterministic
 for on in (True, False):
     set_deterministic(on)
     assert torch.are_deterministic_algorithms_enabled() is on

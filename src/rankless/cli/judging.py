@@ -30,6 +30,7 @@ from rankless.cli.options import (
     refuse_stray,
     whole_number,
 )
+from rankless.cli.predicting import fix_instruction_set_of
 from rankless.cli.training import fix_instruction_set
 from rankless.errors import UserError, check_all, counted
 from rankless.launch import environments
@@ -159,6 +160,7 @@ def errors(
     as_json: Json = False,
 ) -> int:
     """Show the images with a model's worst errors, and labels that are probably wrong."""
+    fix_instruction_set_of(target)  # before the checks, which import NumPy
     _, least, most, *_ = check_all(
         lambda: compute_on(device),
         lambda: fraction("--confidence", confidence),

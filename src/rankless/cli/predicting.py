@@ -132,7 +132,7 @@ def predict(
         raise UserError("--save and --format are the same option; remove one of them")
     given = {"--iou": iou, "--max": most, "--tta": tta, "--format": format}
     kinds = format if format is not None else "annotated,json" if save is None else save
-    _fix_instruction_set(target)  # before the checks, which import NumPy
+    fix_instruction_set_of(target)  # before the checks, which import NumPy
     ours, least, images, _, sources, _ = check_all(
         lambda: _as_overrides(given, overrides),
         lambda: None if confidence is None else fraction("--confidence", confidence),
@@ -250,7 +250,7 @@ def _camera_hint(source: str) -> str:
     return f"; for a camera, use webcam:0 or /dev/video0 (cameras on this machine: {there})"
 
 
-def _fix_instruction_set(target: Path) -> None:
+def fix_instruction_set_of(target: Path) -> None:
     """Restrict PyTorch to the CPU instruction set that the weights were trained with."""
     from rankless.hardware.instruction_set import fix
     from rankless.recipe.recorded import instruction_set_of

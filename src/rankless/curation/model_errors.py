@@ -22,7 +22,8 @@ import torch
 from rankless.data.path_checks import refuse_gone
 from rankless.errors import UserError, printable
 from rankless.hardware.compute_device import compute_device
-from rankless.hardware.precision import autocast, resolve
+from rankless.hardware.computing import float32_like, forward_pass
+from rankless.hardware.precision import resolve
 from rankless.metrics.box_matching import IOU, ImageBoxes, image_boxes
 from rankless.recipe import load
 from rankless.recipe.used import refuse_unused_in_scoring
@@ -206,9 +207,10 @@ def find_errors(
     size = max(recipe.batch.micro, 1)
     for first in range(0, len(data), size):
         indices = range(first, min(first + size, len(data)))
-        batch: Any = task.collate([data.item(index, 0) for index in indices])  # type: ignore[misc]
-        with torch.inference_mode(), autocast(recipe.precision, opened.device):
-            answers: Any = task.predict(opened.model, batch.to(opened.device))
+        with float32_like(recipe.precision):
+            batch: Any = task.collate([data.item(index, 0) for index in indices])  # type: ignore[misc]
+            with torch.inference_mode(), forward_pass(recipe.precision, opened.device, training=False):
+                answers: Any = task.predict(opened.model, batch.to(opened.device))
         missing = {one.index: one for one in batch.unreadable}
         for index, answer in zip(indices, answers, strict=True):
             if one := missing.get(index):

@@ -14,6 +14,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
@@ -25,11 +27,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from rankless.data import loader_server
+from rankless.data.alignment import aligned
 from rankless.data.order import Line
 from rankless.errors import ShortageError, UserError, counted
+from rankless.hardware.process_settings import ProcessSettings
 from rankless.hardware.processes import die_with_parent
 from rankless.hardware.shortages import shared_memory_shortage, shortage
 from rankless.hardware.threads import one_thread
+from rankless.randomness import GENERATORS, kept_generators, seed_generators
 from rankless.user_code import explained
 
 B = TypeVar("B")
@@ -45,6 +50,8 @@ class MicroBatches(Generic[B]):
         collate: a function that converts a list of items to a batch. It must be picklable.
         schedule: an iterable with one line per micro-batch, which is read lazily and may be endless.
         workers: number of loader processes; 0 loads the items in this process.
+        seed: the recipe's seed. Random numbers of the process's generators in ``collate`` depend only on it
+            and on the line.
         pin_memory: whether to copy batches to page-locked memory for a GPU.
 
     Attributes:
@@ -59,34 +66,33 @@ class MicroBatches(Generic[B]):
         schedule: Iterable[Line],
         *,
         workers: int,
+        seed: int = 0,
         pin_memory: bool = False,
     ) -> None:
         self.waited, self.is_waiting = 0.0, False
         self._batches: Iterator[Any]
-        fetch, guarded = _Fetch(examples), _Guarded(collate)
+        fetch = _Fetch(examples, collate, seed)
         if workers or pin_memory:
-            self._batches = self._loaded(fetch, guarded, schedule, workers, pin_memory=pin_memory)
+            self._batches = self._loaded(fetch, schedule, workers, pin_memory=pin_memory)
         else:  # a DataLoader takes 0.1 ms for each batch
-            self._batches = (guarded(fetch.__getitems__(line)) for line in schedule)
+            self._batches = map(fetch.__getitems__, schedule)
         self._processes: list[BaseProcess] = list(getattr(self._batches, "_workers", ()))
         # Also runs at interpreter exit, where multiprocessing would wait forever for processes that ignore
         # SIGTERM.
         self._end = Finalize(self, _end, (self._batches, self._processes), exitpriority=0)
 
     @staticmethod
-    def _loaded(
-        fetch: _Fetch, guarded: _Guarded, schedule: Iterable[Line], workers: int, *, pin_memory: bool
-    ) -> Iterator[Any]:
+    def _loaded(fetch: _Fetch, schedule: Iterable[Line], workers: int, *, pin_memory: bool) -> Iterator[Any]:
         if workers:
-            loader_server.ensure(_modules(fetch.examples, guarded.collate))
+            loader_server.ensure(_modules(fetch.examples, fetch.collate))
         loader = DataLoader(
             fetch,
             batch_sampler=schedule,  # type: ignore[arg-type]  # torch needs only an iterable of lists
-            collate_fn=guarded,
+            collate_fn=_unchanged,
             num_workers=workers,
             pin_memory=pin_memory,
             multiprocessing_context="forkserver" if workers else None,
-            worker_init_fn=_init_worker if workers else None,
+            worker_init_fn=partial(_init_worker, ProcessSettings.current()) if workers else None,
             generator=torch.Generator(),  # otherwise, torch would use the global generator
         )
         try:
@@ -115,7 +121,7 @@ class MicroBatches(Generic[B]):
         if isinstance(batch, _Failure):
             self.close()
             raise batch.error
-        return batch  # type: ignore[no-any-return]
+        return aligned(batch)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Stop the loader processes after their current batches. Further calls do nothing."""
@@ -144,37 +150,33 @@ class _Failure:
 class _Fetch(Dataset[Any]):
     """A data set whose items are the micro-batches of a schedule."""
 
-    def __init__(self, examples: Any) -> None:
-        self.examples = examples
+    def __init__(self, examples: Any, collate: Callable[[Sequence[Any]], Any], seed: int) -> None:
+        self.examples, self.collate, self.seed = examples, collate, seed
 
     @one_thread()  # also without loader processes, because more threads would round sums differently
-    def __getitems__(self, line: Line) -> list[Any] | _Failure:
+    def __getitems__(self, line: Line) -> Any:
         try:
-            draw = getattr(self.examples, "items", None)
-            if not callable(draw):  # the data may have an attribute of that name
-                return [self.examples.item(index, epoch) for epoch, index in line.images]
-            items: list[Any] = draw(line.images, line.step)
-            _check_count(self.examples, items, len(line.images))
-        except Exception as error:
-            return _failure(error)
-        return items
-
-
-class _Guarded:
-    def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
-        self.collate = collate
-
-    @one_thread()
-    def __call__(self, items: list[Any] | _Failure) -> Any:
-        if isinstance(items, _Failure):
-            return items
-        try:
-            batch = self.collate(items)
+            items = self._items(line)
+            with GENERATORS, nullcontext() if get_worker_info() else kept_generators():
+                seed_generators(self.seed, "collate", line.step, *line.images[0])
+                batch = self.collate(items)
             if get_worker_info():
                 _share(batch)
         except Exception as error:
             return _failure(error)
         return batch
+
+    def _items(self, line: Line) -> list[Any]:
+        draw = getattr(self.examples, "items", None)
+        if not callable(draw):  # the data may have an attribute of that name
+            return [self.examples.item(index, epoch) for epoch, index in line.images]
+        items: list[Any] = draw(line.images, line.step)
+        _check_count(self.examples, items, len(line.images))
+        return items
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
 
 
 class _Sharing(ForkingPickler):
@@ -243,8 +245,9 @@ def _modules(examples: object, collate: object) -> set[str]:
     return kinds.union(getattr(examples, "loader_imports", ()))
 
 
-def _init_worker(worker: int) -> None:
-    """Make a new loader process ignore termination signals and die with its rank."""
+def _init_worker(settings: ProcessSettings, worker: int) -> None:
+    """Make a new loader process compute like its rank, ignore termination signals and die with its rank."""
+    settings.apply()
     for number in loader_server.ENDS:
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
-from types import ModuleType
+from types import BuiltinMethodType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,9 @@ from rankless.randomness import GENERATORS, kept_generators, key, seed_generator
 
 _DEEPEST, _LONGEST, _MOST = 8, 64, 10_000
 """Limits of the search for generators: depth, items per list, and total number of objects."""
+_READ_TWICE = 8
+"""Number of items that are loaded twice, spread over the data set."""
+_GLOBAL: Any = (random.random.__self__, np.random.random.__self__)  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -70,7 +73,7 @@ def from_dataset(dataset: Any, *, seed: int, digest: str | None = None) -> FromD
 
     Every item is loaded inside :func:`seeded`, which also seeds generators found in the data set's attributes
     and transforms. Other sources of randomness and state kept between items are not supported. To detect
-    them, the first item is loaded twice, and the results must be equal.
+    them, eight items are loaded twice, in reverse order the second time, and the results must be equal.
 
     Args:
         dataset: an object with ``__len__`` and ``__getitem__``. Loader processes require it to be picklable.
@@ -81,7 +84,7 @@ def from_dataset(dataset: Any, *, seed: int, digest: str | None = None) -> FromD
         A :class:`rankless.Examples`.
 
     Raises:
-        UserError: If the data set is not map-style, is empty, or returns two different first items.
+        UserError: If the data set is not map-style, is empty, or returns two different items for an index.
     """
     return FromDataset(dataset, seed, digest)
 
@@ -100,11 +103,13 @@ class FromDataset:
         self.dataset, self.seed, self.digest = dataset, seed, digest
         self.loader_imports = frozenset({type(dataset).__module__} - {"__main__"})
         _check(dataset)
-        if not _same(self.item(0, 0), self.item(0, 0)):
+        some = sorted({number * len(dataset) // _READ_TWICE for number in range(_READ_TWICE)})
+        items = {index: self.item(index, 0) for index in some}
+        if differing := [index for index in reversed(some) if not _same(items[index], self.item(index, 0))]:
             raise UserError(
-                f"{_name_of(dataset)}: item 0 differs when loaded again with the same seed; expected random "
-                "numbers only from Python, NumPy or torch generators, and no state between items; store "
-                "other generators as attributes, or seed them with rankless.seeded"
+                f"{_name_of(dataset)}: item {differing[-1]} differs when loaded again with the same seed; "
+                "expected random numbers only from Python, NumPy or torch generators, and no state between "
+                "items; store other generators as attributes, or seed them with rankless.seeded"
             )
 
     def __len__(self) -> int:
@@ -146,6 +151,8 @@ def _generators_in(value: Any, deepest: int, seen: set[int]) -> Iterator[Any]:
     plain = str | bytes | np.ndarray | torch.Tensor | type | ModuleType
     if id(value) in seen or not deepest or len(seen) > _MOST or isinstance(value, plain):
         return
+    if any(value is one for one in _GLOBAL):  # of the bound method random.random
+        return
     seen.add(id(value))
     kinds = random.Random, np.random.Generator, np.random.RandomState, torch.Generator
     own = [getattr(value, name, None) for name in ("set_random_state", "set_random_seed")]
@@ -153,9 +160,26 @@ def _generators_in(value: Any, deepest: int, seen: set[int]) -> Iterator[Any]:
         yield value  # seeds its own parts
         return
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    attributes = getattr(value, "__dict__", {}) if not callable(getattr(value, "__get__", None)) else {}
-    for each in itertools.chain(itertools.islice(inner, _LONGEST), attributes.values()):
+    for each in itertools.chain(itertools.islice(inner, _LONGEST), _attributes(value)):
         yield from _generators_in(each, deepest - 1, seen)
+
+
+def _attributes(value: Any) -> Iterator[Any]:
+    """Yield the values of attributes and slots, and what a function, bound method or partial contains."""
+    if isinstance(value, FunctionType):
+        yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        for cell in value.__closure__ or ():
+            with suppress(ValueError):  # of a variable without a value
+                yield cell.cell_contents
+        return
+    if not callable(getattr(value, "__get__", None)):
+        yield from getattr(value, "__dict__", {}).values()
+    if isinstance(value, BuiltinMethodType):  # such as random.Random(1).random
+        yield value.__self__
+    for kind in type(value).__mro__:
+        for name, slot in vars(kind).items():
+            if isinstance(slot, MemberDescriptorType):  # also those of bound methods and partials
+                yield getattr(value, name, None)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -20,11 +20,12 @@ from torch import nn
 from rankless.data.loader import MicroBatches
 from rankless.data.order import Line
 from rankless.engine import layer_errors
-from rankless.engine.shared_process import autocast_for
+from rankless.engine.shared_process import seeded_pass
 from rankless.engine.validation_loss import FirstOutput, batch_loss, has_loss, mean
 from rankless.engine.workers import of_rank
 from rankless.errors import ShortageError, TaskError, UserError
-from rankless.hardware.batch_invariant import batch_invariant
+from rankless.hardware.computing import forward_pass, kept_casts
+from rankless.randomness import GENERATORS, kept_generators, seed_generators
 from rankless.recipe.schema import Recipe
 from rankless.structures import Scores, Unreadable
 from rankless.tasks.capabilities import capabilities, unreadable_in
@@ -100,7 +101,10 @@ def evaluate(
             in_order = sorted((part for parts, _ in gathered for part in parts), key=lambda part: part[0])
             predictions = [prediction for _, prediction in in_order]
             if limit is None:
-                scores = {**check_scores(task, task.score(predictions)), "computed_in": recipe.precision}
+                with GENERATORS, kept_generators():
+                    seed_generators(recipe.seed, "score")
+                    found = check_scores(task, task.score(predictions))
+                scores = {**found, "computed_in": recipe.precision}
                 if mine.with_loss:
                     scores.setdefault("loss", mean(loss for _, losses in gathered for loss in losses))
             else:
@@ -133,13 +137,20 @@ def _predict(
     stop: Callable[[], bool],
     done: _Predicted,
 ) -> None:
-    data, workers, device = task.evaluation_data(), min(of_rank(recipe, world), len(lines)), world.device
-    with (
-        MicroBatches(data, task.collate, lines, workers=workers, pin_memory=device.type == "cuda") as batches,
-        torch.no_grad(),
-        autocast_for(shared=world.transport.in_process)(recipe.precision, device),
-        batch_invariant(device),
-    ):
+    data, device, shared = task.evaluation_data(), world.device, world.transport.in_process
+    workers, pinned = min(of_rank(recipe, world), len(lines)), device.type == "cuda"
+    drawn = MicroBatches(data, task.collate, lines, workers=workers, seed=recipe.seed, pin_memory=pinned)
+
+    @contextmanager
+    def computing(purpose: str, line: Line) -> Iterator[None]:
+        with (
+            torch.no_grad(),
+            forward_pass(recipe.precision, device, training=False),
+            seeded_pass(device, shared, recipe.seed, purpose, line.images[0][1]),
+        ):
+            yield
+
+    with drawn as batches, kept_casts():
         for line, batch in zip(lines, batches, strict=True):
             if stop():
                 done.stopped = True
@@ -147,14 +158,13 @@ def _predict(
             check_batch(task, batch)
             done.unreadable += unreadable_in(batch)
             batch, once = batch.to(device), FirstOutput(model) if done.with_loss else model
-            with layer_errors.explained(recipe):
+            with layer_errors.explained(recipe), computing("predict", line):
                 predictions = task.predict(cast(nn.Module, once), batch)
             check_predictions(task, predictions, len(line.images))
             check_sendable(task, predictions)
             done.predictions += zip([index for _, index in line.images], predictions, strict=True)
             if done.with_loss:
-                first = line.images[0][1]
-                done.losses.append(batch_loss(task, once, batch, recipe.seed, first, device))
+                done.losses.append(batch_loss(task, once, batch, computing("validation", line)))
 
 
 def _lines(task: Task, data: Examples, size: int, limit: int | None) -> list[Line]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from rankless.data.loader import MicroBatches
@@ -29,7 +29,14 @@ from rankless.randomness import kept_generators
 from rankless.recipe.schema import Recipe
 from rankless.structures import LossSum
 from rankless.tasks.protocol import Examples
+from rankless.world.bits import bit_sum, short_hash
 from rankless.world.process_group import World
+
+_ADVICE = (
+    "; expected the same update on every rank; use only gradients of Steps, no unseeded random numbers and "
+    "no `if` on the rank (a loss that uses another model adds the gradients of one rank to that model; "
+    "freeze it in that loss with requires_grad_(False))"
+)
 
 Loss = Callable[[nn.Module, Any], LossSum]
 """Computes the loss from the model and a micro-batch on the model's device."""
@@ -107,7 +114,8 @@ class Steps:
         self.statistics = RunningStatistics(norms, ranks.device, others)
         self.statistics.give_back()  # between steps, the norms have the user's settings
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        task: Any = _Loop(loss)  # the accumulator uses only a task's loss
+        self.loop = _Loop(loss)  # the accumulator uses only a task's loss
+        task: Any = self.loop
         self.accumulator = Accumulator(task, model, self.statistics, self.recipe, ranks, owns_all=False)
 
     def epochs(self, count: int, start: int = 0) -> Iterator[Step]:
@@ -118,13 +126,14 @@ class Steps:
             start: the first step. To continue a loop, pass the ``number`` of its last step plus one.
 
         Raises:
-            UserError: a loss or a gradient is not finite, or the weights differ between ranks after the last
-                step.
+            UserError: a loss or a gradient is not finite, or the weights differ between ranks. This is
+                compared in every step, for the weights after the step before, and after the last step. If the
+                loop ends with ``break``, the last update is not compared.
         """
         schedule = StepSchedule(replace(self.recipe, epochs=count), len(self.data))
         lines = schedule.lines(start, self.ranks.own_micro_batches(self.recipe.batch.micro_batches))
-        pinned = self.ranks.device.type == "cuda"
-        with MicroBatches(self.data, self.collate, lines, workers=self.workers, pin_memory=pinned) as batches:
+        options: Any = {"workers": self.workers, "pin_memory": self.ranks.device.type == "cuda"}
+        with MicroBatches(self.data, self.collate, lines, seed=self.recipe.seed, **options) as batches:
             for number in range(start, schedule.steps):
                 self.statistics.take()
                 try:
@@ -133,13 +142,24 @@ class Steps:
                 finally:
                     self.statistics.give_back()
                 yield step
-        if problem := weight_difference(schedule.steps, self.model.state_dict(), self.ranks):
+        self._compare("after the last step")
+
+    def _compare(self, when: str) -> None:
+        if problem := weight_difference(when, self.model.state_dict(), self.ranks, _ADVICE):
             raise UserError(problem)
 
     def _step(self, number: int, batches: Iterator[Any], epoch: float) -> Step:
         self.statistics.begin()
+        count = self.recipe.batch.micro_batches
+        bits = (53 - count.bit_length()) // 2  # so that the sum of squares is exact in float64
+        sums = [bit_sum(one).to(self.ranks.device) for one in _tensors(self.model)]
+        self.loop.hash = short_hash(torch.stack(sums), bits).double()
         totals = self.accumulator.run(number, batches, lambda loss: loss, Flags())
         numbers = totals.read(divide_and_clip(self.parameters, totals.count, self.clip))
+        # Of all numbers with this sum, equal ones have the smallest sum of squares.
+        if int(numbers.parts[_HASH]) ** 2 != count * int(numbers.parts[_SQUARE]):
+            self.statistics.undo()
+            self._compare(f"before step {number}")
         if not math.isfinite(numbers.loss) or not math.isfinite(numbers.gradient_norm):
             self.statistics.undo()
             raise UserError(
@@ -150,12 +170,25 @@ class Steps:
         return Step(number, epoch, numbers.mean_loss, numbers.gradient_norm)
 
 
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [value for value in model.state_dict().values() if isinstance(value, Tensor)]
+
+
+_HASH, _SQUARE = "hash of the weights", "square of the hash"
+
+
 class _Loop:
+    """The loss as a task. Its parts also contain the hash of the weights before the step, and its square."""
+
     def __init__(self, loss: Loss) -> None:
         self._loss = loss
+        self.hash = torch.zeros(())
 
     def loss(self, model: nn.Module, batch: _Batch) -> LossSum:
-        return self._loss(model, batch.value)
+        loss = self._loss(model, batch.value)
+        if not isinstance(loss, LossSum):
+            return loss  # the accumulator reports it
+        return replace(loss, parts={**loss.parts, _HASH: self.hash, _SQUARE: self.hash**2})
 
 
 class _Collate:

@@ -100,7 +100,8 @@ class Setup:
         mine = self.world.own_micro_batches(self.recipe.batch.micro_batches)
         extra = partial(self.checks.extra, rank=self.world.rank, attempt=attempt)
         lines, pin = self.schedule.lines(start, mine, extra), self.world.device.type == "cuda"
-        return MicroBatches(self.data, self.task.collate, lines, workers=workers, pin_memory=pin)
+        seed = self.recipe.seed
+        return MicroBatches(self.data, self.task.collate, lines, workers=workers, seed=seed, pin_memory=pin)
 
     def sinks(self, users: Mapping[str, Callable[[], Sink]]) -> Sinks:
         """Start the journal, the terminal and the user's sinks, and send them all messages.

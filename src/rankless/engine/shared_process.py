@@ -1,4 +1,4 @@
-"""State that the threads of a process share: random generators and autocast's cache.
+"""Random generators, which the threads of a process share.
 
 Each forward pass uses a separate generator instead of PyTorch's default generator of the CPU, and gets the
 same random numbers as in a separate process. Every GPU already has its own generator. The generators of
@@ -7,16 +7,16 @@ Python and NumPy cannot be replaced, so using them is an error.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
 from rankless.errors import UserError
-from rankless.hardware.precision import autocast
-from rankless.randomness import GENERATORS, drawn_from
+from rankless.hardware.computing import forward_pass, kept_casts
+from rankless.randomness import GENERATORS, drawn_from, seed_generators, torch_seed
 from rankless.world.uncompiled import PlainDispatchMode
 
 
@@ -72,37 +72,29 @@ def undrawn(why: str, instead: str) -> Iterator[None]:
         )
 
 
-class SharedCasts:
-    """Autocast for simultaneous forward passes in several threads.
-
-    All threads of a process share autocast's cache of cast weights, and every thread that leaves autocast
-    clears it. This would change the number of casts in passes that are still running, and therefore the bits
-    of their gradients. Here, only the last thread to leave clears the cache. No pass of the next step starts
-    before all threads have left, so no cast outlives its weights.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._inside = threading.Lock(), 0
-
-    @contextmanager
-    def autocast(self, precision: str, device: torch.device) -> Iterator[None]:
-        with self._lock:
-            self._inside += 1
-        torch.autocast_increment_nesting()  # only the outermost autocast clears the cache
-        try:
-            with autocast(precision, device):
-                yield
-        finally:
-            torch.autocast_decrement_nesting()
-            with self._lock:
-                self._inside -= 1
-                if not self._inside:
-                    torch.clear_autocast_cache()
-
-
-_CASTS = SharedCasts()
+@contextmanager
+def seeded_pass(device: torch.device, shared: bool, seed: int, *path: int | str) -> Iterator[None]:
+    """Seed all generators for one pass; see :func:`key`. If ``shared``, several threads may do so at once."""
+    number = torch_seed(seed, *path)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)
+    if shared:
+        with undrawn("ranks are threads", "ranks that are processes"), OwnGenerator(number):
+            yield
+    else:
+        seed_generators(seed, *path)
+        yield
 
 
 def autocast_for(*, shared: bool) -> Callable[[str, torch.device], Any]:
-    """Return a function that enters autocast. If ``shared``, several threads may do so at once."""
-    return _CASTS.autocast if shared else autocast
+    """Return a function that enters the training's forward pass. If ``shared``, several threads may do so.
+
+    No pass of the next step starts before all threads have left, so no cast outlives its weights.
+    """
+    return _shared_pass if shared else partial(forward_pass, training=True)
+
+
+@contextmanager
+def _shared_pass(precision: str, device: torch.device) -> Iterator[None]:
+    with kept_casts(), forward_pass(precision, device, training=True):
+        yield

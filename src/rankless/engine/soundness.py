@@ -11,6 +11,11 @@ from rankless.errors import UserError
 from rankless.world.bits import bit_sum
 from rankless.world.process_group import World
 
+_NOT_SAVED = (
+    ", so they were not saved; check the memory and device of that rank (if it happens again, the task "
+    "depends on something that differs between ranks: run `rankless verify`)"
+)
+
 
 def checksums(tensors: Mapping[str, Tensor]) -> list[int]:
     """Return one number per tensor that depends on all of its bits."""
@@ -52,18 +57,21 @@ def synchronize(model: nn.Module, world: World) -> list[str]:
     ]
 
 
-def weight_difference(step: int, tensors: Mapping[str, Tensor], world: World) -> str | None:
-    """Return an error message on every rank if the weights differ between ranks, otherwise None."""
+def weight_difference(
+    when: str, tensors: Mapping[str, Tensor], world: World, advice: str = _NOT_SAVED
+) -> str | None:
+    """Return an error message on every rank if the weights differ between ranks, otherwise None.
+
+    ``when`` and ``advice`` are the begin and the end of the message.
+    """
     gathered = world.gather([[[name] for name in tensors], checksums(tensors)])
     difference = world.broadcast(_difference(gathered) if gathered else None)
     if difference is None:
         return None
     ranks, name, _ = difference
     return (
-        f"after step {step}, the weights on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} differ "
-        f"from those on rank 0 (first difference: '{name}'), so they were not saved; check the memory and "
-        "device of that rank (if it happens again, the task depends on something that differs between ranks: "
-        "run `rankless verify`)"
+        f"{when}, the weights on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} differ "
+        f"from those on rank 0 (first difference: '{name}'){advice}"
     )
 
 

@@ -189,8 +189,8 @@ class TrainingState:
     def check(self, step: int) -> None:
         """Check that the weights after ``step`` steps are finite and the same on every rank."""
         weights = self.weights()
-        error = weight_difference(step, weights, self.world) or self.others.unnoticed_change(step)
-        if error:
+        error = weight_difference(f"after step {step}", weights, self.world)
+        if error := error or self.others.unnoticed_change(step):
             raise DivergedError(error, is_whole=False, repeats=False)
         if bad := non_finite(weights):
             raise DivergedError(weights_not_finite(step, bad, self.recipe), is_whole=False, repeats=True)

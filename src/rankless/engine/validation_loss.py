@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from rankless.randomness import GENERATORS, torch_seed
 from rankless.tasks.capabilities import unreadable_in
 from rankless.tasks.checks import check_loss
 from rankless.tasks.protocol import Task
@@ -41,32 +40,28 @@ class FirstOutput:
             return self._seen[1]
         first, output = self._seen
         same = first.shape == images.shape and first.dtype == images.dtype
-        return output if first is images or (same and torch.equal(first, images)) else self._model(images)
+        return output if first is images or (same and first.equal(images)) else self._model(images)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
 
 def batch_loss(
-    task: Task, model: Any, batch: Any, seed: int, first: int, device: torch.device
+    task: Task, model: Any, batch: Any, computing: AbstractContextManager[object]
 ) -> tuple[float, float]:
     """Return the sum and count of the loss over a batch's readable images.
 
-    Random numbers in the loss (Faster R-CNN selects samples at random) are seeded with the recipe's ``seed``
-    and ``first``, the index of the batch's first image.
+    The loss is computed in the context ``computing``, which disables gradients and seeds random numbers
+    (Faster R-CNN selects samples at random).
     """
     if unreadable_in(batch):
         readable = getattr(batch, "readable", None)
         batch = readable() if callable(readable) else None
         if batch is None:
             return 0.0, 0.0
-    drawn = torch_seed(seed, "validation", first)
-    with GENERATORS:
-        torch.default_generator.manual_seed(drawn)
-        if device.type == "cuda":
-            torch.cuda.manual_seed(drawn)
+    with computing:
         loss = task.loss(model, batch)
-    check_loss(task, loss)
+        check_loss(task, loss)
     return float(loss.sum), float(loss.count)
 
 

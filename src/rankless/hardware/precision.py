@@ -51,7 +51,7 @@ def autocast(precision: str, device: torch.device) -> Iterator[None]:
     TorchScript modules are not optimized, because the first passes of a process, which collect types for the
     optimization, would be rounded differently than the following ones.
     """
-    dtype = _DTYPES.get(precision)  # None for fp32 and tf32, which are process-wide: engine/settings.py
+    dtype = _DTYPES.get(precision)  # None for fp32 and tf32, which are process-wide: hardware/computing.py
     cast = nullcontext() if dtype is None else torch.autocast(device.type, dtype)
     with cast, torch.jit.optimized_execution(False), replaced_kernels(device):
         yield

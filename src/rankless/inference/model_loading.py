@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from rankless.errors import UserError, check_all, printable
-from rankless.hardware.batch_invariant import batch_invariant
+from rankless.hardware.computing import forward_pass
 from rankless.hardware.instruction_set import is_limited
-from rankless.hardware.precision import autocast, resolve
+from rankless.hardware.precision import resolve
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.predict_detect import BoxFinder
 from rankless.models.checkpoints import weights
@@ -24,7 +24,6 @@ from rankless.recipe.used import refuse_unused_in_prediction
 from rankless.runs.directory import weights_of
 from rankless.tasks import trained
 from rankless.tasks.custom import absolute, name_of, refuse_unasked
-from rankless.world.compat import set_tf32
 
 if TYPE_CHECKING:  # imports torchvision, which detectors do not need
     from rankless.inference.predict_classify import ClassFinder
@@ -74,15 +73,6 @@ class Opened:
     patient_batch: int
 
     @contextmanager
-    def settings(self) -> Iterator[None]:
-        """Set the TF32 mode of this process to the recipe's precision inside a ``with`` block."""
-        restore = set_tf32(self.recipe.precision == "tf32")
-        try:
-            yield
-        finally:
-            restore()
-
-    @contextmanager
     def computing(self, number: int) -> Iterator[None]:
         """Enable inference mode, autocast and batch-invariant kernels inside a ``with`` block."""
         finder, device = self.finders[number], self.devices[number]
@@ -90,7 +80,7 @@ class Opened:
             if isinstance(finder, BoxFinder) and finder.fused and not is_limited():
                 yield  # the contexts below intercept every call, which adds a third to a small model's time
                 return
-            with autocast(self.recipe.precision, device), batch_invariant(device):
+            with forward_pass(self.recipe.precision, device, training=False):
                 yield
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from rankless.arguments import Text, classes_of, several
 from rankless.errors import UserError
 from rankless.files.numbered import numbered_folder, removed_on_error
+from rankless.hardware.computing import float32_like
 from rankless.inference import saving, video
 from rankless.inference.formats import kinds_named
 from rankless.inference.model_loading import PredictOptions, open_finders
@@ -100,7 +101,7 @@ def predict(
     for each in opened.finders:
         if not isinstance(each, CustomFinder):
             each.heat = "heatmaps" in kinds
-    with opened.settings(), ExitStack() as stack:
+    with float32_like(opened.recipe.precision), ExitStack() as stack:
         folder = out or numbered_folder(_FOLDER, "--out")
         if out is None:
             stack.enter_context(removed_on_error(folder))

@@ -15,6 +15,7 @@ from rankless.data.datasets.builtin import DigitScenes
 from rankless.errors import UserError, printable
 from rankless.models.checkpoints import weights
 from rankless.printing import finite
+from rankless.randomness import GENERATORS, kept_generators, seed_generators
 from rankless.tasks.checks import check_model
 from rankless.tasks.custom import open_custom
 from rankless.user_code import explained
@@ -32,7 +33,7 @@ class CustomFinder:
     """
 
     def __init__(self, loaded: weights.Weights, device: torch.device, source: str) -> None:
-        self.name = printable(loaded.recipe.task)
+        self.name, self.seed = printable(loaded.recipe.task), loaded.recipe.seed
         with _user_errors():
             self.task: Any = open_custom(loaded.recipe)
             if not callable(getattr(self.task, _METHOD, None)):
@@ -51,7 +52,8 @@ class CustomFinder:
 
     def answer(self, image: Tensor) -> tuple[dict[str, Any], Image.Image | None]:
         """Return the prediction for an image, uint8 (3, H, W), and the annotated image, if any."""
-        with _user_errors(), torch.inference_mode():
+        with _user_errors(), torch.inference_mode(), GENERATORS, kept_generators():
+            seed_generators(self.seed, "predict")  # so that the other images have no effect
             prediction = self.task.predict_image(self.model, image)
             self._check(prediction)
             if not callable(getattr(self.task, "draw", None)):

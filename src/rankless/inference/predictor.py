@@ -13,6 +13,7 @@ from PIL import Image
 from rankless.arguments import classes_of, several
 from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import UserError, counted, listed
+from rankless.hardware.computing import float32_like
 from rankless.inference.inputs import ImageLike, source_of
 from rankless.inference.model_loading import Opened, PredictOptions, open_finders
 from rankless.inference.pipeline import Source, outcomes, threads
@@ -124,7 +125,7 @@ class Predictor:
         ):
             images = [images]
         sources: Iterable[Source] = (source_of(one, number) for number, one in enumerate(images))
-        with self._opened.settings(), threads() as pool:
+        with float32_like(self._opened.recipe.precision), threads() as pool:
             for one in outcomes(self._opened, sources, pool, batch):
                 if one.image is None:
                     yield UnreadableImage(one.source.name, one.reason)

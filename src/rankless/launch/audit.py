@@ -20,10 +20,10 @@ from rankless.engine import checkpoint
 from rankless.engine.checkpoint import Snapshot
 from rankless.engine.data_sums import common_folder, sums_of
 from rankless.engine.environment import describe, label
-from rankless.engine.settings import computes_like
 from rankless.errors import INTERRUPTED, STOPPED, UserError, counted, listed
 from rankless.files.reading import read_text
 from rankless.hardware.compute_device import compute_device
+from rankless.hardware.computing import computes_like
 from rankless.launch import local
 from rankless.launch.requests import Requests
 from rankless.models.checkpoints import weights

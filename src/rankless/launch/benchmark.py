@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from rankless.engine import evaluate as engine
-from rankless.engine.settings import computes_like
 from rankless.errors import UserError, counted, nearest, one_of
 from rankless.hardware.compute_device import compute_device
+from rankless.hardware.computing import computes_like
 from rankless.interop import speed
 from rankless.interop.export import PROGRAMS, write_checked
 from rankless.interop.plan import ExportOptions, Plan, plan_export

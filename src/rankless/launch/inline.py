@@ -7,7 +7,6 @@ restarted, and libraries print to the terminal.
 from __future__ import annotations
 
 import os
-import random
 import signal
 import threading
 from collections.abc import Sequence
@@ -17,14 +16,15 @@ import torch
 
 from rankless.data.loader import LoaderDiedError
 from rankless.engine.loop import StopRequest
-from rankless.engine.settings import computes_like
 from rankless.errors import UserError, counted
 from rankless.hardware import instruction_set
 from rankless.hardware.compute_device import compute_device
+from rankless.hardware.computing import computes_like
 from rankless.launch import rank_job
 from rankless.launch.job import Job, error_in
 from rankless.launch.opening import gpu_count
 from rankless.launch.requests import Requests
+from rankless.randomness import kept_generators
 from rankless.recipe.load import from_json
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
@@ -153,9 +153,8 @@ def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
     cards = [torch.cuda.current_device()] if compute_device().type == "cuda" else []
     if cards and ranks:
         cards = list(range(ranks))
-    state = random.getstate()  # some libraries use this generator when they are imported
     try:
-        with _Interrupts(stop), torch.random.fork_rng(cards), computes_like(recipe):
+        with kept_generators(), _Interrupts(stop), torch.random.fork_rng(cards), computes_like(recipe):
             if ranks:
                 finished = _train_in_threads(job, recipe, ranks, stop)
             else:
@@ -170,8 +169,6 @@ def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
         if known := rank_job.understood(error):
             raise _with_advice(known, job) from error
         raise
-    finally:
-        random.setstate(state)
     return finished, 0 if finished else stop.signal or signal.SIGTERM
 
 

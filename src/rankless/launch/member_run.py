@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from rankless.engine.loop import StopRequest
-from rankless.engine.settings import computes_like
 from rankless.errors import INTERRUPTED, LOST_PEER, STOPPED, UserError
 from rankless.files import writing
 from rankless.files.numbered import numbered_folder, removed_on_error
+from rankless.hardware.computing import computes_like
 from rankless.hardware.shortages import shortage
 from rankless.launch import environments, rank_job
 from rankless.launch.agreement import on_all, on_first, refuse_other_recipes

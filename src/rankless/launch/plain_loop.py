@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rankless.engine.settings import computes_like
+from rankless.hardware.computing import computes_like
 from rankless.launch import environments
 from rankless.recipe.schema import Recipe
 from rankless.world import process_group

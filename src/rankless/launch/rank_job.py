@@ -21,12 +21,12 @@ from rankless.engine import evaluate as engine
 from rankless.engine import loop
 from rankless.engine.loop import StopRequest, Trace
 from rankless.engine.recompute import LeftOutError
-from rankless.engine.settings import computes_like
 from rankless.engine.setup import DryRun
 from rankless.engine.sinks.sink import sink_class
 from rankless.engine.watchdog import Pulse
 from rankless.engine.workers import loader_processes
 from rankless.errors import LOST_PEER, ShortageError, TaskError, UserError, of_a_path
+from rankless.hardware.computing import computes_like
 from rankless.hardware.shortages import shortage
 from rankless.launch.job import LEFT_OUT, Job, leave_cause, leave_note, leave_pulse
 from rankless.printing import ProgressBar

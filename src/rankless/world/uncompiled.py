@@ -8,8 +8,6 @@ PyTorch 2.14 on a busy x86 machine. This module contains copies and subclasses, 
 
 from __future__ import annotations
 
-import os
-import sys
 from inspect import unwrap
 from typing import Any, Self
 
@@ -17,21 +15,6 @@ import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-
-_GENERATOR = "torch._inductor.config"  # the compiler's code generator
-_DETERMINISTIC = "TORCHINDUCTOR_DETERMINISTIC"  # read when torch._inductor is imported
-
-
-def set_deterministic(on: bool) -> None:
-    """Call ``torch.use_deterministic_algorithms``, including for a compiler that is imported later."""
-    if _GENERATOR in sys.modules:
-        torch.use_deterministic_algorithms(on)
-    else:
-        torch.set_deterministic_debug_mode("error" if on else "default")
-    if on:
-        os.environ[_DETERMINISTIC] = "1"
-    else:
-        os.environ.pop(_DETERMINISTIC, None)
 
 
 # PyTorch wraps the methods below to exclude them from compilation. The results are the same without that.

@@ -32,18 +32,17 @@ def main() -> int:
 def _train(question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
     recipe, threads = question()
     fix(json.loads(recipe).get("cpu_isa", "native"))
-    import torch
-
     from rankless.hardware.compute_device import compute_device
+    from rankless.hardware.computing import computes_like
     from rankless.recipe.load import from_json
 
-    torch.set_num_threads(threads)
-    torch.backends.cudnn.benchmark = True
-    loop = BareLoop(from_json(recipe), compute_device())
+    fast = replace(from_json(recipe), threads=threads, reduce="fast")  # allows any kernel
+    loop = BareLoop(fast, compute_device())
     answer({})
     while True:
         images, precision, steps = question()
-        seconds = [loop.step(images, precision) for _ in range(steps)]
+        with computes_like(replace(fast, precision=precision.removeprefix(PURE))):
+            seconds = [loop.step(images, precision) for _ in range(steps)]
         answer({"seconds": seconds, "memory": memory_taken(loop.device)})
 
 
@@ -99,8 +98,9 @@ class BareLoop:
         """Train one step on the full batch, ``images`` at a time, and return its duration in seconds."""
         import torch
 
+        from rankless.hardware.computing import forward_pass
         from rankless.hardware.convolutions import SoundConvolutions
-        from rankless.hardware.precision import autocast, dtype_of
+        from rankless.hardware.precision import dtype_of
 
         pure = precision.removeprefix(PURE) if precision.startswith(PURE) else ""
         self._convert(dtype_of(pure))
@@ -110,7 +110,8 @@ class BareLoop:
         began = time.perf_counter()
         total = torch.zeros((), device=self.device)
         for batch in batches:
-            with SoundConvolutions() if on_cpu and pure else autocast(precision, self.device):
+            passing = forward_pass(precision, self.device, training=True)
+            with SoundConvolutions() if on_cpu and pure else passing:
                 loss = self.task.loss(self.model, batch.to(self.device))
                 mean = loss.sum / self.recipe.batch.images
             scaler.scale(mean).backward()

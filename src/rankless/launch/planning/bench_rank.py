@@ -32,7 +32,7 @@ def _train(question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
     recipe_text = question()
     fix(json.loads(recipe_text).get("cpu_isa", "native"))
     from rankless.engine.loop import train
-    from rankless.engine.settings import computes_like
+    from rankless.hardware.computing import computes_like
     from rankless.launch.rank_job import fork_loaders_early
     from rankless.recipe.load import from_json
     from rankless.runs.directory import RunDirectory

@@ -56,7 +56,7 @@ def main() -> int:
 def _measure(question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
     text = question()
     fix(json.loads(text).get("cpu_isa", "native"))
-    from rankless.engine.settings import computes_like
+    from rankless.hardware.computing import computes_like
     from rankless.recipe.load import from_json
     from rankless.recipe.schema import Batch
     from rankless.world.process_group import join

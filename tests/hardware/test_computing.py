@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.backends import cuda, cudnn, mkldnn
 
-from rankless.engine.settings import computes_like
+from rankless.hardware.computing import computes_like
 from rankless.recipe.schema import Recipe
 
 ON_CUDA = (cuda.matmul, cudnn.conv, cudnn.rnn)
