@@ -42,6 +42,7 @@ def agreement(
     world: World, changes: dict[int, tuple[str, dict[str, str]]], data: list[str | None], recompute: int = 0
 ) -> Any:
     made = describe(world.device)
+    made["variables"].pop("CUBLAS_WORKSPACE_CONFIG", None)  # set if this process has computed before
     section, values = changes.get(world.rank, ("variables", {}))
     made[section] |= values
     before, environment.describe = environment.describe, lambda device: made
