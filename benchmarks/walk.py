@@ -107,7 +107,7 @@ def main() -> None:
             ("mosaic of the micro-batch", mosaic, {}),
             ("the same, stretched, cached", mosaic, {"fit": "stretch", "cache": "disk"}),
         ):
-            source = open_images(root, "train", images=8, seed=0, size=(64, 64))
+            source = open_images(root, "train", images=8, seed=0)
             options = {"fit": "letterbox", **options}
             frames = walk(DetectionExamples(source, (64, 64), 0, augment, 9, **options))
             print(f"{name:30} {len(frames):3} frames in {len({file for file, _ in frames})} files")

@@ -18,7 +18,7 @@ from rankless.errors import UserError
 from rankless.inference.model_loading import Finder
 from rankless.inference.pipeline import Source
 from rankless.inference.predict_custom import CustomFinder
-from rankless.inference.sources import SCENES
+from rankless.inference.sources import scenes
 
 ImageLike = str | os.PathLike[str] | Image.Image | NDArray[Any] | Tensor
 """One image: a path, a built-in scene, a PIL image, a NumPy array (uint8 RGB (H, W, 3) or gray (H, W)), or a
@@ -37,14 +37,15 @@ def file_source(name: str) -> Source:
 
 def read(name: str, finder: Finder) -> tuple[Tensor, Decoded]:
     """Return an image, uint8 (3, H, W), and a copy for the network that is reduced as in training."""
-    scene = SCENES.fullmatch(name)
+    scene = scenes(name)
     if scene is None or Path(name).exists():
         image = image_file.read(Path(name), values=_values(finder))
         height, width = image.shape[-2:]
         if not isinstance(finder, CustomFinder) and finder.shown.reduction(height, width) > 1:
             return image, image_file.read_for(Path(name), finder.shown)
     else:
-        image = finder.scene(scene[1], int(scene[2]))
+        root, split, numbers = scene
+        image = finder.scene(root, split, numbers.start)
     return image, whole(image)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rankless.data.datasets.builtin import DigitImages
+from rankless.data.datasets.classification import open_images
 from rankless.data.datasets.classification_input import placement, shown_as
 from rankless.data.images.image_file import Decoded, Pixels, UnreadableImage
 from rankless.errors import UserError
@@ -94,13 +94,13 @@ class ClassFinder:
         data = loaded.recipe.data
         self.shown = shown_as(self.task.size, data.augment.crop < 1, data.detail, data.range)
 
-    def scene(self, split: str, index: int) -> Tensor:
-        """Return an image, uint8 (3, H, W), of a digit from the built-in data."""
-        digits = DigitImages(split)
-        if index >= len(digits):
-            reason = f"the built-in data has only the images 0 to {len(digits) - 1} in '{split}'"
-            raise UnreadableImage(f"digits:{split}:{index}", reason)
-        return digits.read(index)
+    def scene(self, root: str, split: str, index: int) -> Tensor:
+        """Return a built-in image, uint8 (3, H, W)."""
+        images = open_images(root, split)
+        if index >= len(images):
+            reason = f"the built-in data has only the images 0 to {len(images) - 1} in '{split}'"
+            raise UnreadableImage(f"{root}:{split}:{index}", reason)
+        return images.read(index)
 
     def item(self, view: Decoded) -> ClassificationItem:
         """Place a decoded image on the network's input."""

@@ -131,7 +131,7 @@ class Audit:
             raise UserError([*self.chain.problems, f"{path}: has no complete checkpoint to start from"])
         self.recipe = self._recipe_of(self.chain.sound[-1])
         root = self.recipe.data.root
-        by_name = root == "digits" or root.startswith("torchvision/") or self.recipe.task not in BUILT_IN
+        by_name = root.startswith("torchvision/") or self.recipe.task not in BUILT_IN
         if not by_name and (missing := missing_data(root)):
             raise UserError(f"{text}; set data.root=FOLDER" for text in missing)
         with computes_like(self.recipe):  # sets environment variables, as in a rank

@@ -35,7 +35,6 @@ from rankless.tasks.report_details import as_truth, boxes_of_training, of_detect
 from rankless.tasks.tta import TTA, apply_transform, restore_boxes
 
 # Built-in scenes do not depend on the network's input size, so that models can be compared.
-SCENE_SIZE = (256, 256)
 _NO_MARGIN = (
     "evaluate.rectangular is true, but data.fit is 'stretch', which leaves no margin to remove; remove one "
     "of the two keys"
@@ -179,7 +178,6 @@ class Detect:
             split,
             images=images,
             seed=seed,
-            size=SCENE_SIZE,
             format=data.format,
             classes=data.classes,
             ignore=data.ignore_class,

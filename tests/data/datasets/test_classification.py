@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rankless.data.builtin.digits.scenes import DigitImages, DigitScenes
 from rankless.data.datasets.annotated import ClassificationImages
-from rankless.data.datasets.builtin import DigitImages, DigitScenes
 from rankless.data.datasets.classification import ClassificationExamples, collate, open_images
 from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import UserError

@@ -92,7 +92,7 @@ def test_every_split_numbers_the_classes_alike(tmp_path: Path) -> None:
 def test_difficult_objects_are_no_targets_but_are_known(tmp_path: Path) -> None:
     hard = [f"<difficult>{flag}</difficult>" for flag in ("1", " 0 ", "", "Unspecified", "True")]
     put(tmp_path, "a", *(thing((1 + n, 1, 20, 20), extra=flag) for n, flag in enumerate(hard)))
-    data = open_images(str(tmp_path), "train", images=1, seed=0, size=(64, 64))
+    data = open_images(str(tmp_path), "train", images=1, seed=0)
     assert isinstance(data, BoxedImages)
     assert data.annotations.flags.tolist() == [DIFFICULT, 0, 0, 0, DIFFICULT]
     examples = DetectionExamples(data, (20, 40), 0, None)

@@ -52,11 +52,11 @@ def _from_file(name: str, root: str) -> tuple[str, ...]:
     return read_names(file)
 
 
-def refuse_classes(classes: object, ignore: Sequence[str] = ()) -> None:
-    """Raise an error if ``data.classes`` or ``data.ignore_class`` is set for the built-in digits."""
+def refuse_classes(title: str, classes: object, ignore: Sequence[str] = ()) -> None:
+    """Raise an error if ``data.classes`` or ``data.ignore_class`` is set for built-in data."""
     for key, given in (("data.classes", classes != "auto"), ("data.ignore_class", ignore)):
         if given:
-            raise UserError(f"{key} is not supported for the built-in digits; remove {key}, or set data.root")
+            raise UserError(f"{key} is not supported for {title}; remove {key}, or set data.root")
 
 
 def give_each_class_a_name(raw: Raw, chosen: Sequence[str] | None, where: str) -> None:

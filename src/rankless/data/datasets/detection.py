@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rankless.data import builtin
 from rankless.data.augment.augmented import Augmenter
 from rankless.data.augment.multi_scale import StepSizes, by_aspect, tight
 from rankless.data.datasets.annotated import BoxedImages, DetectionImages, GroundTruth
-from rankless.data.datasets.builtin import DIGITS, DigitScenes
 from rankless.data.datasets.class_choice import Classes, refuse_classes
 from rankless.data.datasets.open_split import open_annotations
 from rankless.data.formats.registry import format_named
@@ -194,8 +194,7 @@ def open_images(
     split: str,
     *,
     images: int,
-    seed: int,
-    size: tuple[int, int],
+    seed: int = 0,
     format: str = "auto",
     classes: Classes = "auto",
     ignore: Sequence[str] = (),
@@ -203,12 +202,12 @@ def open_images(
 ) -> DetectionImages:
     """Open the images of a split for detection.
 
-    ``images``, ``seed`` and ``size`` describe the scenes and are used only if ``root`` is ``digits``.
+    ``images`` and ``seed`` are the number and the seed of generated images, for built-in data.
     See :func:`open_annotations` for the other arguments.
     """
-    if root == DIGITS:
-        refuse_classes(classes, ignore)
-        return DigitScenes(split, images, seed, size)
+    if made := builtin.named(root):
+        refuse_classes(made.TITLE, classes, ignore)
+        return made.detection(split, images, seed)
     annotations = open_annotations(root, split, format, classes=classes, ignore=ignore, max_bad=max_bad)
     if not annotations.has_boxes:
         raise UserError(

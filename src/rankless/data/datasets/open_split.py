@@ -95,6 +95,11 @@ def examine(
     if isinstance(path, Path):
         path = path.absolute()
     (name, why), form = recognize(root, format), format.partition(":")[2]
+    if not hasattr(format_named(name), "read"):
+        raise UserError(
+            f"'{root}': this data is generated, so it has no files; use a data folder, or run "
+            f"`rankless data show {root}`, `rankless data anchors {root}` or `rankless train {root}`"
+        )
     chosen = class_list(classes, root)
 
     def read() -> tuple[Annotations, list[str]]:

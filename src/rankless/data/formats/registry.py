@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol, cast
 
+from rankless.data import builtin
 from rankless.data.formats import label_files
 from rankless.data.formats.darknet_description import description_in
 from rankless.data.formats.folders import names_files
@@ -86,7 +87,7 @@ class Format(Protocol):
         """Read one split; the root of shards may be a URL.
 
         ``class_names`` are the names of the classes 0, 1, … for data without class names. Only the formats in
-        :data:`NUMBERED` accept this argument.
+        :data:`NUMBERED` accept this argument. A built-in data set has no files and lacks this method.
         """
         ...
 
@@ -106,8 +107,10 @@ class Format(Protocol):
 
 
 def format_named(name: str) -> Format:
-    """Return the module of a format; ``name`` is one of :data:`NAMES`."""
-    return cast(Format, importlib.import_module(f"rankless.data.formats.{_PAGES[name]}"))
+    """Return the module of a format; ``name`` is one of :data:`NAMES`, or a built-in data set."""
+    return cast(
+        Format, builtin.named(name) or importlib.import_module(f"rankless.data.formats.{_PAGES[name]}")
+    )
 
 
 def write(name: str, out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
@@ -126,8 +129,12 @@ def write(name: str, out: Path, splits: Mapping[str, Annotations], files: ImageF
 def recognize(root: str, format: str = "auto") -> tuple[str, str]:
     """Return the name of the format of a data set, and the reason for recognizing it.
 
-    The form of the boxes, after a colon in ``format``, is not part of the name.
+    The form of the boxes, after a colon in ``format``, is not part of the name. The format of a built-in data
+    set has the name of the data set.
     """
+    builtin.note_folder(root)
+    if builtin.is_built_in(root):
+        return root, "it is built in"
     format = format.partition(":")[0]
     path = Path(root).expanduser()
     if problems := missing_data(root):
