@@ -343,7 +343,7 @@ def load_recipe(
         if not roots and name and Path(name).is_file():
             roots = [data_root(Path(name))]
         root = roots[-1] if roots else ""
-        gone = _problems_of_data(root) if root and not root.startswith("torchvision/") else []
+        gone = _problems_of_data(root) if root else []
         raise UserError(dict.fromkeys((*error.problems, *gone, *_unknown_best(name, overrides)))) from None
 
 

@@ -28,7 +28,7 @@ from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.errors import UserError, counted, listed, nearest
 from rankless.files.remote import location
 from rankless.randomness import generator
-from rankless.recipe.schema import Recipe
+from rankless.recipe.schema import Data, Recipe
 from rankless.structures import IGNORED_LABEL, ClassificationItem, DetectionItem
 from rankless.tasks import open_task
 
@@ -84,16 +84,15 @@ def select(
     page = format_named(name)
     if (split := split or next(iter(page.splits(location(root))), None)) is None:
         raise UserError(f"{root}: no split found; expected {page.LAYOUT}")
+    data: dict[str, Any] = {"root": root, "format": format, "train": split, "classes": classes}
     if is_built_in(root):
-        scenes = open_images(root, split, images=_SCENES, classes=classes)
-        return _generated(scenes, root, split, count, seed, class_name, augmented)
+        return _generated(data, count, seed, class_name, augmented)
     whole = examine(root, split, format, classes=classes)
     if augmented is not None:
         recipe = augmented("detect" if whole.has_boxes else "classify")
         chosen = classes if recipe.data.classes == "auto" else recipe.data.classes
         whole = examine(root, split, format, classes=chosen, ignore=recipe.data.ignore_class)
-        data: dict[str, Any] = {"root": root, "format": format, "train": split, "classes": chosen}
-        recipe = replace(recipe, data=replace(recipe.data, **data))
+        recipe = replace(recipe, data=replace(recipe.data, **(data | {"classes": chosen})))
     candidates = np.arange(len(whole))
     if (wanted := _label(class_name, whole.class_names)) is not None:
         image_of = np.repeat(candidates, np.diff(whole.offsets))
@@ -110,25 +109,20 @@ def select(
 
 
 def _generated(
-    scenes: DetectionImages,
-    root: str,
-    split: str,
-    count: int,
-    seed: int,
-    class_name: str | None,
-    augmented: RecipeFor | None,
+    data: dict[str, Any], count: int, seed: int, class_name: str | None, augmented: RecipeFor | None
 ) -> Selection:
     """Sample built-in scenes, whose classes are known only after rendering."""
+    scenes = open_images(Data(**data), data["train"], _SCENES)
     wanted = _label(class_name, scenes.class_names)
     sample, total = partial(_scene, scenes), len(scenes)
     if augmented is not None:
         recipe = augmented("detect")
-        sample, total = _augmented(replace(recipe, data=replace(recipe.data, root=root, train=split)))
+        sample, total = _augmented(replace(recipe, data=replace(recipe.data, **data)))
     order = generator(seed, "show").permutation(total).tolist()
     matching = (one for one in _read(sample, order) if wanted is None or wanted in one.classes)
     shown = list(itertools.islice(matching, count))
-    title = f"{root} · {split} · {counted(len(shown), 'scene')}" + _suffix(class_name, augmented)
-    return Selection(title, scenes.class_names, shown)
+    title = f"{data['root']} · {data['train']} · {counted(len(shown), 'scene')}"
+    return Selection(title + _suffix(class_name, augmented), scenes.class_names, shown)
 
 
 def _read(sample: Callable[[int], Shown], order: Iterable[int]) -> Iterator[Shown]:

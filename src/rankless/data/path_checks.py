@@ -14,7 +14,7 @@ def refuse_gone(root: str, before: str, weights: Path) -> None:
 
     ``root`` and ``before`` are ``data.root`` of the evaluation and of the training run.
     """
-    if root == before and not root.startswith("torchvision/") and missing_data(root):
+    if root == before and missing_data(root):
         where = "" if Path(root).is_absolute() else f" at {Path(root).resolve()}"
         raise UserError(
             f"{weights}: this model was trained on data.root={root}, which does not exist{where}; add "
@@ -24,16 +24,10 @@ def refuse_gone(root: str, before: str, weights: Path) -> None:
 
 def missing_data(root: str) -> list[str]:
     """Return a list with one error message if nothing exists at ``root``, otherwise an empty list."""
-    if builtin.is_built_in(root) or is_remote(root):  # for a URL, this avoids a slow request
-        return []
+    by_name = builtin.is_built_in(root) or root.startswith("torchvision/") or is_remote(root)
     path = Path(root).expanduser()
-    if path.exists():
+    if by_name or path.exists():  # in this order, because a request to a server is slow
         return []
-    if root.startswith("torchvision/"):
-        return [
-            f"{root}: this name is valid only in recipes (data.root={root} data.folder=FOLDER); give a "
-            "folder such as data/cifar-10-batches-py"
-        ]
     where = f" at {path.absolute()}" if root != str(path.absolute()) else ""
     return [
         f"{root}: no such file or folder{where}; expected a folder, a file such as 'data.yaml', or "

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rankless.data.datasets.detection import open_images
 from rankless.errors import UserError, printable
 from rankless.models.checkpoints import weights
 from rankless.printing import finite
@@ -44,10 +43,6 @@ class CustomFinder:
         check_model(self.task, model)
         weights.load_into(model, loaded.state, source)
         self.model = model.to(device).eval()
-
-    def scene(self, root: str, split: str, index: int) -> Tensor:
-        """Return a built-in image, uint8 (3, H, W)."""
-        return open_images(root, split, images=index + 1).read(index).image
 
     def answer(self, image: Tensor) -> tuple[dict[str, Any], Image.Image | None]:
         """Return the prediction for an image, uint8 (3, H, W), and the annotated image, if any."""

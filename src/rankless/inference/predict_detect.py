@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from rankless.data.datasets.class_matching import nearest_class
-from rankless.data.datasets.detection import open_images
 from rankless.data.images.image_file import Decoded, Pixels, Shown
 from rankless.errors import UserError, listed
 from rankless.geometry.letterbox import in_source, whole
@@ -75,12 +74,6 @@ class BoxFinder:
         self.fused = fold_batch_norms(self.model, dtype_of(recipe.precision))
         self.shown = Shown(self.task.size, recipe.data.fit, self.task.detail, recipe.data.range)
         self.heat = False
-
-    def scene(self, root: str, split: str, index: int) -> Tensor:
-        """Return a built-in image, uint8 (3, H, W)."""
-        # As in training, validation scenes do not depend on the seed.
-        seed = self.task.recipe.seed if split == "train" else 0
-        return open_images(root, split, images=index + 1, seed=seed).read(index).image
 
     def item(self, view: Decoded) -> DetectionItem:
         """Place a decoded image on the network's input."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rankless.data.builtin import is_built_in
 from rankless.errors import UserError, shell_word
@@ -12,9 +11,6 @@ from rankless.recipe.schema import BUILT_IN_TASKS, Data, Recipe
 from rankless.tasks.capabilities import capabilities
 from rankless.tasks.custom import open_custom
 from rankless.tasks.protocol import Task
-
-if TYPE_CHECKING:
-    from rankless.data.index.annotations import Annotations
 
 
 def open_task(recipe: Recipe, class_names: Sequence[str] | None = None, *, exported: bool = False) -> Task:
@@ -83,28 +79,17 @@ def split_names(recipe: Recipe) -> list[str]:
 
 def data_digest(recipe: Recipe) -> str | None:
     """Return the digest of the training data, or None if the data has none."""
+    from rankless.data.datasets.open_split import opened
+
     if recipe.task not in BUILT_IN_TASKS:
         return capabilities(open_task(recipe).training_data()).digest
     data = _resolved_data(recipe.data)
-    return None if is_built_in(data.root) else _opened(data, data.train).digest()
-
-
-def _opened(data: Data, split: str) -> Annotations:
-    from rankless.data.datasets.open_split import open_annotations
-
-    return open_annotations(
-        data.root,
-        split,
-        data.format,
-        classes=data.classes,
-        ignore=data.ignore_class,
-        max_bad=data.max_bad,
-    )
+    return None if is_built_in(data.root) else opened(data, data.train).digest()
 
 
 def _read_data(recipe: Recipe) -> None:
     """Read and cache the annotations before the ranks start, because only this process shows progress."""
-    from rankless.data.datasets.open_split import of_another_task, without_boxes
+    from rankless.data.datasets.open_split import of_another_task, opened, without_boxes
 
     data = recipe.data
     problems: list[str] = []
@@ -112,7 +97,7 @@ def _read_data(recipe: Recipe) -> None:
         if split == "none":
             continue
         try:
-            annotations = _opened(data, split)
+            annotations = opened(data, split)
         except UserError as error:
             # List sentences that both splits share, such as advice, only once and last.
             problems = [one for one in problems if one not in error.problems] + [*error.problems]

@@ -7,27 +7,21 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
-
-from rankless.printing import warn
 
 if TYPE_CHECKING:
     from rankless.data.datasets.annotated import ClassificationImages, DetectionImages
 
 
 class BuiltIn(Protocol):
-    """The interface of a built-in data set's package. ``TITLE`` and ``splits`` are those of a data format."""
+    """The interface of a built-in data set's package: a data format with images in the place of files."""
 
     TITLE: str
-
-    def splits(self, root: object = None) -> list[str]: ...
-
-    def detection(self, split: str, images: int, seed: int) -> DetectionImages:
-        """Return images with boxes. ``images`` is their number; images of evaluations have the seed 0."""
-        ...
-
-    def classification(self, split: str) -> ClassificationImages: ...
+    splits: Callable[..., list[str]]
+    detection: Callable[[str, int, int], DetectionImages]
+    """Open images with boxes, given the split, the number of images and their seed (0 for evaluations)."""
+    classification: Callable[[str], ClassificationImages]
 
 
 def names() -> list[str]:
@@ -38,12 +32,6 @@ def names() -> list[str]:
 def is_built_in(root: str) -> bool:
     """Check whether ``root`` is a built-in data set, even if a folder has the same name."""
     return root in names()
-
-
-def note_folder(root: str) -> None:
-    """Warn if a file or folder has the same name as the built-in data set ``root``."""
-    if is_built_in(root) and Path(root).exists():
-        warn(f"'{root}' is the built-in data; to use the folder or file of this name, write ./{root}")
 
 
 def named(root: str) -> BuiltIn | None:

@@ -10,17 +10,17 @@ from torch import Tensor
 from rankless.data import builtin
 from rankless.data.augment.mixing import cutmix, mixup, target_of
 from rankless.data.datasets.annotated import ClassificationImages, ClassifiedImages
-from rankless.data.datasets.class_choice import Classes, refuse_classes
+from rankless.data.datasets.class_choice import refuse_classes
 from rankless.data.datasets.class_matching import Pairs
 from rankless.data.datasets.classification_input import augment, place, shown_as
-from rankless.data.datasets.open_split import open_annotations
+from rankless.data.datasets.open_split import opened
 from rankless.data.images.image_file import UnreadableImage, Values
 from rankless.data.images.sources import Cache, ImageExamples, ReadableImages
 from rankless.errors import UserError, listed, shell_word
 from rankless.geometry.letterbox import GRAY
 from rankless.randomness import generator
 from rankless.recipe.durations import RunLength
-from rankless.recipe.schema import Augment
+from rankless.recipe.schema import Augment, Data
 from rankless.structures import ClassificationBatch, ClassificationItem, Unreadable, stacked
 
 
@@ -115,21 +115,12 @@ def collate(items: Sequence[ClassificationItem]) -> ClassificationBatch:
 
 
 def open_images(
-    root: str,
-    split: str,
-    class_names: Sequence[str] | None = None,
-    *,
-    format: str = "auto",
-    classes: Classes = "auto",
-    max_bad: float = 1.0,
-    given: Pairs = (),
+    data: Data, split: str, class_names: Sequence[str] | None = None, given: Pairs = ()
 ) -> ClassificationImages:
-    """Open the images of a split for classification; ``root`` may be built-in data.
-
-    See :func:`open_annotations` and :class:`ClassifiedImages` for the other arguments.
-    """
+    """Open the images of a split for classification; see :class:`ClassifiedImages`."""
+    root = data.root
     if made := builtin.named(root):
-        refuse_classes(made.TITLE, classes)
+        refuse_classes(made.TITLE, data)
         images = made.classification(split)
         if class_names is not None and tuple(class_names) != images.class_names:
             raise UserError(
@@ -137,7 +128,7 @@ def open_images(
                 f"the classes {listed(class_names)}; use the data that the model was trained on"
             )
         return images
-    annotations = open_annotations(root, split, format, classes=classes, max_bad=max_bad)
+    annotations = opened(data, split)
     if annotations.has_boxes:
         raise UserError(
             f"{annotations.about[0]} with boxes; expected one class per image for a classifier; train a "

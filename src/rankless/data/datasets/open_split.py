@@ -29,6 +29,7 @@ from rankless.errors import UserError, counted, listed, shell_word
 from rankless.files.cache_folder import hold
 from rankless.files.remote import Location, RemotePath, is_remote, location
 from rankless.recipe.familiar import is_by_name
+from rankless.recipe.schema import Data
 
 _UNREADABLE = "unreadable image"
 _LISTS = (".txt", ".csv", ".json")  # extensions of files that can be given as a split
@@ -67,6 +68,14 @@ def open_annotations(
             [*errors, f"fix these errors; to list all errors, run `rankless data check {shell_word(root)}`"]
         )
     return annotations
+
+
+def opened(data: Data, split: str) -> Annotations:
+    """Open a split of a recipe's data; see :func:`open_annotations`."""
+    chosen, ignored = data.classes, data.ignore_class
+    return open_annotations(
+        data.root, split, data.format, classes=chosen, ignore=ignored, max_bad=data.max_bad
+    )
 
 
 def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> str:

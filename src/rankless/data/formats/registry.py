@@ -24,6 +24,7 @@ from rankless.data.path_checks import missing_data
 from rankless.errors import UserError, listed, printable
 from rankless.files import range_cache, reading
 from rankless.files.remote import Location, RemotePath, forget_states, is_remote, refuse_secrets
+from rankless.printing import warn
 
 _PAGES = {
     # Formats are tried in this order, the most specific first.
@@ -132,11 +133,17 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
     The form of the boxes, after a colon in ``format``, is not part of the name. The format of a built-in data
     set has the name of the data set.
     """
-    builtin.note_folder(root)
+    path = Path(root).expanduser()
     if builtin.is_built_in(root):
+        if path.exists():
+            warn(f"'{root}' is the built-in data; to use the folder or file of this name, write ./{root}")
         return root, "it is built in"
     format = format.partition(":")[0]
-    path = Path(root).expanduser()
+    if root.startswith("torchvision/") and not path.exists():
+        raise UserError(
+            f"{root}: this name is valid only in recipes (data.root={root} data.folder=FOLDER); give a "
+            "folder such as data/cifar-10-batches-py"
+        )
     if problems := missing_data(root):
         raise UserError(problems)
     if is_remote(root):
