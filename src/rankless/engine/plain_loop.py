@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 
 from rankless.data.loader import MicroBatches
 from rankless.data.torch_dataset import from_dataset
-from rankless.engine.accumulate import Accumulator
+from rankless.engine.accumulate import make_accumulator
 from rankless.engine.forward_state import ForwardState
 from rankless.engine.optim import divide_and_clip
 from rankless.engine.schedule import StepSchedule
@@ -116,7 +116,7 @@ class Steps:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.loop = _Loop(loss)  # the accumulator uses only a task's loss
         task: Any = self.loop
-        self.accumulator = Accumulator(task, model, self.statistics, self.recipe, ranks, owns_all=False)
+        self.accumulator = make_accumulator(task, model, self.statistics, self.recipe, ranks, owns_all=False)
 
     def epochs(self, count: int, start: int = 0) -> Iterator[Step]:
         """Yield each step after computing its gradients. The body of the loop applies them.
