@@ -166,7 +166,7 @@ def _tree(compute: Compute, world: World) -> tuple[Exchange, range, GradientSum]
     count = recipe.batch.micro_batches
     exchange = Exchange(count, world.rank, world.size, world.transport)
     exact, zero = recipe.reduce == "exact", recipe.find_unused_parameters
-    gradients = GradientSum(compute.model, exchange, exact=exact, zero_unused=zero)
+    gradients = GradientSum(compute.model, exchange, exact=exact, zero_unused=zero, owns_all=compute.owns_all)
     return exchange, world.own_micro_batches(count), gradients
 
 

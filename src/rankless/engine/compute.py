@@ -54,7 +54,7 @@ class Compute:
             self.undrawn = partial(undrawn, "batch_norm is 'sync'", "batch_norm: micro")
         elif self.in_threads:
             self.undrawn = partial(undrawn, "ranks are threads", "ranks that are processes")
-        self.is_checked = not owns_all
+        self.owns_all, self.is_checked = owns_all, not owns_all
 
     def draw(self, batches: Iterator[Any]) -> tuple[Any, Sequence[Unreadable]]:
         """Return the next batch on this rank's device, and its images that could not be read."""

@@ -67,7 +67,8 @@ class Steps:
         model: the model, on the CPU. It is moved to the rank's device, and every rank gets the weights of
             rank 0.
         loss: a function of the model and a micro-batch that returns a :class:`rankless.LossSum`, with the
-            summed loss and the number to divide it by.
+            summed loss and the number to divide it by. It may use other models, as in a GAN, whose gradients
+            stay as they are; to train them, use other steps.
         data: a map-style data set or :class:`rankless.Examples`. Random transforms of a map-style data set
             are seeded for each item.
         batch: number of images per step, independent of the number of ranks.
