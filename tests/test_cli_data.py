@@ -138,7 +138,7 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(cells, pets, capsys):
     [
         ([], "the folder is empty"),
         (["b.jpg", "c.png"], "images (2) and no labels"),
-        (["a.jpg", "b.xyz", "c.xyz"], "images (1) and other files (2) of no known layout"),
+        (["a.jpg", "b.xyz", "c.xyz"], "images (1) and other files (2) of no known layout, such as 'b.xyz'"),
         (["a.md", "b.md", "c"], "no images, but other files (3: 2 .md, 1 without an extension)"),
     ],
 )

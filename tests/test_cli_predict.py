@@ -11,6 +11,7 @@ import pytest
 import rankless.inference.predict as page
 from rankless import cli
 from rankless.inference.report import ImageReport, PredictionReport
+from rankless.recipe.schema import Model, Recipe
 from rankless.recipe.used import refuse_unused_in_prediction
 
 RED = {"box": [0, 0, 1, 1], "score": 0.9, "label": 0, "name": "red"}
@@ -70,7 +71,8 @@ def test_mistakes(asked, capsys, words, said):
 
 
 def test_an_error_about_an_options_key_names_the_option(asked, capsys):
-    asked.refuse = lambda overrides: refuse_unused_in_prediction(overrides, "classify")
+    recipe = Recipe(task="classify", model=Model(name="resnet18"))
+    asked.refuse = lambda overrides: refuse_unused_in_prediction(overrides, recipe)
     words = "w.safetensors a.jpg --max 5 --iou 0.5 evaluate.nms=soft --tta flip"
     assert cli.main(["predict", *words.split()]) == 2
     lines = [

@@ -109,6 +109,25 @@ def test_what_cannot_be_is_a_sentence() -> None:
             next(endless.epochs(1))
 
 
+def test_other_models_in_a_loss_keep_their_gradients() -> None:
+    """As in a GAN, whose generator is trained through a discriminator that has its own steps."""
+    torch.manual_seed(0)
+    trained, other = nn.Linear(3, 4), nn.Linear(4, 4)
+    inputs, labels = data().tensors
+    F.cross_entropy(other(trained(inputs)), labels).backward()
+    expected = [parameter.grad for parameter in trained.parameters()]
+    for parameter in other.parameters():
+        parameter.grad = torch.full_like(parameter, 3.0)
+
+    def through(model: nn.Module, batch: Any) -> rankless.LossSum:
+        return loss(nn.Sequential(model, other), batch)
+
+    with join() as world:
+        next(rankless.Steps(world, trained, through, data(), batch=40, micro=8).epochs(1))
+    torch.testing.assert_close([parameter.grad for parameter in trained.parameters()], expected)
+    assert all(bool((parameter.grad == 3.0).all()) for parameter in other.parameters())
+
+
 def differing(world: World) -> str:
     """The problem of a loop in which the last rank changes a bit of a weight after step 1."""
     model = nn.Linear(3, 4)

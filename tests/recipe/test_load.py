@@ -135,7 +135,8 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
          "tta, classes_map"),
         ("model: yolov4", "'model' is 'yolov4': expected a section with any of the keys "
          "name, image_size, pretrained, freeze, checkpointing, width, dropout, activation, involution, cfg, "
-         "anchors, num_anchors, scale_xy, dfl, config, normalize, densenet; did you mean 'model.name'?"),
+         "anchors, num_anchors, scale_xy, dfl, config, normalize, densenet, options; did you mean "
+         "'model.name'?"),
         ("imgsz: 640", "key 'imgsz': no such key; use model.image_size"),
         ("device: 0", "key 'device': no such key; use --devices N on the command line; a recipe does "
          "not specify devices"),

@@ -15,7 +15,7 @@ import pytest
 from rankless.errors import UserError
 from rankless.recipe.schema import Recipe
 from rankless.tasks import open_task
-from rankless.tasks.custom import absolute, name_of
+from rankless.user_modules import absolute, name_of
 
 METHODS = "model training_data evaluation_data collate loss predict score"
 TASK = """\
@@ -104,7 +104,7 @@ SCRIPT = """\
 import sys
 sys.path.insert(0, {folder!r})
 import beside
-from rankless.tasks.custom import name_of
+from rankless.user_modules import name_of
 class Here: ...
 def inner():
     class Local: ...

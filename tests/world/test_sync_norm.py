@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rankless.engine.accumulate import SyncAccumulator, make_accumulator
+from rankless.engine.accumulate import AllAtOnce, make_accumulator
 from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Flags
 from rankless.errors import UserError
@@ -80,7 +80,7 @@ def trained(world: World) -> list[tuple[float, dict[str, float], dict[str, np.nd
     model = net(SHARE).to(memory_format=torch.channels_last)
     statistics = RunningStatistics(batch_norms(model), world.device)
     passes = make_accumulator(SquaresTask(), model, statistics, RECIPE, world)  # type: ignore[arg-type]
-    assert isinstance(passes, SyncAccumulator)
+    assert isinstance(passes, AllAtOnce)
     found = []
     for step in range(STEPS):
         statistics.begin()

@@ -14,12 +14,13 @@ from rankless.curation.data_set import DataSet, known_format, must_be_outside, o
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.open_split import examine
 from rankless.data.formats import packing
-from rankless.data.formats.registry import WRITABLE, write
+from rankless.data.formats.registry import NAMES, WRITABLE, format_named, write
 from rankless.data.formats.writing import ImageFiles, fit_names
 from rankless.data.index.annotations import Annotations, with_boxes
 from rankless.errors import UserError, counted, listed, one_of
 from rankless.files.work_folder import new_folder, refuse_existing
 from rankless.printing import ProgressBar
+from rankless.user_modules import absolute
 
 FIRST = 20
 """Maximum number of differences to list."""
@@ -92,7 +93,7 @@ def convert(
     The folder ``out`` must not exist or must be empty. If ``shard_bytes`` is given, the data is packed into
     tar shards of at most this size.
     """
-    to = known_format(to, "--to", WRITABLE)
+    to = absolute(known_format(to, "--to", WRITABLE))
     must_be_outside(root, out)
     refuse_existing(out)
     data = open_data_set(root, format, classes=classes)
@@ -119,7 +120,10 @@ def _refuse_unsuitable(to: str, data: DataSet) -> None:
         raise UserError(
             f"--to image-folder: class folders cannot store the boxes of {data.root}; choose another format"
         )
-    if not data.has_boxes and to not in _CLASSES:
+    if to not in NAMES:
+        if not hasattr(format_named(to), "write"):
+            raise UserError(f"--to {to}: this format has no function write(out, splits, files); add it")
+    elif not data.has_boxes and to not in _CLASSES:
         raise UserError(
             f"--to {to}: this format requires boxes, but {data.root} has one class per image; expected "
             f"{one_of(_CLASSES)}"

@@ -22,6 +22,7 @@ from rankless.data.path_checks import missing_data
 from rankless.errors import UserError, check_all, listed, nearest, one_of
 from rankless.files.outputs import Outputs
 from rankless.files.remote import is_remote, location
+from rankless.recipe.schema import is_own_format
 
 UNION = "trainval"
 """Name of the Pascal VOC list that joins the splits ``train`` and ``val``."""
@@ -123,7 +124,7 @@ def known_format(name: str, option: str = "--format", known: Sequence[str] = ())
     if plain == "yolo":
         return f"darknet{colon}{form}"
     known = known or ("auto", *NAMES)
-    if plain not in known:
+    if plain not in known and not is_own_format(plain):
         near = "; did you mean 'darknet'?" if "yolo" in plain.lower() else nearest(plain, (*known, "yolo"))
         raise UserError(f"{option} is '{name}': expected {one_of(known)}{near}")
     return name

@@ -31,6 +31,7 @@ from rankless.runs.directory import weights_of
 from rankless.structures import Classification, Detections
 from rankless.tasks import trained
 from rankless.tasks.classify import Classify
+from rankless.tasks.custom import refuse_unasked, with_absolute_names
 from rankless.tasks.detect import Detect
 from rankless.tasks.report_details import as_truth
 
@@ -175,6 +176,8 @@ def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = 
         )
     refuse_unused_in_scoring(overrides, loaded.recipe.task)
     recipe = load.changed(loaded.recipe, [*overrides, *([f"data.val={split}"] if split else [])])
+    refuse_unasked(recipe, path, overrides)
+    recipe = with_absolute_names(recipe)
     if recipe.data.val == "none":
         raise UserError(
             f"{path}: this model was trained with data.val=none; select a split with --split NAME"

@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 
 from rankless.data.loader import MicroBatches
 from rankless.data.torch_dataset import from_dataset
-from rankless.engine.accumulate import Accumulator
+from rankless.engine.accumulate import make_accumulator
 from rankless.engine.forward_state import ForwardState
 from rankless.engine.optim import divide_and_clip
 from rankless.engine.schedule import StepSchedule
@@ -67,7 +67,8 @@ class Steps:
         model: the model, on the CPU. It is moved to the rank's device, and every rank gets the weights of
             rank 0.
         loss: a function of the model and a micro-batch that returns a :class:`rankless.LossSum`, with the
-            summed loss and the number to divide it by.
+            summed loss and the number to divide it by. It may use other models, as in a GAN, whose gradients
+            stay as they are; to train them, use other steps.
         data: a map-style data set or :class:`rankless.Examples`. Random transforms of a map-style data set
             are seeded for each item.
         batch: number of images per step, independent of the number of ranks.
@@ -116,7 +117,7 @@ class Steps:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.loop = _Loop(loss)  # the accumulator uses only a task's loss
         task: Any = self.loop
-        self.accumulator = Accumulator(task, model, self.statistics, self.recipe, ranks, owns_all=False)
+        self.accumulator = make_accumulator(task, model, self.statistics, self.recipe, ranks, owns_all=False)
 
     def epochs(self, count: int, start: int = 0) -> Iterator[Step]:
         """Yield each step after computing its gradients. The body of the loop applies them.

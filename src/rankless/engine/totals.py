@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankless.structures import Unreadable
+from rankless.errors import UserError
+from rankless.structures import LossSum, Unreadable
+
+_FLAGS = slice(2, 6)  # stop, save, replaced, new; preceded by loss and count, followed by the loss's parts
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,53 @@ class Totals:
         loss, count, stop, save, replaced, new, *values, length = read
         parts = dict(zip(self.names, values, strict=True))
         return Numbers(loss, count, int(stop), bool(save), int(replaced), parts, length, has_new=bool(new))
+
+
+class Packer:
+    """Packs one micro-batch's contributions to the totals into a vector, and unpacks their sum.
+
+    The vector is float64: loss, count, flags, the parts of the loss by name, and S statistics.
+    """
+
+    def __init__(self, task: object) -> None:
+        self.task = task
+        self.names: list[str] | None = None
+
+    def pack(self, loss: LossSum, flags: Flags, replaced: int, new: bool, statistics: Tensor) -> Tensor:
+        """Return the vector of a micro-batch, (6 + P + S,)."""
+        names = sorted(loss.parts)
+        if self.names not in (None, names):
+            raise UserError(
+                f"loss() of the task {type(self.task).__name__} returned the parts {names}, but "
+                f"{self.names} for an earlier micro-batch; expected the same names for every micro-batch"
+            )
+        self.names = names
+        scalars = [
+            loss.sum.detach(),
+            loss.count,
+            *torch.tensor([float(flags.stop), float(flags.save), float(replaced), float(new)]),
+            *(loss.parts[name] for name in names),
+        ]
+        device = statistics.device
+        vector = torch.stack([one.to(device, torch.float64, non_blocking=True) for one in scalars])
+        return torch.cat([vector, statistics.to(torch.float64)])
+
+    @staticmethod
+    def without_flags(vector: Tensor) -> Tensor:
+        """Return the numbers that a micro-batch determines, on whichever rank it was computed."""
+        return torch.cat([vector[: _FLAGS.start], vector[_FLAGS.stop :]])
+
+    def totals(
+        self,
+        vector: Tensor,
+        unreadable: list[Unreadable],
+        unused: Mapping[int, AbstractSet[int]],
+        opinions: Sequence[str] = ("", ""),
+    ) -> Totals:
+        """Return the totals, given the sum of all vectors; see :class:`Totals` for the other arguments."""
+        names = self.names or []
+        scalars, statistics = vector.tensor_split([_FLAGS.stop + len(names)])
+        return Totals(scalars, names, statistics, unreadable, unused, opinions)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from rankless.recipe.schema import Recipe
 from rankless.recipe.used import refuse_unused_in_prediction
 from rankless.runs.directory import weights_of
 from rankless.tasks import trained
-from rankless.tasks.custom import absolute, name_of, refuse_unasked
+from rankless.tasks.custom import refuse_unasked, with_absolute_names
+from rankless.user_modules import name_of
 
 if TYPE_CHECKING:  # imports torchvision, which detectors do not need
     from rankless.inference.predict_classify import ClassFinder
@@ -142,13 +143,12 @@ def devices_named(names: str | None) -> list[torch.device]:
 def _loaded(target: Path, task: type | str | None, overrides: Sequence[str]) -> tuple[Path, weights.Weights]:
     path = weights_of(target)
     loaded = trained.load(path)
-    if task is not None:
-        loaded = replace(loaded, recipe=replace(loaded.recipe, task=absolute(name_of(task))))
-    else:
-        refuse_unasked(loaded.recipe.task, path)
+    recipe = loaded.recipe if task is None else replace(loaded.recipe, task=name_of(task))
     if overrides:
-        refuse_unused_in_prediction(overrides, loaded.recipe.task)
-        loaded = replace(loaded, recipe=load.changed(loaded.recipe, overrides))
+        refuse_unused_in_prediction(overrides, recipe)
+        recipe = load.changed(recipe, overrides)
+    refuse_unasked(recipe, path, overrides, task, reads_data=False)
+    loaded = replace(loaded, recipe=with_absolute_names(recipe))
     several = any(one.startswith("evaluate.multi_label=") for one in overrides)
     if loaded.recipe.task == "detect" and not several:
         evaluate = replace(loaded.recipe.evaluate, multi_label=False)  # people expect one box per object

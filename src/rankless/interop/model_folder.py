@@ -25,6 +25,7 @@ from rankless.recipe.schema import BUILT_IN_TASKS
 from rankless.runs import journal, starts
 from rankless.runs.directory import RunDirectory, read_state, weights_of
 from rankless.tasks import open_task, trained
+from rankless.tasks.custom import naming, own_code
 
 FILES = ("model.safetensors", "recipe.yaml", "classes.json", "README.md")
 _KINDS = {
@@ -124,7 +125,8 @@ def read_record(source: Path) -> Record:
 def card(name: str, loaded: weights.Weights, source: Path) -> str:
     """Return the model card: metadata for the Hub, followed by Markdown."""
     recipe, record = loaded.recipe, read_record(source)
-    shown, is_ours = shlex.quote(printable(name)), recipe.task in BUILT_IN_TASKS
+    shown, own = shlex.quote(printable(name)), dict(own_code(recipe))
+    is_ours = recipe.task in BUILT_IN_TASKS and "model.name" not in own
     metadata: dict[str, Any] = {"tags": ["rankless"]}
     if is_ours:
         tag, kind = _KINDS[recipe.task]
@@ -134,13 +136,15 @@ def card(name: str, loaded: weights.Weights, source: Path) -> str:
         size = counted(sum(one.numel() for one in model.parameters()), "parameter")
         network = _plain(named[0]) if named else "the network in a Darknet cfg file"
         about = f"{kind}, {network}, with {size}."
-    else:  # the task's code may be untrusted, so it is not run to count the parameters
+    else:  # the user's code may be untrusted, so it is not run to count the parameters
         size = counted(sum(one.numel() for one in loaded.state.values()), "number")
-        about = f"A model with {size} for the custom task {_plain(recipe.task)}, whose code is also needed."
+        kind = "of the detector family" if "model.name" in own else "for the custom task"
+        about = f"A model with {size} {kind} {_plain(next(iter(own.values())))}, whose code is also needed."
     if names := loaded.class_names:
         listed = ", ".join(map(_plain, names[:_NAMED]))
         about += f" {counted(len(names), 'class', 'classes')}: {listed}{' …' if len(names) > _NAMED else ''}"
-    data = " data.root=DATA" if is_ours and not is_built_in(recipe.data.root) else ""
+    code = "".join(f" {naming(*one)}" for one in own.items() if one[0] != "data.format")
+    data = " data.root=DATA" if "task" not in own and not is_built_in(recipe.data.root) else ""
     receipts = {"SHA-256 of the weights": weights.digest(loaded.state)}
     if step := loaded.extra.get("step"):
         receipts["steps of training"] = _plain(step)
@@ -150,7 +154,7 @@ def card(name: str, loaded: weights.Weights, source: Path) -> str:
         name=shown,
         about=about,
         data=data,
-        task="" if is_ours else f" --task {shlex.quote(printable(recipe.task))}",
+        task=code,
         more=f"    rankless train model.pretrained={shown} data.root=DATA\n" if is_ours else "",
         scores=_table("score", "on the evaluation images", record.scores)
         if record.scores

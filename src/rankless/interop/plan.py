@@ -31,6 +31,7 @@ from rankless.recipe import load
 from rankless.recipe.schema import Evaluate, Recipe
 from rankless.runs.trained_weights import trained_weights_of
 from rankless.tasks import open_task, trained
+from rankless.tasks.custom import own_code, refuse_unasked, with_absolute_names
 
 
 @contextmanager
@@ -214,8 +215,8 @@ def plan_export(target: Path, asked: ExportOptions, overrides: Sequence[str]) ->
         raise UserError(problems)
     if exports.problem:
         raise UserError(
-            f"{path}: {recipe.model.name} cannot be exported, because {exports.problem}, which PyTorch "
-            "cannot trace; use --format pth, or another detector"
+            f"{path}: {recipe.model.name} cannot be exported, because {exports.problem}; use --format "
+            "pth, or another detector"
         )
     task: Any = open_task(recipe, loaded.class_names)
     model = trained.model(task, loaded, str(path)).eval()
@@ -242,13 +243,16 @@ def _changed(recipe: Recipe, overrides: Sequence[str], path: Path) -> Recipe:
             f"{path}: '{recipe.task}' is a custom task, whose computation cannot be exported; use "
             "--format pth to export the state dict"
         )
+    keys += tuple(key for key, _ in own_code(recipe))  # given again to allow their code
     wrong = [key for key in (one.partition("=")[0] for one in overrides) if key not in keys]
     if wrong:
         raise UserError(
             f"command line: key '{key}': has no effect on an export; expected one of {', '.join(keys)}"
             for key in wrong
         )
-    return load.changed(recipe, overrides) if overrides else recipe
+    recipe = load.changed(recipe, overrides) if overrides else recipe
+    refuse_unasked(recipe, path, overrides)
+    return with_absolute_names(recipe)
 
 
 def _problems(recipe: Recipe, asked: ExportOptions, exports: Exports) -> list[str]:

@@ -35,10 +35,11 @@ from rankless.runs.chain import Chain
 from rankless.runs.directory import RunDirectory, read_state, similar_run
 from rankless.tasks import open_task, resolve_recipe
 from rankless.tasks.capabilities import capabilities
-from rankless.tasks.custom import BUILT_IN, absolute, refuse_unasked
+from rankless.tasks.custom import BUILT_IN, refuse_unasked, with_absolute_names
 
 _PLACES = ("data.root", "data.folder")
 _MAY_CHANGE = (*_PLACES, "model.pretrained", "workers")
+_CODE = ("task", "model.name", "data.format")  # may be given again to allow the code that they name
 _LONGEST_LIST = 1 << 30  # bytes in the list of data files
 _SHOWN = 8  # maximum number of changed files to list
 _LATER = 10**8  # steps between checkpoints, so that a copy saves only at its end
@@ -192,16 +193,15 @@ class Audit:
     def _recipe_of(self, step: int) -> Recipe:
         saved = weights.recipe_in(self.run.step_directory(step) / "model.safetensors")
         recipe = changed(saved, self.overrides) if self.overrides else saved
-        if wrong := [key for key, _, _ in differences(saved, recipe) if key not in _MAY_CHANGE]:
+        refuse_unasked(recipe, self.run.path, self.overrides, self.task)
+        recipe = with_absolute_names(replace(recipe, task=self.task or recipe.task))
+        if wrong := [key for key, _, _ in differences(saved, recipe) if key not in (*_MAY_CHANGE, *_CODE)]:
             expected = f"expected one of {listed(_MAY_CHANGE)}"
             raise UserError(
                 f"{key}: an audit uses the recipe of the run; {expected}; remove {key}" for key in wrong
             )
-        if self.task is None:
-            refuse_unasked(recipe.task, self.run.path)
         return replace(
             recipe,
-            task=absolute(self.task or recipe.task),
             data=replace(recipe.data, cache="none"),  # a cache may hold outdated images
             checkpoint=replace(recipe.checkpoint, every=_LATER, name=""),
         )

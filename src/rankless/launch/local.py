@@ -49,7 +49,8 @@ from rankless.recipe.used import refuse_unused_in_scoring
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory, weights_of
 from rankless.tasks import resolve_recipe, split_names, trained
-from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_unasked
+from rankless.tasks.custom import BUILT_IN, refuse_unasked, with_absolute_names
+from rankless.user_modules import absolute, name_of
 
 
 def train(
@@ -157,13 +158,13 @@ def evaluate(
     loaded = trained.load(path)
     if task is not None:
         overrides = [*overrides, f"task={json.dumps(absolute(name_of(task)))}"]
-    if not any(override.startswith("task=") for override in overrides):
-        refuse_unasked(loaded.recipe.task, path)
     with visible(devices) as wanted, tempfile.TemporaryDirectory(prefix="rankless-") as folder:
         text = Path(folder) / "recipe.yaml"
         text.write_text(dump(loaded.recipe), encoding="utf-8")
         refuse_unused_in_scoring(overrides, loaded.recipe.task)
         recipe = load(text, [*overrides, *([f"data.val={split}"] if split else [])])
+        refuse_unasked(recipe, path, overrides)
+        recipe = with_absolute_names(recipe)
         refuse_unable(recipe.cpu_isa)
         if recipe.task in BUILT_IN:
             refuse_gone(recipe.data.root, loaded.recipe.data.root, path)

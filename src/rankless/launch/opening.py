@@ -31,13 +31,14 @@ from rankless.recipe.load import dump, load, to_json
 from rankless.recipe.schema import Recipe
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
-from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_while_opening
+from rankless.tasks.custom import BUILT_IN, naming, own_code, with_absolute_names
+from rankless.user_modules import absolute, name_of, refuse_while_opening
 
 
 def checked(recipe: Recipe, task: type | str | None, sinks: Sequence[type | str]) -> tuple[Recipe, list[str]]:
     """Check the task, the sinks and the instruction set.
 
-    Return the recipe with the full name of the task, and the names of the sinks.
+    Return the recipe with the full names of the user's own code, and the names of the sinks.
     """
     refuse_while_opening()
     if not isinstance(recipe, Recipe):
@@ -48,7 +49,7 @@ def checked(recipe: Recipe, task: type | str | None, sinks: Sequence[type | str]
     names = [absolute(name_of(sink, "sink")) for sink in sinks]
     for name in names:
         sink_class(name)  # raises errors before anything is created
-    return replace(recipe, task=absolute(name_of(task or recipe.task))), names
+    return with_absolute_names(replace(recipe, task=name_of(task or recipe.task))), names
 
 
 @contextmanager
@@ -155,10 +156,11 @@ def _optional_output(run: RunDirectory) -> Iterator[None]:
 def report_finished(run: RunDirectory) -> None:
     """Print the best scores of a finished run, its files, and a command to run next."""
     scores = [entry for entry in journal.read(run.journal) if "evaluation" in entry]
-    best, task = run.pointed("best"), load(run.recipe).task
+    best, recipe = run.pointed("best"), load(run.recipe)
     following = f"rankless predict {shell_word(run.path)} IMAGES"
-    if task not in BUILT_IN:  # predict does not support custom tasks
-        following = f"rankless evaluate {shell_word(run.path)} --task {shlex.quote(task)}"
+    if recipe.task not in BUILT_IN:  # predict does not support custom tasks
+        following = f"rankless evaluate {shell_word(run.path)}"
+    following += "".join(f" {naming(*one)}" for one in own_code(recipe) if one[0] != "data.format")
     with _optional_output(run):
         for entry in scores:
             if best is not None and entry["evaluation"] == best:

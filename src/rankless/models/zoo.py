@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from torch import nn
 
 from rankless.errors import UserError, nearest, one_of
 from rankless.models.classifiers.catalog import CLASSIFIERS, TIMM
-from rankless.models.detectors import darknet, torchvision, transformers
+from rankless.models.detectors import darknet, family, torchvision, transformers
 from rankless.models.detectors.protocol import DetectorSpec, Published
 from rankless.recipe import loss_kinds, model_kinds
 
@@ -32,6 +33,8 @@ def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys | None = None) 
         return darknet.spec(model, loss)
     if model.name == transformers.CUSTOM:
         return transformers.spec(model, loss)
+    if isinstance(model, model_kinds.FamilyModel):
+        return family.spec(model)
     check_name(model.name)
     return next(validate for models, validate in _FAMILIES if model.name in models)(model, loss)
 
@@ -49,7 +52,7 @@ def build(model: model_kinds.ModelKeys, classes: int, loss: loss_kinds.LossKeys 
 
 
 def check_name(name: str) -> None:
-    if name in MODELS or name == transformers.CUSTOM:
+    if name in MODELS or name == transformers.CUSTOM or re.search(model_kinds.FamilyModel.pattern, name):
         return
     if name in CLASSIFIERS or name.startswith(TIMM):
         raise UserError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -103,6 +104,19 @@ def _no_bool(number: Any) -> Any:
 ClassName = Annotated[Name, BeforeValidator(_number_as_text)]
 ClassNames = Annotated[tuple[ClassName, ...], Field(min_length=1)]
 NoBool = BeforeValidator(_no_bool)
+
+
+def _as_json(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options as they are read back from a recipe's file; refuse values that JSON lacks."""
+    try:
+        read: dict[str, Any] = json.loads(json.dumps(options, allow_nan=False))
+    except (TypeError, RecursionError) as error:
+        raise ValueError from error
+    return read
+
+
+_OPTIONS = "a section with the options of your class, which contain only numbers, text, true, false and lists"
+Options = Annotated[dict[str, Any], Field(description=_OPTIONS), AfterValidator(_as_json)]
 
 
 LINK_VALUES: Mapping[str, int | float] = {"epoch": 1, "step": 1, "loss": 1.0, "val_loss": 1.0, "lr": 1.0}

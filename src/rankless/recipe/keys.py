@@ -30,6 +30,9 @@ _DEEPEST = 20
 KINDS: Mapping[str, Mapping[str, type[ModelKeys] | type[LossKeys]]] = {"model": MODELS, "loss": LOSSES}
 """Maps the sections ``model`` and ``loss`` to their classes, keyed by tag."""
 
+OPEN: KeyPath = ("model", "options")
+"""The key whose value is a mapping with keys that the user's own class defines."""
+
 SHORTHANDS: Mapping[KeyPath, str] = {
     ("data", "augment"): "preset",
     ("model", "involution"): "kernel",
@@ -70,7 +73,7 @@ class Key:
 
     @property
     def default(self) -> Any:
-        return self.field.default
+        return self.field.get_default(call_default_factory=True)
 
     @property
     def conditions(self) -> list[Only]:
@@ -160,6 +163,9 @@ def flattened(tree: Any) -> Flat:
 
 def _values(tree: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
     section: Mapping[Any, Any] = {}
+    if path == OPEN:
+        yield path, tree
+        return
     if isinstance(tree, Mapping) and len(path) < _DEEPEST:
         section = tree
     elif is_dataclass(tree) and not isinstance(tree, type):

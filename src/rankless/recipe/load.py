@@ -25,7 +25,18 @@ from rankless.recipe.checking import Location, NameCheck, Source
 from rankless.recipe.familiar import key_of_file, line_of_file, other_yolo, without_key
 from rankless.recipe.fields import FREE
 from rankless.recipe.installed import shipped, shipped_text
-from rankless.recipe.keys import MOST_KEYS, Flat, KeyPath, Kinds, at, flattened, leaves, nested, sections
+from rankless.recipe.keys import (
+    MOST_KEYS,
+    OPEN,
+    Flat,
+    KeyPath,
+    Kinds,
+    at,
+    flattened,
+    leaves,
+    nested,
+    sections,
+)
 from rankless.recipe.mistakes import shown
 from rankless.recipe.model_kinds import ModelKeys, losses_of
 from rankless.recipe.recorded import upgrade, with_network
@@ -262,6 +273,8 @@ def _over(old: Flat, new: Flat, *, presets_win: bool = False) -> Flat:
         inner = [other for other in old if other[: len(path)] == path]
         if value == {} and inner and path in sections(Recipe):
             continue
+        if path == OPEN and isinstance(value, Mapping) and isinstance(old.get(path), Mapping):
+            value = {**old[path], **value}  # as in a section, other keys stay
         old = {other: old[other] for other in old if other != outer and other not in inner}
         old[path] = value
     return old

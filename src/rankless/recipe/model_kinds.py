@@ -25,6 +25,7 @@ from rankless.recipe.fields import (
     Name,
     NoBool,
     Only,
+    Options,
     ProperFraction,
     Side,
     Size,
@@ -49,7 +50,8 @@ class ModelKeys:
     losses: ClassVar[tuple[str, ...]] = ("cross-entropy", "focal")
 
     name: Name = "yolov4-tiny"
-    """Name of a model that ``rankless models`` lists, or ``timm/NAME``."""
+    """Name of a model that ``rankless models`` lists, ``timm/NAME``, or a detector family of your own,
+    ``package.module:Family`` or ``file.py:Family``."""
     image_size: Annotated[Literal["auto"] | Side | Size, PREDICTING] = "auto"
     """Size of the network's input in pixels: one side, or [height, width]; multiples of 32 for a detector;
     ``auto`` is the size the model was published with."""
@@ -148,6 +150,22 @@ class TransformersModel(ModelKeys):
 
 
 @dataclass(frozen=True, config=config)
+class _WithOptions(ModelKeys):
+    options: Options = field(default_factory=dict)
+    """Options of your own detector family or task, which its class defines, as in ``options: {channels: 16}``
+    or ``model.options.channels=16``."""
+
+
+@dataclass(frozen=True, config=config)
+class FamilyModel(_WithOptions):
+    """A detector of your own family, ``package.module:Family`` or ``file.py:Family``."""
+
+    label: ClassVar[str] = "a detector family of your own"
+    pattern: ClassVar[str] = r"^([^:]+\.py|[^\W\d]\w*(\.\w+)*):\w+$"
+    losses: ClassVar[tuple[str, ...]] = ("published",)
+
+
+@dataclass(frozen=True, config=config)
 class TimmModel(ModelKeys):
     """A classifier from timm."""
 
@@ -230,7 +248,7 @@ class DarknetClassifierModel(ModelKeys):
 
 
 @dataclass(frozen=True, config=config)
-class CustomModel(DensenetModel, AnchorFreeModel, YoloModel, TransformersModel):
+class CustomModel(DensenetModel, AnchorFreeModel, YoloModel, TransformersModel, _WithOptions):
     """A model of a custom task. All keys are allowed."""
 
     label: ClassVar[str] = "a custom model"
@@ -255,6 +273,7 @@ AnyModel = Annotated[
     | Annotated[DensenetModel, Tag("densenet")]
     | Annotated[DarknetClassifierModel, Tag("darknet")]
     | Annotated[TimmModel, Tag("timm")]
+    | Annotated[FamilyModel, Tag("family")]
     | Annotated[CustomModel, Tag("custom")],
     Discriminator(model_kind),
 ]

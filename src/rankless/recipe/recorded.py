@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import struct
 from pathlib import Path
 from typing import Any
 
-from rankless.errors import UserError
+from rankless.errors import UserError, printable
 from rankless.files.hub import path_of
 from rankless.files.reading import MIB, opened
 from rankless.recipe.fields import BUILT_IN_TASKS
 from rankless.recipe.keys import Flat, flattened
+from rankless.recipe.model_kinds import FamilyModel
 from rankless.recipe.transformers_config import folder_of, recipe_keys
 from rankless.runs.directory import weights_of
 
@@ -75,6 +78,12 @@ def with_network(flat: Flat) -> Flat:
     task = theirs.get(("task",))
     if task not in BUILT_IN_TASKS or flat.get(("task",), task) != task:
         return flat
+    name = theirs.get(("model", "name"))
+    if isinstance(name, str) and re.search(FamilyModel.pattern, name) and not theirs.get(("model", "cfg")):
+        raise UserError(
+            f"model.pretrained is '{file}', which names the detector family '{printable(name)}'; if you "
+            f"trust its code, add model.name={shlex.quote(printable(name))}"
+        )
     network = {
         path: value
         for path, value in theirs.items()

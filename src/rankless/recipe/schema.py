@@ -166,6 +166,15 @@ class Augment:
         """Ignore the preset, which the validator has already expanded."""
 
 
+_FORMS = "xyxy|xywh|cxcywh|polygon"
+_OWN_FORMAT = r"([^\W\d]\w*(\.\w+)+|.+\.py)"
+
+
+def is_own_format(name: str) -> bool:
+    """Check whether a value of ``data.format`` is a module of the user's own."""
+    return bool(re.fullmatch(rf"{_OWN_FORMAT}(:({_FORMS}))?", name))
+
+
 PixelValue = Annotated[Float, Field(le=1e12, allow_inf_nan=False)]
 Format = Annotated[
     Literal[
@@ -174,8 +183,8 @@ Format = Annotated[
     ] | Annotated[
         str,
         Field(
-            pattern=r"^[a-z-]+:(xyxy|xywh|cxcywh|polygon)$",
-            description="a format and a form, such as csv:xywh",
+            pattern=rf"^([a-z-]+:({_FORMS})|{_OWN_FORMAT}(:({_FORMS}))?)$",
+            description="a format and a form, such as csv:xywh, or your own module.name or file.py",
         ),
     ],
     BeforeValidator(
@@ -196,7 +205,8 @@ class Data:
     format: Format = "auto"
     """Format of the data. ``auto`` detects it, and ``yolo`` means ``darknet``. A colon and the form of the
     boxes can follow, as in ``hugging-face:xyxy``: ``xyxy`` (corners), ``xywh`` (corner and size), ``cxcywh``
-    (center and size) or, for ``darknet``, ``polygon``."""
+    (center and size) or, for ``darknet``, ``polygon``. A module of your own is ``package.module`` or
+    ``file.py``."""
     train: Name = "train"
     """Name of the split to train on, or its annotation file, relative to ``root``."""
     val: Name = "val"

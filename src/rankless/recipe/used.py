@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rankless.errors import UserError, nearest, one_of
 from rankless.recipe.fields import BUILT_IN_TASKS
 from rankless.recipe.keys import leaves
+from rankless.recipe.model_kinds import FamilyModel
 from rankless.recipe.schema import Recipe
 
 
@@ -27,9 +28,11 @@ def refuse_unused_in_scoring(overrides: Sequence[str], task: str) -> None:
         )
 
 
-def refuse_unused_in_prediction(overrides: Sequence[str], task: str) -> None:
-    """Raise a UserError for overrides that affect no prediction."""
-    used = [
+def refuse_unused_in_prediction(overrides: Sequence[str], recipe: Recipe) -> None:
+    """Raise a UserError for overrides that affect no prediction of a model with this recipe."""
+    task = recipe.task
+    used = ["model.name"] if isinstance(recipe.model, FamilyModel) else []  # given again to allow its code
+    used += [
         ".".join(path)
         for path, key in leaves(Recipe).items()
         if task in key.reads.predicting and key.task in ("", task)

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from rankless.errors import UserError, counted
 from rankless.printing import finite
 from rankless.structures import LossSum, Scores
+from rankless.user_modules import refuse_lacking
 from rankless.world.graph import leaves
 from rankless.world.objects import SENDABLE, UnsendableError, check
 
@@ -30,12 +31,7 @@ _METHODS = {
 
 def check_members(task: Any, name: str) -> None:
     """Check that a task class has all required methods."""
-    if not callable(task):
-        raise UserError(f"task is '{name}': expected a class, found {type(task).__name__}")
-    missing = [text for key, text in _METHODS.items() if not callable(getattr(task, key, None))]
-    if missing:
-        methods = counted(len(missing), "required method")
-        raise UserError([f"task is '{name}', which lacks {methods}; add:", *missing])
+    refuse_lacking(task, f"task is '{name}'", _METHODS)
 
 
 def check_attributes(task: Any) -> None:

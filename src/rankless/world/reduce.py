@@ -44,6 +44,8 @@ class GradientSum:
         zero_unused: whether a missing gradient counts as zero. More precisely, it is -0.0, because adding it
             leaves the bits of every number unchanged. Otherwise, a missing gradient counts as NaN. Then the
             total is NaN on every rank, and all ranks refuse the step.
+        owns_all: whether losses depend on no other parameters. Otherwise, backward passes leave the gradients
+            of all others as they are, because nobody sums them.
 
     Attributes:
         unused: for each of this rank's micro-batches, the indices of the parameters unused by its loss.
@@ -51,12 +53,19 @@ class GradientSum:
     """
 
     def __init__(
-        self, module: nn.Module, exchange: Exchange, *, exact: bool, zero_unused: bool = False
+        self,
+        module: nn.Module,
+        exchange: Exchange,
+        *,
+        exact: bool,
+        zero_unused: bool = False,
+        owns_all: bool = True,
     ) -> None:
         self.layout, self.exact, self.zero_unused = exchange, exact, zero_unused
         self.all = dict(module.named_parameters())
         self.trained = {name: p for name, p in self.all.items() if p.requires_grad}
         self.names, self.parameters = list(self.trained), list(self.trained.values())
+        self.inputs = None if owns_all else self.parameters
         self.unused: dict[int, set[int]] = {}
         self.bits: dict[int, Tensor] = {}
         self.shared = share(exchange, self.parameters) if exact else None
@@ -99,7 +108,7 @@ class GradientSum:
                     self._arrived(number)
         self.is_active = True
         try:
-            torch.autograd.backward(loss)
+            torch.autograd.backward(loss, inputs=self.inputs)
         finally:
             self.is_active = False
         self._end_micro_batch()

@@ -183,9 +183,9 @@ def test_cifar_becomes_class_folders(tmp_path, capsys):
     )
     assert cli.main(["data", "convert", folder, "--to", "cifar", "--out", str(tmp_path / "no")]) == 2
     assert "--to is 'cifar'" in (shown := capsys.readouterr().err) and "image-folder" in shown
-    assert cli.main(["data", "split", folder, "--out", str(tmp_path / "no")]) == 2
-    assert "CIFAR: this format is read-only" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
+    assert cli.main(["data", "split", folder, "--out", str(tmp_path / "split")]) == 0
+    assert {*examine(str(tmp_path / "split"), "val").class_names} <= {*old.class_names}
 
 
 def pets(folder: Path) -> Path:

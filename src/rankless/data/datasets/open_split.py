@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from rankless.data.datasets.class_choice import (
     with_ignored,
 )
 from rankless.data.formats import shards
-from rankless.data.formats.registry import NUMBERED, WITH_POLYGONS, also, format_named, recognize
+from rankless.data.formats.registry import NAMES, also, format_named, recognize
 from rankless.data.formats.splits import is_for_tests, is_for_validation, known_as
 from rankless.data.index.annotation_cache import cached
 from rankless.data.index.annotations import Annotations
@@ -113,9 +115,13 @@ def examine(
 
     def read() -> tuple[Annotations, list[str]]:
         page = format_named(name)
-        more: dict[str, Any] = {"class_names": chosen} if chosen and name in NUMBERED else {}
-        shape = form if name in WITH_POLYGONS else ""
-        raw = page.read(path, split, **more, **({"form": shape} if shape else {}))
+        accepted = inspect.signature(page.read).parameters
+        shape = form if "form" in accepted else ""
+        given: dict[str, Any] = {"class_names": chosen, "form": shape}
+        more = {key: value for key, value in given.items() if value and key in accepted}
+        raw = page.read(path, split, **more)
+        if name not in NAMES:  # the module may change
+            raw.depends.append(str(inspect.getfile(cast(ModuleType, page))))
         give_each_class_a_name(raw, chosen, root)
         made = validate(raw, name, "" if shape == "polygon" else form)
         report_few_levels(made)

@@ -25,6 +25,7 @@ from rankless.errors import UserError, listed, printable
 from rankless.files import range_cache, reading
 from rankless.files.remote import Location, RemotePath, forget_states, is_remote, refuse_secrets
 from rankless.printing import warn
+from rankless.user_modules import absolute, load_module, refuse_lacking
 
 _PAGES = {
     # Formats are tried in this order, the most specific first.
@@ -47,14 +48,16 @@ _PAGES = {
 }
 NAMES = tuple(_PAGES)
 _OF_TOOLS = ("cvat", "createml", "labelme", "label-studio", "via")
-_AS_OTHERS = ("fiftyone", "hugging-face", *_OF_TOOLS)
-_READ_ONLY = ("cifar", "oxford-pets", *_AS_OTHERS)
-"""Read-only formats. Their copies are written as COCO JSON or class folders."""
+_READ_ONLY = ("cifar", "oxford-pets", "fiftyone", "hugging-face", *_OF_TOOLS)
+"""Formats without ``write``. Their copies are written as COCO JSON or class folders."""
 WRITABLE = tuple(name for name in NAMES if name not in _READ_ONLY)
-NUMBERED = ("darknet", "hugging-face", "lines", "webdataset")
-"""Formats whose classes may be numbers without names. Their ``read`` accepts ``class_names``."""
-WITH_POLYGONS = ("darknet",)
-"""Formats that do not tell polygons from boxes with key points. Their ``read`` accepts ``form``."""
+_MEMBERS = {
+    "TITLE": "TITLE, the name of the format for messages",
+    "LAYOUT": "LAYOUT, a description of the expected files",
+    "recognize": "recognize(root) returns why the data has this format, or an empty text",
+    "splits": "splits(root) returns the names of the splits",
+    "read": "read(root, split) returns the annotations, a rankless.data.index.raw.Raw",
+}
 _OUTER = ("coco", "cvat", "voc", "darknet", "createml", "label-studio", "via")
 """Formats with boxes whose files are in several folders."""
 REMOTE = "webdataset"  # the only format that can be read from a URL
@@ -84,11 +87,12 @@ class Format(Protocol):
         """Return the names of the splits, in the order train, val, test, others."""
         ...
 
-    def read(self, root: Location, split: str, class_names: Sequence[str] | None = None) -> Raw:
+    def read(self, root: Location, split: str) -> Raw:
         """Read one split; the root of shards may be a URL.
 
-        ``class_names`` are the names of the classes 0, 1, … for data without class names. Only the formats in
-        :data:`NUMBERED` accept this argument. A built-in data set has no files and lacks this method.
+        Formats whose classes may be numbers without names also accept ``class_names``, the names of the
+        classes 0, 1, …. Formats that do not tell polygons from boxes with key points also accept ``form``,
+        the form of the boxes or ``polygon``. Built-in data has no files and lacks this method.
         """
         ...
 
@@ -108,22 +112,22 @@ class Format(Protocol):
 
 
 def format_named(name: str) -> Format:
-    """Return the module of a format; ``name`` is one of :data:`NAMES`, or a built-in data set."""
-    return cast(
-        Format, builtin.named(name) or importlib.import_module(f"rankless.data.formats.{_PAGES[name]}")
-    )
+    """Return the module of a format; ``name`` is one of :data:`NAMES`, built-in data, or a user's module."""
+    if made := builtin.named(name):
+        return cast(Format, made)
+    if name not in _PAGES:
+        what = f"data.format is '{name}'"
+        own = load_module(name, what, "the format, such as my_format.py")
+        refuse_lacking(own, what, _MEMBERS, "member")
+        return cast(Format, own)
+    return cast(Format, importlib.import_module(f"rankless.data.formats.{_PAGES[name]}"))
 
 
 def write(name: str, out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write a data set in the format ``name``; see :meth:`Format.write`."""
-    if name in _AS_OTHERS:
-        name = "coco" if any(data.has_boxes for data in splits.values()) else "image-folder"
     page = format_named(name)
     if not hasattr(page, "write"):
-        raise UserError(
-            f"{page.TITLE}: this format is read-only; convert the data first with `rankless data convert "
-            "FOLDER --to image-folder --out NEW`"
-        )
+        page = format_named("coco" if any(data.has_boxes for data in splits.values()) else "image-folder")
     return page.write(out, splits, files)
 
 
@@ -149,7 +153,7 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
     if is_remote(root):
         return REMOTE, _recognize_remote(root, format)
     if format != "auto":
-        return format, "data.format is set"
+        return absolute(format), "data.format is set"
     name, why = _first_match(path, NAMES)
     if outer := _data_set_around(path, name):
         raise UserError(

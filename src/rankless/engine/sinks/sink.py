@@ -114,7 +114,7 @@ def sink_class(name: str) -> Callable[[], Sink]:
 
         return lambda: BackgroundSink(make())
     check_sink(name)
-    from rankless.tasks.custom import load_class
+    from rankless.user_modules import load_class
 
     made = load_class(name, "sink")
     missing = [method for method in _METHODS if not callable(getattr(made, method, None))]

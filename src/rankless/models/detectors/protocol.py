@@ -69,7 +69,7 @@ class Exports:
     Attributes:
         any_shape: whether the file accepts any number of images of any size; otherwise, it is exported for
             one input shape.
-        problem: reason why PyTorch cannot trace the detector; empty if it can.
+        problem: reason why the detector cannot be exported; empty if it can.
     """
 
     any_shape: bool = True

@@ -419,7 +419,7 @@ MODELS: dict[str, TorchvisionModel] = {
         "Ren et al. 2015, torchvision",
         90,
         make=_faster_rcnn,
-        untraceable="its second stage computes as many boxes as the first proposes",
+        untraceable="PyTorch cannot trace its second stage, whose number of boxes varies",
     ),
     _PREFIX + "ssdlite320_mobilenet_v3_large": TorchvisionModel(
         "Howard et al. 2019, torchvision", 90, make=_ssdlite, size=(320, 320)
