@@ -14,10 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 from rankless.curation.data_set import known_format
-from rankless.data.builtin import is_built_in
+from rankless.data.builtin import named
 from rankless.data.datasets.annotated import DetectionImages
-from rankless.data.datasets.class_choice import Classes
-from rankless.data.datasets.detection import open_images
+from rankless.data.datasets.class_choice import Classes, refuse_classes
 from rankless.data.datasets.open_split import examine
 from rankless.data.formats.registry import format_named, recognize
 from rankless.data.images import image_file
@@ -28,7 +27,7 @@ from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.errors import UserError, counted, listed, nearest
 from rankless.files.remote import location
 from rankless.randomness import generator
-from rankless.recipe.schema import Data, Recipe
+from rankless.recipe.schema import Recipe
 from rankless.structures import IGNORED_LABEL, ClassificationItem, DetectionItem
 from rankless.tasks import open_task
 
@@ -85,8 +84,10 @@ def select(
     if (split := split or next(iter(page.splits(location(root))), None)) is None:
         raise UserError(f"{root}: no split found; expected {page.LAYOUT}")
     data: dict[str, Any] = {"root": root, "format": format, "train": split, "classes": classes}
-    if is_built_in(root):
-        return _generated(data, count, seed, class_name, augmented)
+    if made := named(root):
+        refuse_classes(made.TITLE, classes)
+        scenes = made.detection(split, _SCENES, 0)
+        return _generated(scenes, data, count, seed, class_name, augmented)
     whole = examine(root, split, format, classes=classes)
     if augmented is not None:
         recipe = augmented("detect" if whole.has_boxes else "classify")
@@ -109,10 +110,14 @@ def select(
 
 
 def _generated(
-    data: dict[str, Any], count: int, seed: int, class_name: str | None, augmented: RecipeFor | None
+    scenes: DetectionImages,
+    data: dict[str, Any],
+    count: int,
+    seed: int,
+    class_name: str | None,
+    augmented: RecipeFor | None,
 ) -> Selection:
     """Sample built-in scenes, whose classes are known only after rendering."""
-    scenes = open_images(Data(**data), data["train"], _SCENES)
     wanted = _label(class_name, scenes.class_names)
     sample, total = partial(_scene, scenes), len(scenes)
     if augmented is not None:

@@ -15,7 +15,6 @@ from rankless.data.formats.folders import read_names
 from rankless.data.index.annotations import CROWD, Annotations, subset, with_boxes
 from rankless.data.index.raw import Raw
 from rankless.errors import UserError, counted, listed
-from rankless.recipe.schema import Data
 from rankless.structures import IGNORED_LABEL
 
 Classes = str | Sequence[str]
@@ -53,9 +52,9 @@ def _from_file(name: str, root: str) -> tuple[str, ...]:
     return read_names(file)
 
 
-def refuse_classes(title: str, data: Data) -> None:
+def refuse_classes(title: str, classes: object, ignore: Sequence[str] = ()) -> None:
     """Raise an error if ``data.classes`` or ``data.ignore_class`` is set for built-in data."""
-    for key, given in (("data.classes", data.classes != "auto"), ("data.ignore_class", data.ignore_class)):
+    for key, given in (("data.classes", classes != "auto"), ("data.ignore_class", ignore)):
         if given:
             raise UserError(f"{key} is not supported for {title}; remove {key}, or set data.root")
 

@@ -120,7 +120,7 @@ def open_images(
     """Open the images of a split for classification; see :class:`ClassifiedImages`."""
     root = data.root
     if made := builtin.named(root):
-        refuse_classes(made.TITLE, data)
+        refuse_classes(made.TITLE, data.classes)
         images = made.classification(split)
         if class_names is not None and tuple(class_names) != images.class_names:
             raise UserError(

@@ -195,7 +195,7 @@ def open_images(data: Data, split: str, images: int, seed: int = 0) -> Detection
     ``images`` and ``seed`` are the number and the seed of built-in images.
     """
     if made := builtin.named(data.root):
-        refuse_classes(made.TITLE, data)
+        refuse_classes(made.TITLE, data.classes, data.ignore_class)
         return made.detection(split, images, seed)
     annotations = opened(data, split)
     if not annotations.has_boxes:
