@@ -239,7 +239,7 @@ def make_files(folder: Path, count: int) -> None:
     """Write built-in scenes as JPEG files of 640 × 480 with Darknet's labels, both splits."""
     from PIL import Image
 
-    from rankless.data.datasets.builtin import DigitScenes
+    from rankless.data.builtin.digits import DigitScenes
 
     scenes = DigitScenes("train", count, size=(480, 640))
     for number in range(count):

@@ -38,7 +38,7 @@ from PIL import Image
 from foreign import PYTHON, python_of
 from invariance_peers import PEERS, SCENE, STEPS
 from invariance_record import Job
-from rankless.data.datasets.builtin import DigitImages, DigitScenes
+from rankless.data.builtin.digits import DigitImages, DigitScenes
 from table import machine
 
 RANKS, BARE_RANKS, STOP = (1, 2, 4), (1, 2), 28

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
+from rankless.data.builtin.digits import DigitScenes
+from rankless.data.builtin.digits.scenery import Draws, background, color
 from rankless.data.datasets.annotated import BoxedImages, DetectionImages
-from rankless.data.datasets.builtin import DigitScenes
-from rankless.data.datasets.builtin_scenery import Draws, background, color
 from rankless.data.datasets.open_split import open_annotations
 from rankless.randomness import generator
 from rankless.structures import Sample

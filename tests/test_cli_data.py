@@ -13,6 +13,7 @@ from rankless.data.datasets.open_split import examine
 from rankless.data.formats.registry import NAMES, format_named
 from rankless.errors import UserError
 from rankless.recipe.load import load
+from rankless.recipe.schema import Data
 from rankless.tasks import _read_data
 from thorough import THOROUGH
 
@@ -137,7 +138,7 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(cells, pets, capsys):
     [
         ([], "the folder is empty"),
         (["b.jpg", "c.png"], "images (2) and no labels"),
-        (["a.jpg", "b.xyz", "c.xyz"], "images (1) and other files (2) of no known layout"),
+        (["a.jpg", "b.xyz", "c.xyz"], "images (1) and other files (2) of no known layout, such as 'b.xyz'"),
         (["a.md", "b.md", "c"], "no images, but other files (3: 2 .md, 1 without an extension)"),
     ],
 )
@@ -205,8 +206,8 @@ def test_check_finds_the_classes_that_a_training_refuses(pets, capsys):
     assert any("'empty'" in sentence for sentence in found["splits"]["val"]["notes"])
     assert report(capsys, "check", pets, "--split", "val")["ok"] is True
     with pytest.raises(UserError, match="the model has no class 'eel'"):  # so does a training
-        names = open_images("pets", "train").class_names
-        open_images("pets", "val", names)
+        names = open_images(Data(root="pets"), "train").class_names
+        open_images(Data(root="pets"), "val", names)
 
 
 def test_check_says_that_a_training_finds_no_split_to_be_scored_on(cells, capsys):

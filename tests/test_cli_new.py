@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from rankless import cli
-from rankless.cli.new import recipe_for, say_fine_tuning
+from rankless.cli.new import holds_data, recipe_for, say_fine_tuning
 from rankless.cli.options import load_recipe
 from rankless.errors import UserError
 from rankless.models.checkpoints.weights import save
@@ -117,6 +117,11 @@ def test_a_misspelt_folder_and_a_run_directory_are_no_recipes(flowers, capsys):
     assert line.endswith("to continue the run: rankless train --resume --run runs/s")
     (line,) = problems(capsys, "plan", "runs/s")
     assert line.endswith("expected a recipe file, such as runs/s/recipe.yaml")
+
+
+def test_the_shipped_recipe_comes_before_a_data_folder_of_this_name(flowers):
+    flowers.rename(flowers.with_name("digits"))
+    assert holds_data("./digits") and not holds_data("digits")
 
 
 def test_mistakes_in_the_data_are_reported_by_train(flowers, capsys):

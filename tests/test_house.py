@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -71,6 +72,24 @@ def test_there_is_one_way_to_compute_with_a_model():
     parts += r"|use_deterministic_algorithms|set_float32_matmul_precision)\((?!.*enabled=False)"
     inside = {"hardware/computing.py", "hardware/precision.py", "hardware/process_settings.py"}
     assert holding(parts) == inside
+
+
+def test_only_its_own_package_names_a_built_in_data_set():
+    """The recipe ``digits`` has the name of its data; sentences may give the data as an example."""
+    allowed = {
+        "recipe/schema.py": 1,  # default of data.root
+        "cli/options.py": 2,  # recipe of `rankless train` without a recipe
+        "cli/data.py": 1,  # recipe of `rankless data show --augmented`
+    }
+    found = Counter[str]()
+    for name, text in texts().items():
+        if not name.startswith("data/builtin/digits/") and "digits" in text:
+            values = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
+            found[name] += sum(
+                str(value).startswith(("digits:", "digits/")) or value == "digits" for value in values
+            )
+            found[name] += any("builtin.digits" in module for module in imports(text))
+    assert +found == allowed
 
 
 def additions() -> Iterator[tuple[str, set[str]]]:

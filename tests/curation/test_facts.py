@@ -113,7 +113,7 @@ def test_other_data_is_refused(tmp_path):
     empty = detection(tmp_path / "empty", {"train": [[]] * 12, "val": [BOX]})
     with pytest.raises(UserError, match="has no usable boxes"):
         facts_of(str(empty), tmp_path / "new")
-    with pytest.raises(UserError, match="'digits': this built-in data has its own recipe"):
+    with pytest.raises(UserError, match="'digits': this data is generated, so it has no files"):
         facts_of("digits", tmp_path / "new")
 
 
@@ -121,7 +121,7 @@ def test_the_built_in_name_comes_before_a_folder_of_this_name(tmp_path, monkeypa
     """``rankless export --format folder`` makes ./digits; training never reads it as data."""
     monkeypatch.chdir(tmp_path)
     detection(tmp_path / "digits", {"train": [BOX] * 12, "val": [BOX]})
-    with pytest.raises(UserError, match="built-in data has its own recipe"):
+    with pytest.raises(UserError, match="this data is generated"):
         facts_of("digits", tmp_path / "new")
     assert "to use the folder or file of this name, write ./digits" in capsys.readouterr().err
     assert facts_of("./digits", tmp_path / "new").train_images == 12

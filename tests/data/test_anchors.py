@@ -14,12 +14,13 @@ from sklearn.cluster import KMeans
 from torchvision.ops import box_iou
 
 from rankless.data.anchors import average_iou, box_sizes, kmeans_anchors
+from rankless.data.builtin.digits import DigitScenes
 from rankless.data.datasets.annotated import BoxedImages, GroundTruth
-from rankless.data.datasets.builtin import DigitScenes
 from rankless.data.datasets.detection import DetectionExamples, open_images
 from rankless.data.index.raw import RawBuilder
 from rankless.data.index.validation import validate
 from rankless.errors import UserError
+from rankless.recipe.schema import Data
 
 SIDES = st.integers(4, 400).map(lambda side: side / 4)
 
@@ -105,7 +106,7 @@ def test_sizes_are_the_letterboxed_targets(tmp_path: Path) -> None:
         Image.fromarray(noise).save(tmp_path / f"images/train/{number}.jpg")
         rows = [f"0 .5 .5 {rng.uniform(0.1, 1):.3f} {rng.uniform(0.1, 1):.3f}" for _ in range(number)]
         (tmp_path / f"labels/train/{number}.txt").write_text("\n".join(rows))
-    data = open_images(str(tmp_path), "train", images=1, seed=0, size=(64, 64))
+    data = open_images(Data(root=str(tmp_path)), "train", 1)
     items = [DetectionExamples(data, (64, 96), 0, None).item(index, 0) for index in range(3)]
     expected = torch.cat([item.boxes[:, 2:] - item.boxes[:, :2] for item in items]).numpy()
     for file in (tmp_path / "images/train").iterdir():

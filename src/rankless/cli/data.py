@@ -242,9 +242,10 @@ def _recipe_for(root: str, words: tuple[str, ...]) -> Callable[[str], Recipe]:
     refuse_stray(overrides, "data.augment.mosaic=1")
 
     def recipe_for(task: str) -> Recipe:
+        from rankless.data.builtin import is_built_in
         from rankless.recipe import load
 
-        if name is None and task == "detect" and root != "digits":
+        if name is None and task == "detect" and not is_built_in(root):
             return load.default(overrides)
         return load.load(name or ("digits" if task == "detect" else "resnet18"), overrides)
 

@@ -79,7 +79,7 @@ def new(
 
     outputs, *_ = check_all(  # before the data is read
         lambda: Outputs([file], verb=None, force=force),
-        lambda: root == "digits" or recognize(root, known_format(format)),
+        lambda: recognize(root, known_format(format)),
         check_weights,
     )
     refuse_data_files(outputs, root, known_format(format))
@@ -103,13 +103,13 @@ def holds_data(word: str | None) -> bool:
     """Return whether the given word is a folder with a data set and not a run."""
     if word is None or not Path(word).is_dir() or (Path(word) / "recipe.yaml").exists():
         return False
+    from rankless.data.builtin import is_built_in
     from rankless.data.formats.registry import recognize
 
     try:
-        recognize(word)
+        return not is_built_in(word) and bool(recognize(word))
     except UserError:
         return False
-    return True
 
 
 def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = None) -> Recipe:

@@ -12,6 +12,7 @@ from cyclopts import App, Group, Parameter
 
 from rankless import __version__
 from rankless.cli import candidates
+from rankless.data.builtin import is_built_in
 from rankless.data.path_checks import missing_data
 from rankless.errors import UserError, printable
 from rankless.files.reading import NAMES, read_text
@@ -98,8 +99,8 @@ def _data_of(recipe: str) -> str:
         named = load.load(recipe).data
     except UserError as error:
         return f"fix the recipe first: {'; '.join(error.problems)}"
-    if named.root == "digits":
-        return "its data is the built-in data.root=digits; to see it: rankless data show digits"
+    if is_built_in(named.root):
+        return f"its data is the built-in data.root={named.root}; to see it: rankless data show {named.root}"
     try:
         data = located(named)
     except UserError as error:
@@ -342,8 +343,7 @@ def load_recipe(
         if not roots and name and Path(name).is_file():
             roots = [data_root(Path(name))]
         root = roots[-1] if roots else ""
-        by_name = root in ("", "digits") or root.startswith("torchvision/")
-        gone = [] if by_name else _problems_of_data(root)
+        gone = _problems_of_data(root) if root else []
         raise UserError(dict.fromkeys((*error.problems, *gone, *_unknown_best(name, overrides)))) from None
 
 
@@ -447,7 +447,7 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
 
     without = not_given(recipe) if begins else {}
     problems = [*without.values()]
-    if recipe.task in BUILT_IN_TASKS and recipe.data.root != "digits" and "data.root" not in without:
+    if recipe.task in BUILT_IN_TASKS and "data.root" not in without:
         try:
             problems += _problems_of_data(located(recipe.data).root)
         except UserError as error:

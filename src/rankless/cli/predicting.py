@@ -26,6 +26,7 @@ from rankless.cli.options import (
     is_override,
     whole_number,
 )
+from rankless.data.builtin import is_built_in
 from rankless.errors import UserError, check_all, counted
 from rankless.files import reading
 from rankless.hardware.heap import hold_freed_memory
@@ -235,7 +236,8 @@ def _expand_lists(sources: Sequence[str]) -> tuple[str, ...]:
             problems.append(f"'{source}': the list is empty; expected one path per line")
         every += lines
     for one in every:
-        is_named = one.startswith(("digits:", "webcam:")) or "://" in one
+        scheme, colon, rest = one.partition(":")
+        is_named = colon and (scheme == "webcam" or rest.startswith("//") or is_built_in(scheme))
         if not (is_named or os.path.lexists(one) or glob.has_magic(one)):
             problems.append(f"'{one}': no such file or folder{_camera_hint(one)}")
     if problems:

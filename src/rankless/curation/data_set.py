@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rankless.data.datasets.builtin import is_built_in
+from rankless.data.builtin import is_built_in
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.open_split import examine, open_annotations
 from rankless.data.formats.registry import NAMES, format_named, recognize
@@ -67,11 +67,6 @@ def open_data_set(
     are read again, even if they seem unchanged. ``classes`` is described in
     :mod:`rankless.data.datasets.class_choice`.
     """
-    if is_built_in(root):
-        raise UserError(
-            "'digits': this data is generated, so it has no files; use a data folder, or run "
-            "`rankless data show digits` or `rankless data anchors digits`"
-        )
     format = known_format(format)
     name, _ = recognize(root, format)
     page = format_named(name)
@@ -92,8 +87,8 @@ def suggest_format(root: str, format: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        named = format.partition(":")[0]
-        if named == "auto" or is_remote(root) or format_named(named).recognize(location(root)):
+        named, by_name = format.partition(":")[0], is_remote(root) or is_built_in(root)
+        if named == "auto" or by_name or format_named(named).recognize(location(root)):
             raise
         hint = []
         with suppress(UserError):

@@ -16,7 +16,6 @@ import torch
 from rankless.curation.data_set import DataSet, known_format, suggest_format
 from rankless.curation.splitting import MARK, real_folder, split
 from rankless.curation.statistics import statistics
-from rankless.data.datasets.builtin import is_built_in
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.open_split import open_annotations, without_boxes
 from rankless.data.formats.registry import format_named, recognize
@@ -96,8 +95,6 @@ def facts_of(
 
     The new folder contains links to the original images. It is removed if ``undo`` is closed by an error.
     """
-    if is_built_in(root):
-        raise UserError("'digits': this built-in data has its own recipe; run `rankless train digits`")
     format = known_format(format)
     name, _ = recognize(root, format)
     page, path = format_named(name), location(root)

@@ -7,13 +7,13 @@ from typing import Any
 
 from rankless.curation.data_set import known_format
 from rankless.data.anchors import SCENES, average_iou, box_sizes, kmeans_anchors
-from rankless.data.datasets.annotated import BoxedImages, DetectionImages
-from rankless.data.datasets.builtin import DigitScenes, is_built_in
-from rankless.data.datasets.class_choice import Classes, refuse_classes
-from rankless.data.datasets.open_split import open_annotations
+from rankless.data.builtin import is_built_in
+from rankless.data.datasets.class_choice import Classes
+from rankless.data.datasets.detection import open_images
+from rankless.data.formats.registry import recognize
 from rankless.errors import UserError
 from rankless.models import zoo
-from rankless.recipe.schema import Model
+from rankless.recipe.schema import Data, Model
 
 Anchors = tuple[tuple[float, float], ...]  # width and height of each anchor
 
@@ -66,16 +66,10 @@ def fitted_anchors(
     if not published.anchors:
         raise UserError(f"--model {model}: this model has no anchors; use a detector such as yolov4")
     chosen = size or published.size
-    images: DetectionImages
     if is_built_in(root):
-        refuse_classes(classes)
-        images = DigitScenes(split, SCENES)
-    else:
-        annotations = open_annotations(root, split, format, classes=classes)
-        if not annotations.has_boxes:
-            raise UserError(f"{root}: the images have classes but no boxes; expected data with boxes")
-        images = BoxedImages(annotations)
-    sizes = box_sizes(images, chosen)
+        recognize(root)  # warns about a folder of this name
+    data: dict[str, Any] = {"root": root, "format": format, "classes": classes, "max_bad": 1.0}
+    sizes = box_sizes(open_images(Data(**data), split, SCENES), chosen)
     if not len(sizes):
         raise UserError(f"{root}: the split '{split}' has no boxes; choose a split with boxes")
     anchors = kmeans_anchors(sizes, count or len(published.anchors), seed)

@@ -14,8 +14,10 @@ from PIL import Image
 from torch import Tensor
 
 from rankless.curation.data_set import known_format
-from rankless.data.datasets.builtin import DIGITS, DigitScenes, is_built_in
-from rankless.data.datasets.class_choice import Classes, refuse_classes
+from rankless.data.builtin import is_built_in
+from rankless.data.datasets.annotated import DetectionImages
+from rankless.data.datasets.class_choice import Classes
+from rankless.data.datasets.detection import open_images
 from rankless.data.datasets.open_split import examine
 from rankless.data.formats.registry import format_named, recognize
 from rankless.data.images import image_file
@@ -26,7 +28,7 @@ from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.errors import UserError, counted, listed, nearest
 from rankless.files.remote import location
 from rankless.randomness import generator
-from rankless.recipe.schema import Recipe
+from rankless.recipe.schema import Data, Recipe
 from rankless.structures import IGNORED_LABEL, ClassificationItem, DetectionItem
 from rankless.tasks import open_task
 
@@ -78,20 +80,19 @@ def select(
     for a task. If it is given, images are augmented as in the first epoch of training with this recipe.
     """
     format = known_format(format)
-    if is_built_in(root):
-        refuse_classes(classes)
-        return _digits(split or "train", count, seed, class_name, augmented)
     name, _ = recognize(root, format)
     page = format_named(name)
     if (split := split or next(iter(page.splits(location(root))), None)) is None:
         raise UserError(f"{root}: no split found; expected {page.LAYOUT}")
+    data: dict[str, Any] = {"root": root, "format": format, "train": split, "classes": classes}
+    if is_built_in(root):
+        return _generated(data, count, seed, class_name, augmented)
     whole = examine(root, split, format, classes=classes)
     if augmented is not None:
         recipe = augmented("detect" if whole.has_boxes else "classify")
         chosen = classes if recipe.data.classes == "auto" else recipe.data.classes
         whole = examine(root, split, format, classes=chosen, ignore=recipe.data.ignore_class)
-        data: dict[str, Any] = {"root": root, "format": format, "train": split, "classes": chosen}
-        recipe = replace(recipe, data=replace(recipe.data, **data))
+        recipe = replace(recipe, data=replace(recipe.data, **(data | {"classes": chosen})))
     candidates = np.arange(len(whole))
     if (wanted := _label(class_name, whole.class_names)) is not None:
         image_of = np.repeat(candidates, np.diff(whole.offsets))
@@ -107,21 +108,21 @@ def select(
     )
 
 
-def _digits(
-    split: str, count: int, seed: int, class_name: str | None, augmented: RecipeFor | None
+def _generated(
+    data: dict[str, Any], count: int, seed: int, class_name: str | None, augmented: RecipeFor | None
 ) -> Selection:
     """Sample built-in scenes, whose classes are known only after rendering."""
-    scenes = DigitScenes(split, _SCENES)
+    scenes = open_images(Data(**data), data["train"], _SCENES)
     wanted = _label(class_name, scenes.class_names)
     sample, total = partial(_scene, scenes), len(scenes)
     if augmented is not None:
         recipe = augmented("detect")
-        sample, total = _augmented(replace(recipe, data=replace(recipe.data, root=DIGITS, train=split)))
+        sample, total = _augmented(replace(recipe, data=replace(recipe.data, **data)))
     order = generator(seed, "show").permutation(total).tolist()
     matching = (one for one in _read(sample, order) if wanted is None or wanted in one.classes)
     shown = list(itertools.islice(matching, count))
-    title = f"digits · {split} · {counted(len(shown), 'scene')}" + _suffix(class_name, augmented)
-    return Selection(title, scenes.class_names, shown)
+    title = f"{data['root']} · {data['train']} · {counted(len(shown), 'scene')}"
+    return Selection(title + _suffix(class_name, augmented), scenes.class_names, shown)
 
 
 def _read(sample: Callable[[int], Shown], order: Iterable[int]) -> Iterator[Shown]:
@@ -145,7 +146,7 @@ def _suffix(class_name: str | None, augmented: RecipeFor | None) -> str:
     return (f" · with '{class_name}'" if class_name else "") + (" · augmented" if augmented else "")
 
 
-def _scene(scenes: DigitScenes, index: int) -> Shown:
+def _scene(scenes: DetectionImages, index: int) -> Shown:
     sample = scenes.read(index)
     names = [scenes.class_names[label] for label in sample.labels.tolist()]
     return _shown(sample.image, sample.boxes.tolist(), sample.labels.tolist(), names, scenes.source(index))

@@ -13,14 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rankless.data.datasets.annotated import BoxedImages, DetectionImages
-from rankless.data.datasets.builtin import DigitScenes
 from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError, counted
 from rankless.geometry.letterbox import fit
 from rankless.randomness import generator
 
 RESTARTS = 5
-SCENES = 500  # maximum number of built-in scenes to render for their boxes
+SCENES = 500  # maximum number of images to generate for their boxes
 _ROUNDS = 300  # usually a few dozen are enough, but ties could prevent convergence
 
 Sizes = NDArray[np.float64]
@@ -34,7 +33,7 @@ def box_sizes(images: DetectionImages, size: tuple[int, int]) -> Sizes:
     if isinstance(images, BoxedImages):
         return _flat_sizes(images.annotations, size)
     count = len(images)
-    asked = min(count, SCENES) if isinstance(images, DigitScenes) else count
+    asked = min(count, SCENES)
     sizes = [np.zeros((0, 2))]
     for number in range(asked):
         truth = images.ground_truth(number * count // asked)

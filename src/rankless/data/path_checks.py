@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rankless.data import builtin
 from rankless.errors import UserError
 from rankless.files.remote import is_remote
 
@@ -13,8 +14,7 @@ def refuse_gone(root: str, before: str, weights: Path) -> None:
 
     ``root`` and ``before`` are ``data.root`` of the evaluation and of the training run.
     """
-    by_name = root == "digits" or root.startswith("torchvision/")
-    if root == before and not by_name and missing_data(root):
+    if root == before and missing_data(root):
         where = "" if Path(root).is_absolute() else f" at {Path(root).resolve()}"
         raise UserError(
             f"{weights}: this model was trained on data.root={root}, which does not exist{where}; add "
@@ -24,18 +24,12 @@ def refuse_gone(root: str, before: str, weights: Path) -> None:
 
 def missing_data(root: str) -> list[str]:
     """Return a list with one error message if nothing exists at ``root``, otherwise an empty list."""
-    if is_remote(root):  # avoids a slow request
-        return []
+    by_name = builtin.is_built_in(root) or root.startswith("torchvision/") or is_remote(root)
     path = Path(root).expanduser()
-    if path.exists():
+    if by_name or path.exists():  # in this order, because a request to a server is slow
         return []
-    if root.startswith("torchvision/"):
-        return [
-            f"{root}: this name is valid only in recipes (data.root={root} data.folder=FOLDER); give a "
-            "folder such as data/cifar-10-batches-py"
-        ]
     where = f" at {path.absolute()}" if root != str(path.absolute()) else ""
     return [
-        f"{root}: no such file or folder{where}; expected a folder, a file such as 'data.yaml', or 'digits' "
-        "for the built-in data"
+        f"{root}: no such file or folder{where}; expected a folder, a file such as 'data.yaml', or "
+        f"{' or '.join(map(repr, builtin.names()))} for the built-in data"
     ]

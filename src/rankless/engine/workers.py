@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankless.data.builtin import is_built_in
 from rankless.hardware.cores import usable_cores
 from rankless.recipe.schema import Recipe
 from rankless.tasks.custom import BUILT_IN
@@ -9,7 +10,6 @@ from rankless.world.process_group import World
 
 _MOST = 8  # per rank, because more processes rarely help and each uses memory
 _SMALL = 8  # cores
-_BUILT_IN = "digits"
 
 
 def of_rank(recipe: Recipe, world: World) -> int:
@@ -32,6 +32,6 @@ def loader_processes(recipe: Recipe, ranks: int, kind: str, cores: int | None = 
     if kind != "cpu":
         return min(max((cores - ranks) // ranks, 1), _MOST)
     # A custom task has its own data, although its recipe still names the built-in data set.
-    if recipe.task in BUILT_IN and recipe.data.root == _BUILT_IN and cores <= _SMALL:
+    if recipe.task in BUILT_IN and is_built_in(recipe.data.root) and cores <= _SMALL:
         return 0
     return min(max((cores - ranks * recipe.threads) // ranks, 0), _MOST)

@@ -12,13 +12,16 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from rankless.data.datasets import classification, detection
 from rankless.data.images import image_file
 from rankless.data.images.image_file import Decoded, UnreadableImage
 from rankless.errors import UserError
 from rankless.inference.model_loading import Finder
 from rankless.inference.pipeline import Source
 from rankless.inference.predict_custom import CustomFinder
-from rankless.inference.sources import SCENES
+from rankless.inference.predict_detect import BoxFinder
+from rankless.inference.sources import scenes
+from rankless.recipe.schema import Data
 
 ImageLike = str | os.PathLike[str] | Image.Image | NDArray[Any] | Tensor
 """One image: a path, a built-in scene, a PIL image, a NumPy array (uint8 RGB (H, W, 3) or gray (H, W)), or a
@@ -37,15 +40,28 @@ def file_source(name: str) -> Source:
 
 def read(name: str, finder: Finder) -> tuple[Tensor, Decoded]:
     """Return an image, uint8 (3, H, W), and a copy for the network that is reduced as in training."""
-    scene = SCENES.fullmatch(name)
+    scene = scenes(name)
     if scene is None or Path(name).exists():
         image = image_file.read(Path(name), values=_values(finder))
         height, width = image.shape[-2:]
         if not isinstance(finder, CustomFinder) and finder.shown.reduction(height, width) > 1:
             return image, image_file.read_for(Path(name), finder.shown)
     else:
-        image = finder.scene(scene[1], int(scene[2]))
+        root, split, numbers = scene
+        image = _built_in(Data(root=root), split, numbers.start, finder)
     return image, whole(image)
+
+
+def _built_in(data: Data, split: str, index: int, finder: Finder) -> Tensor:
+    if not isinstance(finder, BoxFinder | CustomFinder):
+        images = classification.open_images(data, split)
+        if index >= len(images):
+            reason = f"the built-in data has only the images 0 to {len(images) - 1} in '{split}'"
+            raise UnreadableImage(f"{data.root}:{split}:{index}", reason)
+        return images.read(index)
+    # As in training, validation scenes do not depend on the seed.
+    seed = finder.task.recipe.seed if split == "train" and isinstance(finder, BoxFinder) else 0
+    return detection.open_images(data, split, index + 1, seed).read(index).image
 
 
 def source_of(image: ImageLike, number: int) -> Source:

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rankless.data.datasets.builtin import DigitImages
 from rankless.data.datasets.classification_input import placement, shown_as
-from rankless.data.images.image_file import Decoded, Pixels, UnreadableImage
+from rankless.data.images.image_file import Decoded, Pixels
 from rankless.errors import UserError
 from rankless.inference.heatmaps import in_image
 from rankless.inference.results import BEST, ClassificationResult
@@ -93,14 +92,6 @@ class ClassFinder:
         self.source, self.heat = source, False
         data = loaded.recipe.data
         self.shown = shown_as(self.task.size, data.augment.crop < 1, data.detail, data.range)
-
-    def scene(self, split: str, index: int) -> Tensor:
-        """Return an image, uint8 (3, H, W), of a digit from the built-in data."""
-        digits = DigitImages(split)
-        if index >= len(digits):
-            reason = f"the built-in data has only the images 0 to {len(digits) - 1} in '{split}'"
-            raise UnreadableImage(f"digits:{split}:{index}", reason)
-        return digits.read(index)
 
     def item(self, view: Decoded) -> ClassificationItem:
         """Place a decoded image on the network's input."""

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rankless.data.datasets.builtin import DigitScenes
 from rankless.errors import UserError, printable
 from rankless.models.checkpoints import weights
 from rankless.printing import finite
@@ -21,7 +20,6 @@ from rankless.tasks.custom import open_custom
 from rankless.user_code import explained
 
 _METHOD = "predict_image"
-_SCENE_SIZE = (256, 256)
 
 
 class CustomFinder:
@@ -45,10 +43,6 @@ class CustomFinder:
         check_model(self.task, model)
         weights.load_into(model, loaded.state, source)
         self.model = model.to(device).eval()
-
-    def scene(self, split: str, index: int) -> Tensor:
-        """Return a scene, uint8 (3, H, W), from the built-in data."""
-        return DigitScenes(split, index + 1, 0, _SCENE_SIZE).read(index).image
 
     def answer(self, image: Tensor) -> tuple[dict[str, Any], Image.Image | None]:
         """Return the prediction for an image, uint8 (3, H, W), and the annotated image, if any."""

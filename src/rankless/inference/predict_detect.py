@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rankless.data.datasets.builtin import DigitScenes
 from rankless.data.datasets.class_matching import nearest_class
 from rankless.data.images.image_file import Decoded, Pixels, Shown
 from rankless.errors import UserError, listed
@@ -23,7 +22,7 @@ from rankless.models.detectors.protocol import Detector
 from rankless.models.folding import fold_batch_norms
 from rankless.structures import DetectionItem, Detections, Letterbox
 from rankless.tasks import trained
-from rankless.tasks.detect import SCENE_SIZE, Detect
+from rankless.tasks.detect import Detect
 from rankless.tasks.memory_check import refuse_giant_image
 
 _MOST = 100_000  # largest evaluate.detections that a recipe allows
@@ -75,12 +74,6 @@ class BoxFinder:
         self.fused = fold_batch_norms(self.model, dtype_of(recipe.precision))
         self.shown = Shown(self.task.size, recipe.data.fit, self.task.detail, recipe.data.range)
         self.heat = False
-
-    def scene(self, split: str, index: int) -> Tensor:
-        """Return a scene, uint8 (3, H, W), from the built-in data."""
-        # As in training, validation scenes do not depend on the seed.
-        seed = self.task.recipe.seed if split == "train" else 0
-        return DigitScenes(split, index + 1, seed, SCENE_SIZE).read(index).image
 
     def item(self, view: Decoded) -> DetectionItem:
         """Place a decoded image on the network's input."""

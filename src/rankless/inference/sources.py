@@ -8,11 +8,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from rankless.data.builtin import named
 from rankless.data.images.image_file import EXTENSIONS
 from rankless.errors import UserError, counted
 
 MOST_SCENES = 10_000  # for each scene, an image is written to the output folder
-SCENES = re.compile(r"digits:(train|val):(\d+)(?:-(\d+))?")
+_SCENES = re.compile(r"(\w+):(\w+):(\d{1,18})(?:-(\d{1,18}))?")
 VIDEOS = frozenset({
     ".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm",
     ".wmv",
@@ -56,6 +57,14 @@ def is_video(source: str) -> bool:
     return is_live(source) or Path(source).suffix.lower() in VIDEOS
 
 
+def scenes(source: str) -> tuple[str, str, range] | None:
+    """Return the data set, split and numbers of built-in scenes such as ``digits:val:0-7``, or None."""
+    parts = _SCENES.fullmatch(source)
+    if not parts or not (made := named(parts[1])) or parts[2] not in made.splits():
+        return None
+    return parts[1], parts[2], range(int(parts[3]), int(parts[4] or parts[3]) + 1)
+
+
 def public(source: str) -> str:
     """Return the name of a source, without the user and the password in the URL of a stream."""
     if not STREAMS.match(source):
@@ -73,11 +82,10 @@ def _expand(source: str) -> Iterator[str]:
         yield from _in_folder(path)
     elif path.is_file():
         yield source
-    elif scenes := SCENES.fullmatch(source):
-        first, last = int(scenes[2]), int(scenes[3] or scenes[2])
-        many = last - first >= MOST_SCENES  # reported by `_no_image`
-        for index in () if many else range(first, last + 1):
-            yield f"digits:{scenes[1]}:{index}"
+    elif made := scenes(source):
+        root, split, numbers = made
+        for index in numbers if len(numbers) <= MOST_SCENES else ():  # reported by `_no_image`
+            yield f"{root}:{split}:{index}"
     else:
         for match in sorted(glob.glob(source, recursive=True)):  # noqa: PTH207 - takes absolute patterns too
             if Path(match).is_dir():
@@ -95,10 +103,11 @@ def _no_image(source: str) -> str:
     if Path(source).is_dir():
         kinds = ", ".join(sorted(EXTENSIONS | VIDEOS))
         return f"'{source}': no images or videos in this folder or its subfolders; expected {kinds}"
-    if source.startswith("digits:"):
+    if (made := named(root := source.partition(":")[0])) and root != source:
+        such = f"{root}:{made.splits()[-1]}"
         return (
-            f"'{source}': expected built-in scenes such as digits:val:3 or digits:val:0-7, at most "
-            f"{MOST_SCENES:,} at a time"
+            f"'{source}': expected built-in scenes such as {such}:3 or {such}:0-7, at most {MOST_SCENES:,} "
+            "at a time"
         )
     if glob.has_magic(source):
         return f"'{source}': no image matches this pattern"
@@ -143,6 +152,6 @@ def _usual_name(source: str) -> tuple[str, str]:
         address = public(source).partition("://")[2] or source
         address = address[: -len(path.suffix)] if path.suffix.lower() in VIDEOS else address
         stem = re.sub(r"[^\w.-]+", "-", address).strip("-.")[-80:]
-    elif SCENES.fullmatch(source) and not path.exists():
+    elif scenes(source) and not path.exists():
         stem = source.replace(":", "-")
     return stem, VIDEO if is_video(source) else suffix

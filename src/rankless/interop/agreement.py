@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankless.data.datasets.builtin import DIGITS
+from rankless.data.builtin import is_built_in
 from rankless.errors import UserError, counted
 from rankless.interop.plan import Plan
 from rankless.models.exported.loading import as_model
 from rankless.models.exported.modules import ExportedClassifier
 from rankless.models.exported.sessions import Session
+from rankless.recipe.schema import Data
 from rankless.structures import Detections, network_input
 from rankless.tasks import open_task
 
@@ -101,7 +102,7 @@ def compare(plan: Plan, session: Session, source: str) -> Agreement:
 def images(plan: Plan) -> tuple[Any, str]:
     """Return a batch of the first evaluation images, and a description of their data set.
 
-    Without evaluation data, training images are used. If no image can be read, the built-in digits are used.
+    Without evaluation data, training images are used. If no image can be read, built-in data is used.
     """
     recipe, names = plan.facts.recipe, plan.facts.class_names
     recipe = replace(recipe, evaluate=replace(recipe.evaluate, rectangular=False))
@@ -116,16 +117,15 @@ def images(plan: Plan) -> tuple[Any, str]:
     except UserError:  # the data is not on this machine
         pass
     if items:
-        where = (
-            "the built-in digits" if recipe.data.root == DIGITS else f"{recipe.data.root} ({recipe.data.val})"
-        )
+        root = recipe.data.root
+        where = f"the built-in {root}" if is_built_in(root) else f"{root} ({recipe.data.val})"
         return task.collate(items), where
-    settings = replace(recipe.data, root=DIGITS, train="train", val="val", format="auto", classes="auto")
-    task = open_task(replace(recipe, data=settings), [str(digit) for digit in range(10)])
+    keys = ("root", "train", "val", "format", "classes", "ignore_class")
+    settings = replace(recipe.data, **{key: getattr(Data, key) for key in keys})
+    task = open_task(replace(recipe, data=settings))
     data = task.evaluation_data()
     items = [data.item(index, 0) for index in range(IMAGES)]
-    elsewhere = "" if recipe.data.root == DIGITS else f" (because {recipe.data.root} cannot be read)"
-    return task.collate(items), f"the built-in digits{elsewhere}"
+    return task.collate(items), f"the built-in {Data.root} (because {recipe.data.root} cannot be read)"
 
 
 def _candidates(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], data: str) -> Agreement:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rankless.data.builtin import is_built_in
 from rankless.errors import UserError, counted, printable
 from rankless.files import yaml12
 from rankless.files.outputs import Outputs
@@ -143,7 +144,7 @@ def card(name: str, loaded: weights.Weights, source: Path) -> str:
         listed = ", ".join(map(_plain, names[:_NAMED]))
         about += f" {counted(len(names), 'class', 'classes')}: {listed}{' …' if len(names) > _NAMED else ''}"
     code = "".join(f" {naming(*one)}" for one in own.items() if one[0] != "data.format")
-    data = " data.root=DATA" if "task" not in own and recipe.data.root != "digits" else ""
+    data = " data.root=DATA" if "task" not in own and not is_built_in(recipe.data.root) else ""
     receipts = {"SHA-256 of the weights": weights.digest(loaded.state)}
     if step := loaded.extra.get("step"):
         receipts["steps of training"] = _plain(step)

@@ -131,9 +131,7 @@ class Audit:
         if not self.chain.sound:
             raise UserError([*self.chain.problems, f"{path}: has no complete checkpoint to start from"])
         self.recipe = self._recipe_of(self.chain.sound[-1])
-        root = self.recipe.data.root
-        by_name = root == "digits" or root.startswith("torchvision/") or self.recipe.task not in BUILT_IN
-        if not by_name and (missing := missing_data(root)):
+        if self.recipe.task in BUILT_IN and (missing := missing_data(self.recipe.data.root)):
             raise UserError(f"{text}; set data.root=FOLDER" for text in missing)
         with computes_like(self.recipe):  # sets environment variables, as in a rank
             self.here = starts.facts(describe(compute_device()))

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from rankless.data.builtin import is_built_in
 from rankless.errors import UserError, shell_word
 from rankless.recipe.schema import BUILT_IN_TASKS, Data, Recipe
 from rankless.tasks.capabilities import capabilities
 from rankless.tasks.custom import open_custom
 from rankless.tasks.protocol import Task
-
-if TYPE_CHECKING:
-    from rankless.data.index.annotations import Annotations
 
 
 def open_task(recipe: Recipe, class_names: Sequence[str] | None = None, *, exported: bool = False) -> Task:
@@ -57,20 +54,17 @@ def resolve_recipe(recipe: Recipe) -> Recipe:
 
 def _resolved_data(data: Data) -> Data:
     """Resolve a data set's name to its folder, ``auto`` to a split, and a class file to class names."""
-    from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.class_choice import class_list
     from rankless.data.datasets.open_split import split_to_train_on
     from rankless.data.datasets.torchvision_sets import located
 
     data = located(data)
-    if data.root != DIGITS:
-        data = replace(data, train=split_to_train_on(data.root, data.train, data.val, data.format))
-    return replace(data, classes=class_list(data.classes, data.root) or "auto")
+    train = split_to_train_on(data.root, data.train, data.val, data.format)
+    return replace(data, train=train, classes=class_list(data.classes, data.root) or "auto")
 
 
 def split_names(recipe: Recipe) -> list[str]:
     """Return the names of the data's splits, training splits first, or nothing for a custom task."""
-    from rankless.data.datasets.builtin import DIGITS, SPLITS
     from rankless.data.datasets.torchvision_sets import located
     from rankless.data.formats.registry import format_named, recognize
     from rankless.data.formats.splits import usual_order
@@ -79,49 +73,31 @@ def split_names(recipe: Recipe) -> list[str]:
     if recipe.task not in BUILT_IN_TASKS:
         return []
     data = located(recipe.data)
-    if data.root == DIGITS:
-        return [*SPLITS]
     name, _ = recognize(data.root, data.format)
     return usual_order(format_named(name).splits(location(data.root)))
 
 
 def data_digest(recipe: Recipe) -> str | None:
     """Return the digest of the training data, or None if the data has none."""
-    from rankless.data.datasets.builtin import DIGITS
+    from rankless.data.datasets.open_split import opened
 
     if recipe.task not in BUILT_IN_TASKS:
         return capabilities(open_task(recipe).training_data()).digest
     data = _resolved_data(recipe.data)
-    if data.root == DIGITS:
-        return None
-    return _opened(data, data.train).digest()
-
-
-def _opened(data: Data, split: str) -> Annotations:
-    from rankless.data.datasets.open_split import open_annotations
-
-    return open_annotations(
-        data.root,
-        split,
-        data.format,
-        classes=data.classes,
-        ignore=data.ignore_class,
-        max_bad=data.max_bad,
-    )
+    return None if is_built_in(data.root) else opened(data, data.train).digest()
 
 
 def _read_data(recipe: Recipe) -> None:
     """Read and cache the annotations before the ranks start, because only this process shows progress."""
-    from rankless.data.datasets.builtin import DIGITS
-    from rankless.data.datasets.open_split import of_another_task, without_boxes
+    from rankless.data.datasets.open_split import of_another_task, opened, without_boxes
 
     data = recipe.data
     problems: list[str] = []
-    for split in dict.fromkeys((data.train, data.val)) if data.root != DIGITS else ():
+    for split in dict.fromkeys((data.train, data.val)) if not is_built_in(data.root) else ():
         if split == "none":
             continue
         try:
-            annotations = _opened(data, split)
+            annotations = opened(data, split)
         except UserError as error:
             # List sentences that both splits share, such as advice, only once and last.
             problems = [one for one in problems if one not in error.problems] + [*error.problems]

@@ -140,13 +140,10 @@ class Classify:
         # Labels are indices of the model's outputs, which the training data defines.
         with between_splits(data.root, data.train, split) if self._learns else nullcontext():
             samples = open_images(
-                data.root,
+                data,
                 split,
                 getattr(self, "class_names", None),
-                format=data.format,
-                classes=data.classes,
-                max_bad=data.max_bad,
-                given=() if augmented else self.recipe.evaluate.classes_map,
+                () if augmented else self.recipe.evaluate.classes_map,
             )
         recipe = self.recipe
         return ClassificationExamples(

@@ -35,7 +35,6 @@ from rankless.tasks.report_details import as_truth, boxes_of_training, of_detect
 from rankless.tasks.tta import TTA, apply_transform, restore_boxes
 
 # Built-in scenes do not depend on the network's input size, so that models can be compared.
-SCENE_SIZE = (256, 256)
 _NO_MARGIN = (
     "evaluate.rectangular is true, but data.fit is 'stretch', which leaves no margin to remove; remove one "
     "of the two keys"
@@ -135,7 +134,7 @@ class Detect:
     @cached_property
     def _training(self) -> DetectionExamples:
         data = self.recipe.data
-        samples = self._open(data.train, data.train_images, self.recipe.seed)
+        samples = open_images(located(data), data.train, data.train_images, self.recipe.seed)
         sizes = StepSizes(self.size, data.multi_scale, data.multi_scale_every, self.recipe.seed)
         return DetectionExamples(
             samples,
@@ -158,7 +157,7 @@ class Detect:
         # Always seed 0, so that runs with different seeds are evaluated on the same scenes.
         if self.recipe.evaluate.rectangular and data.fit == "stretch":
             raise UserError(_NO_MARGIN)
-        samples = self._with_classes_of_model(self._open(data.val, data.val_images, 0))
+        samples = self._with_classes_of_model(open_images(located(data), data.val, data.val_images))
         return DetectionExamples(
             samples,
             self.size,
@@ -170,20 +169,6 @@ class Detect:
             detail=self.detail,
             cache=data.cache,
             values=data.range,
-        )
-
-    def _open(self, split: str, images: int, seed: int) -> DetectionImages:
-        data = located(self.recipe.data)
-        return open_images(
-            data.root,
-            split,
-            images=images,
-            seed=seed,
-            size=SCENE_SIZE,
-            format=data.format,
-            classes=data.classes,
-            ignore=data.ignore_class,
-            max_bad=data.max_bad,
         )
 
     def _with_classes_of_model(self, images: DetectionImages) -> DetectionImages:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from rankless.data.builtin.digits import DigitImages, DigitScenes
 from rankless.data.datasets.annotated import ClassificationImages
-from rankless.data.datasets.builtin import DigitImages, DigitScenes
 from rankless.data.datasets.classification import ClassificationExamples, collate, open_images
 from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import UserError
-from rankless.recipe.schema import Augment
+from rankless.recipe.schema import Augment, Data
 from rankless.structures import Unreadable
 
 OFF = Augment(flip=0, hue=0, saturation=0, value=0, scale=0, translate=0)
@@ -176,10 +176,10 @@ def test_the_digits_are_those_of_the_scenes():
 
 
 def test_opening(tmp_path):
-    assert isinstance(open_images("digits", "val"), DigitImages)
+    assert isinstance(open_images(Data(root="digits"), "val"), DigitImages)
     with pytest.raises(UserError, match="no split 'test'"):
-        open_images("digits", "test")
+        open_images(Data(root="digits"), "test")
     with pytest.raises(UserError, match="the model has the classes 'cat', 'dog'"):
-        open_images("digits", "val", ("cat", "dog"))
+        open_images(Data(root="digits"), "val", ("cat", "dog"))
     with pytest.raises(UserError, match="no such file or folder"):
-        open_images(str(tmp_path / "none"), "train")
+        open_images(Data(root=str(tmp_path / "none")), "train")

@@ -14,7 +14,7 @@ from rankless.data.datasets.detection import DetectionExamples, collate, open_im
 from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import UserError
 from rankless.geometry.letterbox import letterbox, to_input, to_source
-from rankless.recipe.schema import Augment
+from rankless.recipe.schema import Augment, Data
 from rankless.structures import DetectionItem, Letterbox, Sample, Unreadable, network_input, stacked
 
 
@@ -157,14 +157,14 @@ def test_a_folder_and_a_yaml_and_nothing(tmp_path: Path) -> None:
     (tmp_path / "labels" / "val" / "a.txt").write_text("0 .5 .5 .5 .5")
     (tmp_path / "data.yaml").write_text("val: images/val\nnames: [x]\n")
     for root in (tmp_path, tmp_path / "data.yaml"):
-        samples = open_images(str(root), "val", images=9, seed=0, size=(64, 64))
+        samples = open_images(Data(root=str(root)), "val", 9)
         assert samples.class_names == ("x",) and len(samples) == 1
         (folder / "a.png").touch()
         truth = DetectionExamples(samples, (64, 64), 0, None).ground_truth(0)
         assert (truth.boxes.tolist(), truth.height, truth.width) == ([[10, 5, 30, 15]], 20, 40)
     with pytest.raises(UserError, match="'digits'"):
-        open_images(str(tmp_path / "nothing"), "val", images=9, seed=0, size=(64, 64))
+        open_images(Data(root=str(tmp_path / "nothing")), "val", 9)
     (tmp_path / "val.csv").write_text("filename,label\nimages/val/a.png,x\n")
     with pytest.raises(UserError, match=r"read as CSV .* no boxes.*; train a classifier with"):
-        open_images(str(tmp_path), "val", images=9, seed=0, size=(64, 64), format="csv")
-    assert len(open_images(str(tmp_path), "val", images=9, seed=0, size=(64, 64), format="darknet")) == 1
+        open_images(Data(root=str(tmp_path), format="csv"), "val", 9)
+    assert len(open_images(Data(root=str(tmp_path), format="darknet"), "val", 9)) == 1

@@ -18,6 +18,7 @@ from rankless.data.formats import image_folder
 from rankless.data.formats.registry import recognize
 from rankless.data.index.raw import Raw
 from rankless.errors import UserError
+from rankless.recipe.schema import Data
 
 
 def make(root: Path, *names: str) -> Path:
@@ -28,7 +29,7 @@ def make(root: Path, *names: str) -> Path:
 
 
 def opened(root: Path, split: str, names: tuple[str, ...] | None = None) -> ClassifiedImages:
-    found = open_images(str(root), split, names, format="image-folder")
+    found = open_images(Data(root=str(root), format="image-folder"), split, names)
     assert isinstance(found, ClassifiedImages)
     return found
 
@@ -219,7 +220,7 @@ def test_an_unreadable_image_is_found_and_stays(tmp_path):
     assert len(data.paths) == 3 and data.sizes.tolist() == [[0, 0], [3, 4], [3, 4]]
     assert data.findings.counts == {"unreadable image": 1}
     with pytest.raises(UserError, match="1 of the 3 images in the split 'train' cannot be read"):
-        open_images(str(tmp_path), "train", format="image-folder", max_bad=0.3)
+        open_images(Data(root=str(tmp_path), format="image-folder", max_bad=0.3), "train")
 
 
 @pytest.mark.parametrize(

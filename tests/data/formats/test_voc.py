@@ -21,6 +21,7 @@ from rankless.data.formats.voc import read, recognize, splits
 from rankless.data.formats.voc_xml import parse
 from rankless.data.index.annotations import DIFFICULT, Annotations
 from rankless.errors import UserError
+from rankless.recipe.schema import Data
 
 
 def thing(box: object = (3, 5, 12, 10), name: str = "cat", extra: str = "") -> str:
@@ -92,7 +93,7 @@ def test_every_split_numbers_the_classes_alike(tmp_path: Path) -> None:
 def test_difficult_objects_are_no_targets_but_are_known(tmp_path: Path) -> None:
     hard = [f"<difficult>{flag}</difficult>" for flag in ("1", " 0 ", "", "Unspecified", "True")]
     put(tmp_path, "a", *(thing((1 + n, 1, 20, 20), extra=flag) for n, flag in enumerate(hard)))
-    data = open_images(str(tmp_path), "train", images=1, seed=0, size=(64, 64))
+    data = open_images(Data(root=str(tmp_path)), "train", 1)
     assert isinstance(data, BoxedImages)
     assert data.annotations.flags.tolist() == [DIFFICULT, 0, 0, 0, DIFFICULT]
     examples = DetectionExamples(data, (20, 40), 0, None)

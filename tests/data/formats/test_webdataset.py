@@ -25,6 +25,7 @@ from rankless.data.images.image_file import UnreadableImage
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.validation import validate
 from rankless.errors import UserError
+from rankless.recipe.schema import Data
 
 
 def sample(level: int = 0, format: str = "PNG", size: tuple[int, int] = (6, 4)) -> bytes:
@@ -62,7 +63,7 @@ def test_what_webdataset_writes_is_read(tmp_path):
     with webdataset.ShardWriter(str(tmp_path / "train-%06d.tar"), maxcount=4, verbose=0) as writer:
         for number, image in enumerate(images):
             writer.write({"__key__": f"sub/{number:04}", "png": image, "cls": number % 3})
-    found = open_images(str(tmp_path), "train")
+    found = open_images(Data(root=str(tmp_path)), "train")
     assert isinstance(found, ClassifiedImages) and found.class_names == ("0", "1", "2")
     assert [found.label(index) for index in range(9)] == [number % 3 for number in range(9)]
     for index, image in enumerate(images):
@@ -89,7 +90,7 @@ def test_boxes_as_json_and_as_darknets_lines(tmp_path):
 def test_shards_by_name_and_members_in_order(tmp_path):
     shard(tmp_path / "train/b.tar", pairs(["0"], first=1))
     shard(tmp_path / "train/a.tar", {"9.png": sample(9), "9.cls": "1", "2.png": sample(2), "2.cls": "0"})
-    found = open_images(str(tmp_path), "train")
+    found = open_images(Data(root=str(tmp_path)), "train")
     assert [int(found.read(index).max()) for index in range(3)] == [9, 2, 1]
     assert read(tmp_path).paths()[2] == f"{tmp_path}/train/b.tar//001.png"
 
@@ -106,8 +107,10 @@ def test_class_names_that_are_not_given(tmp_path):
     assert train.labels.tolist() == [3, 0, 2] and val.labels.tolist() == [1, 3]
     shard(tmp_path / "b/train-0.tar", pairs(["red", "blue", "red"]))
     shard(tmp_path / "b/val-0.tar", pairs(["red"]))
-    names = open_images(str(tmp_path / "b"), "train").class_names
-    assert names == ("blue", "red") and open_images(str(tmp_path / "b"), "val", names).label(0) == 1
+    names = open_images(Data(root=str(tmp_path / "b")), "train").class_names
+    assert (
+        names == ("blue", "red") and open_images(Data(root=str(tmp_path / "b")), "val", names).label(0) == 1
+    )
     shard(tmp_path / "c/train-0.tar", pairs(["10", "2", "0"]))
     found = read(tmp_path / "c")
     assert found.class_names == tuple(map(str, range(11))) and found.labels.tolist() == [10, 2, 0]
@@ -179,7 +182,7 @@ def test_shards_without_labels_or_images(tmp_path):
 def test_detection_shards_are_no_classes(tmp_path):
     shard(tmp_path / "train-0.tar", pairs(['{"boxes": [], "labels": []}'], "json"))
     with pytest.raises(UserError, match=r"read as tar shards.* with boxes; .*train a detector"):
-        open_images(str(tmp_path), "train")
+        open_images(Data(root=str(tmp_path)), "train")
 
 
 def test_a_change_of_a_shard_is_a_change(tmp_path):
@@ -196,7 +199,7 @@ def test_a_change_of_a_shard_is_a_change(tmp_path):
 
 def test_a_shard_that_shrinks_or_goes_is_an_unreadable_image(tmp_path):
     path = shard(tmp_path / "train-0.tar", pairs(["0", "1"]))
-    found = open_images(str(tmp_path), "train")
+    found = open_images(Data(root=str(tmp_path)), "train")
     path.write_bytes(path.read_bytes()[:1600])
     found.read(0)
     with pytest.raises(UnreadableImage, match=r"train-0.tar//001.png.*the shard ends after"):

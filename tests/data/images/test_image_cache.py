@@ -16,8 +16,8 @@ import pytest
 import torch
 from PIL import Image
 
+from rankless.data.builtin.digits import DigitScenes
 from rankless.data.datasets.annotated import BoxedImages
-from rankless.data.datasets.builtin import DigitScenes
 from rankless.data.datasets.detection import DetectionExamples
 from rankless.data.images.image_cache import CachedImages, needed, open_images
 from rankless.data.images.image_file import Decoded, Shown, UnreadableImage, read_for

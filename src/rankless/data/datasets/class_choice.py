@@ -15,6 +15,7 @@ from rankless.data.formats.folders import read_names
 from rankless.data.index.annotations import CROWD, Annotations, subset, with_boxes
 from rankless.data.index.raw import Raw
 from rankless.errors import UserError, counted, listed
+from rankless.recipe.schema import Data
 from rankless.structures import IGNORED_LABEL
 
 Classes = str | Sequence[str]
@@ -52,11 +53,11 @@ def _from_file(name: str, root: str) -> tuple[str, ...]:
     return read_names(file)
 
 
-def refuse_classes(classes: object, ignore: Sequence[str] = ()) -> None:
-    """Raise an error if ``data.classes`` or ``data.ignore_class`` is set for the built-in digits."""
-    for key, given in (("data.classes", classes != "auto"), ("data.ignore_class", ignore)):
+def refuse_classes(title: str, data: Data) -> None:
+    """Raise an error if ``data.classes`` or ``data.ignore_class`` is set for built-in data."""
+    for key, given in (("data.classes", data.classes != "auto"), ("data.ignore_class", data.ignore_class)):
         if given:
-            raise UserError(f"{key} is not supported for the built-in digits; remove {key}, or set data.root")
+            raise UserError(f"{key} is not supported for {title}; remove {key}, or set data.root")
 
 
 def give_each_class_a_name(raw: Raw, chosen: Sequence[str] | None, where: str) -> None:

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rankless.data import builtin
 from rankless.data.augment.mixing import cutmix, mixup, target_of
 from rankless.data.datasets.annotated import ClassificationImages, ClassifiedImages
-from rankless.data.datasets.builtin import DIGITS, DigitImages
-from rankless.data.datasets.class_choice import Classes, refuse_classes
+from rankless.data.datasets.class_choice import refuse_classes
 from rankless.data.datasets.class_matching import Pairs
 from rankless.data.datasets.classification_input import augment, place, shown_as
-from rankless.data.datasets.open_split import open_annotations
+from rankless.data.datasets.open_split import opened
 from rankless.data.images.image_file import UnreadableImage, Values
 from rankless.data.images.sources import Cache, ImageExamples, ReadableImages
 from rankless.errors import UserError, listed, shell_word
 from rankless.geometry.letterbox import GRAY
 from rankless.randomness import generator
 from rankless.recipe.durations import RunLength
-from rankless.recipe.schema import Augment
+from rankless.recipe.schema import Augment, Data
 from rankless.structures import ClassificationBatch, ClassificationItem, Unreadable, stacked
 
 
@@ -115,33 +115,24 @@ def collate(items: Sequence[ClassificationItem]) -> ClassificationBatch:
 
 
 def open_images(
-    root: str,
-    split: str,
-    class_names: Sequence[str] | None = None,
-    *,
-    format: str = "auto",
-    classes: Classes = "auto",
-    max_bad: float = 1.0,
-    given: Pairs = (),
+    data: Data, split: str, class_names: Sequence[str] | None = None, given: Pairs = ()
 ) -> ClassificationImages:
-    """Open the images of a split for classification; ``root`` may be ``digits``.
-
-    See :func:`open_annotations` and :class:`ClassifiedImages` for the other arguments.
-    """
-    if root != DIGITS:
-        annotations = open_annotations(root, split, format, classes=classes, max_bad=max_bad)
-        if annotations.has_boxes:
+    """Open the images of a split for classification; see :class:`ClassifiedImages`."""
+    root = data.root
+    if made := builtin.named(root):
+        refuse_classes(made.TITLE, data)
+        images = made.classification(split)
+        if class_names is not None and tuple(class_names) != images.class_names:
             raise UserError(
-                f"{annotations.about[0]} with boxes; expected one class per image for a classifier; train a "
-                f"detector with `rankless train yolov4-tiny data.root={shell_word(root)}`, or use data with "
-                "one folder per class"
+                f"{root}: the built-in data has the classes {listed(images.class_names)}, but the model has "
+                f"the classes {listed(class_names)}; use the data that the model was trained on"
             )
-        return ClassifiedImages(annotations, class_names, f"{root}, split '{split}'", given)
-    refuse_classes(classes)
-    digits = DigitImages(split)
-    if class_names is not None and tuple(class_names) != digits.class_names:
+        return images
+    annotations = opened(data, split)
+    if annotations.has_boxes:
         raise UserError(
-            "digits: the built-in data has the classes 0 to 9, but the model has the classes "
-            f"{listed(class_names)}; use the data that the model was trained on"
+            f"{annotations.about[0]} with boxes; expected one class per image for a classifier; train a "
+            f"detector with `rankless train yolov4-tiny data.root={shell_word(root)}`, or use data with "
+            "one folder per class"
         )
-    return digits
+    return ClassifiedImages(annotations, class_names, f"{root}, split '{split}'", given)

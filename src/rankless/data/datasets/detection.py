@@ -11,19 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rankless.data import builtin
 from rankless.data.augment.augmented import Augmenter
 from rankless.data.augment.multi_scale import StepSizes, by_aspect, tight
 from rankless.data.datasets.annotated import BoxedImages, DetectionImages, GroundTruth
-from rankless.data.datasets.builtin import DIGITS, DigitScenes
-from rankless.data.datasets.class_choice import Classes, refuse_classes
-from rankless.data.datasets.open_split import open_annotations
+from rankless.data.datasets.class_choice import refuse_classes
+from rankless.data.datasets.open_split import opened
 from rankless.data.formats.registry import format_named
 from rankless.data.images.image_file import Shown, UnreadableImage, Values
 from rankless.data.images.sources import Cache, ImageExamples, Readable, ReadableImages
 from rankless.errors import UserError, shell_word
 from rankless.geometry.letterbox import USUAL, Fit, Placing, in_source, stretched, to_input, whole
 from rankless.recipe.durations import RunLength
-from rankless.recipe.schema import Augment
+from rankless.recipe.schema import Augment, Data
 from rankless.structures import (
     IGNORED_LABEL,
     DetectionBatch,
@@ -189,31 +189,19 @@ def _padded(lists: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return padded, valid
 
 
-def open_images(
-    root: str,
-    split: str,
-    *,
-    images: int,
-    seed: int,
-    size: tuple[int, int],
-    format: str = "auto",
-    classes: Classes = "auto",
-    ignore: Sequence[str] = (),
-    max_bad: float = 1.0,
-) -> DetectionImages:
+def open_images(data: Data, split: str, images: int, seed: int = 0) -> DetectionImages:
     """Open the images of a split for detection.
 
-    ``images``, ``seed`` and ``size`` describe the scenes and are used only if ``root`` is ``digits``.
-    See :func:`open_annotations` for the other arguments.
+    ``images`` and ``seed`` are the number and the seed of built-in images.
     """
-    if root == DIGITS:
-        refuse_classes(classes, ignore)
-        return DigitScenes(split, images, seed, size)
-    annotations = open_annotations(root, split, format, classes=classes, ignore=ignore, max_bad=max_bad)
+    if made := builtin.named(data.root):
+        refuse_classes(made.TITLE, data)
+        return made.detection(split, images, seed)
+    annotations = opened(data, split)
     if not annotations.has_boxes:
         raise UserError(
-            f"{root}: read as {format_named(annotations.format).TITLE} with one class per image and no "
+            f"{data.root}: read as {format_named(annotations.format).TITLE} with one class per image and no "
             "boxes; expected boxes for a detector; train a classifier with `rankless train resnet18 "
-            f"data.root={shell_word(root)}`, or set data.format if the format is wrong"
+            f"data.root={shell_word(data.root)}`, or set data.format if the format is wrong"
         )
     return BoxedImages(annotations)

@@ -32,6 +32,7 @@ from rankless.errors import UserError, counted, listed, shell_word
 from rankless.files.cache_folder import hold
 from rankless.files.remote import Location, RemotePath, is_remote, location
 from rankless.recipe.familiar import is_by_name
+from rankless.recipe.schema import Data
 
 _UNREADABLE = "unreadable image"
 _LISTS = (".txt", ".csv", ".json")  # extensions of files that can be given as a split
@@ -72,6 +73,14 @@ def open_annotations(
     return annotations
 
 
+def opened(data: Data, split: str) -> Annotations:
+    """Open a split of a recipe's data; see :func:`open_annotations`."""
+    chosen, ignored = data.classes, data.ignore_class
+    return open_annotations(
+        data.root, split, data.format, classes=chosen, ignore=ignored, max_bad=data.max_bad
+    )
+
+
 def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> str:
     """Return the split to train on: ``train`` or, if ``val`` is ``none``, the undivided data."""
     if val != "none" or is_remote(root):
@@ -98,6 +107,11 @@ def examine(
     if isinstance(path, Path):
         path = path.absolute()
     (name, why), form = recognize(root, format), format.partition(":")[2]
+    if not hasattr(format_named(name), "read"):
+        raise UserError(
+            f"'{root}': this data is generated, so it has no files; use a data folder, or run "
+            f"`rankless data show {root}`, `rankless data anchors {root}` or `rankless train {root}`"
+        )
     chosen = class_list(classes, root)
 
     def read() -> tuple[Annotations, list[str]]:

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol, cast
 
+from rankless.data import builtin
 from rankless.data.formats import label_files
 from rankless.data.formats.darknet_description import description_in
 from rankless.data.formats.folders import names_files
@@ -23,6 +24,7 @@ from rankless.data.path_checks import missing_data
 from rankless.errors import UserError, listed, printable
 from rankless.files import range_cache, reading
 from rankless.files.remote import Location, RemotePath, forget_states, is_remote, refuse_secrets
+from rankless.printing import warn
 from rankless.user_modules import absolute, load_module, refuse_lacking
 
 _PAGES = {
@@ -90,7 +92,7 @@ class Format(Protocol):
 
         Formats whose classes may be numbers without names also accept ``class_names``, the names of the
         classes 0, 1, …. Formats that do not tell polygons from boxes with key points also accept ``form``,
-        the form of the boxes or ``polygon``.
+        the form of the boxes or ``polygon``. Built-in data has no files and lacks this method.
         """
         ...
 
@@ -110,7 +112,9 @@ class Format(Protocol):
 
 
 def format_named(name: str) -> Format:
-    """Return the module of a format; ``name`` is one of :data:`NAMES`, or a module of the user's own."""
+    """Return the module of a format; ``name`` is one of :data:`NAMES`, built-in data, or a user's module."""
+    if made := builtin.named(name):
+        return cast(Format, made)
     if name not in _PAGES:
         what = f"data.format is '{name}'"
         own = load_module(name, what, "the format, such as my_format.py")
@@ -130,10 +134,20 @@ def write(name: str, out: Path, splits: Mapping[str, Annotations], files: ImageF
 def recognize(root: str, format: str = "auto") -> tuple[str, str]:
     """Return the name of the format of a data set, and the reason for recognizing it.
 
-    The form of the boxes, after a colon in ``format``, is not part of the name.
+    The form of the boxes, after a colon in ``format``, is not part of the name. The format of a built-in data
+    set has the name of the data set.
     """
-    format = format.partition(":")[0]
     path = Path(root).expanduser()
+    if builtin.is_built_in(root):
+        if path.exists():
+            warn(f"'{root}' is the built-in data; to use the folder or file of this name, write ./{root}")
+        return root, "it is built in"
+    format = format.partition(":")[0]
+    if root.startswith("torchvision/") and not path.exists():
+        raise UserError(
+            f"{root}: this name is valid only in recipes (data.root={root} data.folder=FOLDER); give a "
+            "folder such as data/cifar-10-batches-py"
+        )
     if problems := missing_data(root):
         raise UserError(problems)
     if is_remote(root):

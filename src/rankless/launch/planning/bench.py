@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from rankless.data.builtin import is_built_in
 from rankless.engine.workers import loader_processes
 from rankless.errors import ShortageError, UserError, counted
 from rankless.hardware import memory
@@ -194,7 +195,6 @@ _WAITING, _NETWORK, _OTHER = 0.05, 0.15, 0.15
 """Minimum fractions of a step's time for which advice is given."""
 _WORTH = 1.05
 """Minimum speedup for which advice is given."""
-_BUILT_IN = "digits"
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ def _images(found: Bench) -> Iterator[tuple[str, str]]:
         f"{counted(found.workers, 'loader process', 'loader processes')} per device; try workers={more} "
         f"({cores})",
     )
-    if data.cache == "none" and data.root != _BUILT_IN:
+    if data.cache == "none" and not is_built_in(data.root):
         yield "data.cache", "with ram or disk, every image is decoded only once; the weights stay the same"
 
 

@@ -15,9 +15,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torchvision.ops import box_iou
 
-from rankless.data.datasets import builtin
-from rankless.data.datasets.builtin import DigitScenes
-from rankless.data.datasets.builtin_scenery import HEADROOM, Draws, color
+from rankless.data.builtin import digits as builtin
+from rankless.data.builtin.digits import DigitScenes
+from rankless.data.builtin.digits.scenery import HEADROOM, Draws, color
 from rankless.errors import UserError
 from rankless.randomness import generator
 from rankless.structures import Sample

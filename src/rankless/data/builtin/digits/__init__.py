@@ -1,4 +1,4 @@
-"""Generate the built-in data set ``digits``: handwritten digits on textured scenes.
+"""Generate the built-in data set ``digits``: handwritten digits, on textured scenes for detectors.
 
 The 1,797 handwritten digits of scikit-learn (8 × 8 gray levels; E. Alpaydin and C. Kaynak, Optical
 Recognition of Handwritten Digits, UCI 1998) are enlarged, slightly warped and placed on scenes. Scenes are
@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 from torch import Tensor
 
-from rankless.data.datasets.annotated import ClassificationImages, DetectionImages, GroundTruth
-from rankless.data.datasets.builtin_scenery import (
+from rankless.data.builtin.digits.scenery import (
     GLYPH_SIDE,
     Box,
     Bytes,
@@ -30,14 +29,13 @@ from rankless.data.datasets.builtin_scenery import (
     scribbles,
     sensor_noise,
 )
+from rankless.data.datasets.annotated import ClassificationImages, DetectionImages, GroundTruth
 from rankless.errors import UserError
-from rankless.printing import warn
 from rankless.randomness import generator, key
 from rankless.recipe.schema import IN_RECIPE
 from rankless.structures import Sample
 
-DIGITS = "digits"  # value of data.root for the built-in data
-SPLITS = ("train", "val")
+TITLE = "the built-in digits"
 _MOST_DIGITS = 12
 # Range of the heights of glyphs with their soft rims, in pixels of a scene whose shorter side is 256. Boxes
 # are a tenth smaller.
@@ -54,19 +52,16 @@ _VISIBLE_CURVE = bytes(255 if level >= VISIBLE else 0 for level in range(256))
 _LEVELS = np.arange(256, dtype=np.float64) / 255
 
 
-def is_built_in(root: str) -> bool:
-    """Check whether ``root`` is the built-in data, and warn if there is also a folder of this name."""
-    if root == DIGITS and Path(root).exists():
-        warn(f"'{DIGITS}' is the built-in data; to use the folder or file of this name, write ./{DIGITS}")
-    return root == DIGITS
+def splits(root: object = None) -> list[str]:
+    return ["train", "val"]
 
 
 class _Digits:
     class_names = tuple("0123456789")
 
     def __init__(self, split: str) -> None:
-        if split not in SPLITS:
-            expected = f"expected {' or '.join(SPLITS)}; choose one of these{IN_RECIPE}"
+        if split not in splits():
+            expected = f"expected {' or '.join(splits())}; choose one of these{IN_RECIPE}"
             raise UserError(f"digits: no split {split!r}; {expected}")
         self.split = split
 
@@ -214,6 +209,9 @@ class DigitImages(_Digits, ClassificationImages):
 
     def label(self, index: int) -> int:
         return int(self._labels[index])
+
+
+detection, classification = DigitScenes, DigitImages  # see rankless.data.builtin.BuiltIn
 
 
 def _too_close(box: Box, other: Box, largest_iou: float, most_covered: float) -> bool:
