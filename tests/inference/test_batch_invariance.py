@@ -43,11 +43,15 @@ def outputs(model: torch.nn.Module, images: torch.Tensor, precision: str) -> lis
 
 
 @pytest.fixture
-def one_thread():
+def set_threads():
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def one_thread(set_threads: None):
+    torch.set_num_threads(1)
 
 
 @pytest.mark.slow
@@ -117,6 +121,49 @@ def test_layers_without_a_batch_are_left_alone() -> None:
     expected = convolution(image), linear(row)
     with batch_invariant(CPU):
         assert torch.equal(convolution(image), expected[0]) and torch.equal(linear(row), expected[1])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("features", "outputs"), [(8, 10), (64, 4), (100, 7), (384, 384), (512, 10), (1024, 10), (1634, 31)]
+)
+def test_a_row_has_the_same_bits_among_any_number_of_rows(
+    features: int, outputs: int, threads: int, set_threads: None
+) -> None:
+    """On Intel CPUs, MKL changes its kernel at 2, 3, 4, 5, 10, 16, 20 and 384 of these rows."""
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    rows, linear = torch.rand(400, features), torch.nn.Linear(features, outputs)
+    with torch.no_grad(), batch_invariant(CPU):
+        expected = linear(rows)
+        for count in (1, 2, 3, 4, 6, 10, 15, 16, 17, 24, 383):
+            assert torch.equal(linear(rows[:count]), expected[:count]), f"{count} rows"
+            assert torch.equal(linear(rows[-count:]), expected[-count:]), f"last {count} rows"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("side", "keys"),
+    [(1, {}), (1, {"stride": 2}), (3, {"padding": 1}), (3, {"stride": 2}), (3, {"groups": 32})],
+)
+def test_an_image_has_the_same_bits_among_any_number_of_images(
+    side: int, keys: dict[str, int], threads: int, set_threads: None
+) -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    images, convolution = torch.rand(33, 32, 8, 8), torch.nn.Conv2d(32, 64, side, **keys)
+    with torch.no_grad(), batch_invariant(CPU):
+        expected = convolution(images)
+        for count in (1, 2, 5, 15, 16, 17):
+            assert torch.equal(convolution(images[:count]), expected[:count]), f"{count} images"
+
+
+def test_a_slice_of_tokens_has_the_same_bits_in_any_batch() -> None:
+    """The slice of a single image is contiguous, but the slice of two images is not."""
+    torch.manual_seed(0)
+    tokens, linear = torch.rand(2, 20, 1536)[:, 1:], torch.nn.Linear(1536, 64)
+    with torch.no_grad(), batch_invariant(CPU):
+        assert torch.equal(linear(tokens[:1]), linear(tokens)[:1])
 
 
 def test_a_single_token_of_an_image_counts_as_a_row() -> None:

@@ -75,6 +75,18 @@ def test_commands_know_a_family_and_a_format(package, capfd):
     run(f"export one --format torchscript --out one.torchscript {FAMILY} {FORMAT}")
     fine_tuning = f"train fine-tune model.pretrained=one/last.safetensors data.root=shapes {FORMAT}"
     assert f"if you trust its code, add {FAMILY}" in run(fine_tuning, 2)
+    # An error in the user's code is not a bug in Rankless.
+    (package / "wrong.py").write_text(
+        "from ownpack.boxes import *\n\n\ndef read(root, split):\n    return 1 / 0\n"
+    )
+    failed = run("data check shapes --format wrong.py", 1)
+    assert "ZeroDivisionError" in failed and "wrong.py:5, in read" in failed and "bug" not in failed
+    (package / "number.py").write_text(
+        "from ownpack.boxes import *\n\n\ndef read(root, split):\n    return 1\n"
+    )
+    assert "returned int; expected a rankless.data.index.raw.Raw" in run(
+        "data check shapes --format number.py", 2
+    )
     # Commands for data read and write the format.
     for command in ("check shapes", "stats shapes"):
         assert "box lines" in run(f"data {command} --format ownpack.boxes")

@@ -91,7 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _report(
                 OutputError(f"the output cannot be written ({error.strerror}); redirect it elsewhere")
             )
-        if problem := of_the_system(error):
+        from rankless.user_code import blamed
+
+        if problem := of_the_system(error) or blamed(error):
             return _report(problem)
         traceback.print_exc()
         print("error: this is a bug in Rankless; please report it with the lines above", file=sys.stderr)

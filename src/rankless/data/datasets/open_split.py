@@ -26,6 +26,7 @@ from rankless.data.formats.splits import is_for_tests, is_for_validation, known_
 from rankless.data.index.annotation_cache import cached
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.levels import report_few_levels
+from rankless.data.index.raw import Raw
 from rankless.data.index.validation import validate
 from rankless.errors import UserError, counted, listed, shell_word
 from rankless.files.cache_folder import hold
@@ -121,7 +122,11 @@ def examine(
         more = {key: value for key, value in given.items() if value and key in accepted}
         raw = page.read(path, split, **more)
         if name not in NAMES:  # the module may change
-            raw.depends.append(str(inspect.getfile(cast(ModuleType, page))))
+            if not isinstance(raw, Raw):
+                raise UserError(
+                    f"read() of {name} returned {type(raw).__name__}; expected a {Raw.__module__}.Raw"
+                )
+            raw.depends.append(inspect.getfile(cast(ModuleType, page)))
         give_each_class_a_name(raw, chosen, root)
         made = validate(raw, name, "" if shape == "polygon" else form)
         report_few_levels(made)
