@@ -190,10 +190,7 @@ def _padded(lists: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def open_images(data: Data, split: str, images: int, seed: int = 0) -> DetectionImages:
-    """Open the images of a split for detection.
-
-    ``images`` and ``seed`` are the number and the seed of built-in images.
-    """
+    """Open the images of a split for detection. Built-in data has ``images`` images with this ``seed``."""
     if made := builtin.named(data.root):
         refuse_classes(made.TITLE, data.classes, data.ignore_class)
         return made.detection(split, images, seed)

@@ -75,10 +75,8 @@ def open_annotations(
 
 def opened(data: Data, split: str) -> Annotations:
     """Open a split of a recipe's data; see :func:`open_annotations`."""
-    chosen, ignored = data.classes, data.ignore_class
-    return open_annotations(
-        data.root, split, data.format, classes=chosen, ignore=ignored, max_bad=data.max_bad
-    )
+    names, ignore = data.classes, data.ignore_class
+    return open_annotations(data.root, split, data.format, classes=names, ignore=ignore, max_bad=data.max_bad)
 
 
 def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> str:

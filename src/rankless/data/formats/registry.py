@@ -134,8 +134,7 @@ def write(name: str, out: Path, splits: Mapping[str, Annotations], files: ImageF
 def recognize(root: str, format: str = "auto") -> tuple[str, str]:
     """Return the name of the format of a data set, and the reason for recognizing it.
 
-    The form of the boxes, after a colon in ``format``, is not part of the name. The format of a built-in data
-    set has the name of the data set.
+    The form of the boxes, after a colon in ``format``, is not part of the name. Built-in data names itself.
     """
     path = Path(root).expanduser()
     if builtin.is_built_in(root):
