@@ -117,17 +117,21 @@ def test_norms_over_the_whole_batch_need_room_for_a_share_of_the_step() -> None:
     assert (found.largest.micro, found.as_json()["devices_needed"]) == (4, 2)
 
 
-ONE_PIXEL = (*SMALL, "model.image_size=32", "data.multi_scale=0")
+ONE_PIXEL = (
+    *(word.replace("image_size=64", "image_size=32") for word in SMALL if not word.startswith("batch.")),
+    "data.multi_scale=0",
+)
+FOUR, ONE = ("batch.images=4", "batch.micro=2"), ("batch.images=1", "batch.micro=1")
 
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("forked_pages")
 def test_micro_batches_too_small_for_batch_norm_are_passed_over(capfd: pytest.CaptureFixture[str]) -> None:
     """Its deepest map has one pixel, and PyTorch refuses the variance of one value."""
-    assert main(["fit", *ONE_PIXEL, "--devices", "1"]) == 0
+    assert main(["fit", *ONE_PIXEL, *FOUR, "--devices", "1"]) == 0
     said = capfd.readouterr().out
     assert "1          –  too small: batch norm sees one value per channel" in said
     assert "the largest that fits: batch.micro=4" in said
-    assert main(["fit", *ONE_PIXEL, "batch.images=1", "batch.micro=1"]) == 2
+    assert main(["fit", *ONE_PIXEL, *ONE]) == 2
     said = capfd.readouterr().err
     assert "one value per channel even with 1 image" in said and "use a larger model.image_size" in said
