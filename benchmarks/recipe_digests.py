@@ -46,7 +46,8 @@ def measure(words: list[str]) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANKLESS_CPU": "1"}
     environment["PYTHONPATH"] = str(Path(rankless.__file__).parents[1])
     name, *overrides = words
-    command = ["verify", name, *SMALL, *overrides, "--worlds", "1,2", "--steps", "3", "--json"]
+    by_key = {word.partition("=")[0]: word for word in (*SMALL, *overrides)}  # a later value replaces one
+    command = ["verify", name, *by_key.values(), "--worlds", "1,2", "--steps", "3", "--json"]
     done = subprocess.run(
         [sys.executable, "-P", "-m", "rankless", *command], capture_output=True, text=True, env=environment
     )
