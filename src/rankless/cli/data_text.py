@@ -30,6 +30,7 @@ MOST_CLASSES = 60
 _WIDEST = 1000
 _THEN = {
     "stops": "training stops",
+    "needs range": "training stops without data.range",
     "dropped": "training leaves them out",
     "clipped": "training clips them",
     "replaced": "training replaces them",
