@@ -110,11 +110,16 @@ def format_named(name: str) -> Format:
     return cast(Format, importlib.import_module(f"rankless.data.formats.{_PAGES[name]}"))
 
 
+def written_as(name: str, splits: Mapping[str, Annotations]) -> str:
+    """Return the format in which :func:`write` writes data of the format ``name``."""
+    if name in _AS_OTHERS:
+        return "coco" if any(data.has_boxes for data in splits.values()) else "image-folder"
+    return name
+
+
 def write(name: str, out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write a data set in the format ``name``; see :meth:`Format.write`."""
-    if name in _AS_OTHERS:
-        name = "coco" if any(data.has_boxes for data in splits.values()) else "image-folder"
-    page = format_named(name)
+    page = format_named(written_as(name, splits))
     if not hasattr(page, "write"):
         raise UserError(
             f"{page.TITLE}: this format is read-only; convert the data first with `rankless data convert "
