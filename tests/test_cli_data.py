@@ -197,7 +197,9 @@ def test_images_of_unknown_range_need_a_range(cells, capsys):
         file.unlink()
         Image.fromarray(values).save(file.with_suffix(".tif"))
     said = run(capsys, "check", cells, code=1)
-    assert "✗ unknown range: 8 images have values of unknown range (training stops without data.range)" in said
+    assert (
+        "✗ unknown range: 8 images have values of unknown range (training stops without data.range)" in said
+    )
     assert "errors: 10 findings (✗); set data.range in the recipe, and add --range" in said
     assert "no errors found" in run(capsys, "check", cells, "--range", "0,2550")
     for words in (["check", cells, "--fix"], ["show", cells]):
