@@ -13,6 +13,7 @@ PAGE = Path(__file__).with_name("data.md")
 START, END = "<!-- table: made by make_findings_table.py -->\n", "<!-- end of table -->\n"
 THEN = {
     "stops": "**stops** before the first step",
+    "needs range": "**stops** before the first step, unless `data.range` is set",
     "dropped": "left out, counted",
     "clipped": "clipped, counted",
     "replaced": "another image takes its place, counted",

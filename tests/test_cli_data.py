@@ -191,6 +191,26 @@ def test_check_and_fix(cells, capsys):
     assert {name: split["images"] for name, split in again["splits"].items()} == {"train": 6, "val": 2}
 
 
+def test_images_of_unknown_range_need_a_range(cells, capsys):
+    for file in sorted(Path("cells/images").glob("*/*.png")):
+        with Image.open(file) as opened:
+            values = np.asarray(opened.convert("L"), np.int32) * 10
+        file.unlink()
+        Image.fromarray(values).save(file.with_suffix(".tif"))
+    said = run(capsys, "check", cells, code=1)
+    assert (
+        "✗ unknown range: 8 images have values of unknown range (training stops without data.range)" in said
+    )
+    assert "errors: 10 findings (✗); set data.range in the recipe, and add --range" in said
+    assert "no errors found" in run(capsys, "check", cells, "--range", "0,2550")
+    for words in (["check", cells, "--fix"], ["show", cells]):
+        assert cli.main(["data", *words]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "range" in line and "--range" in line and not Path("cells-fixed").exists()
+    assert "unreadable" not in run(capsys, "show", cells, "--range", "auto")
+    assert "no changes were needed" in run(capsys, "check", cells, "--range", "auto", "--fix")
+
+
 def test_check_finds_the_classes_that_a_training_refuses(pets, capsys):
     image(Path("pets/val/eel/1.png"), 99)
     Path("pets/val/empty").mkdir()

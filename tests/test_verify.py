@@ -62,7 +62,7 @@ def recipe(task: str, file: str) -> Recipe:
     ("task", "difference"),
     [  # an honest one and a loss by rank: by the command, below
         ("ScoreByRank", "the scores after step 1 (compared with the first world size)"),
-        ("BufferByRank", "step 1, model/images_seen and 1 more (rank 1 compared with rank 0)"),
+        ("BufferByRank", "step 1, model/images_seen and 1 more (compared with the first world size)"),
     ],
 )
 def test_it_tells_where_worlds_part(small_recipe: str, task: str, difference: str) -> None:

@@ -3,14 +3,18 @@
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from small_data import classes, detection, write_image
 
 from rankless.curation.facts import facts_of
+from rankless.curation.new_recipe import settings, text
 from rankless.curation.splitting import split
 from rankless.data.formats.splits import VAL_FRACTION
 from rankless.errors import UserError
+from rankless.recipe import load
 
 BOX = [[0, 0, 20, 10, 0]]  # of an image of 60 × 40
 
@@ -27,6 +31,20 @@ def test_facts_of_boxes(tmp_path, monkeypatch):
     assert not (tmp_path / "new").exists()
     monkeypatch.setenv("RANKLESS_CPU", "1")
     assert facts_of(str(root), tmp_path / "new").gpus == 0
+
+
+def test_findings_and_values_of_unknown_range_are_facts(tmp_path):
+    root = detection(tmp_path / "d", {"train": [*[BOX] * 11, [[9, 9, 99, 30, 0]]], "val": [BOX] * 3})
+    values = np.arange(60 * 40, dtype=np.int32).reshape(40, 60)
+    Image.fromarray(values).save(root / "images/val-001.png", "TIFF")
+    facts = facts_of(str(root), tmp_path / "new")
+    assert facts.unknown_range == "integers of up to 32 bits from 0 to 2,399"
+    (note,) = [note for note in facts.notes if "edge" in note]
+    assert note.startswith("1 box extends beyond the edge of the image (clipped); first finding: ")
+    chosen = {setting.key: setting for setting in settings(facts)}["data.range"]
+    assert chosen.value == "auto" and facts.unknown_range in chosen.why
+    load.parsed(text(facts, "d.yaml"), "d.yaml")
+    assert "data.range" not in text(replace(facts, unknown_range=""), "d.yaml")
 
 
 def test_images_of_several_shapes_are_not_uniform(tmp_path):

@@ -24,6 +24,17 @@ def many(root, count):
     return detection(root, {"train": [[[1, 1, 9, 9, number % 3]] for number in range(count)]})
 
 
+def test_what_a_split_leaves_out_and_clips_is_told(tmp_path):
+    boxes = [[[1, 1, 9, 9, 0]] for _ in range(20)]
+    boxes[3] = [[-5, 1, 9, 9, 0], [1, 1, 9, 9, 1], [500, 500, 520, 520, 0], [1, 1, 1, 9, 0]]
+    detection(tmp_path / "d", {"train": boxes})
+    said = split(str(tmp_path / "d"), tmp_path / "new").as_json()
+    assert (said["from"], said["to"]) == ("coco", "coco")
+    for sentence in ("1 box is outside the image (dropped)", "1 box has no width or no height (dropped)"):
+        assert any(note.startswith(f"train: {sentence}; first finding: ") for note in said["notes"])
+    assert any(note.startswith("train: 1 box extends beyond the edge of") for note in said["notes"])
+
+
 # --- by name ----------------------------------------------------------------------------------------------
 
 

@@ -14,9 +14,11 @@ from rankless.cli.options import (
     Format,
     Json,
     Link,
+    Range,
     Root,
     Splits,
     chosen_classes,
+    chosen_range,
     flag,
     fraction,
     group,
@@ -82,9 +84,11 @@ def check(
         Path | None, Parameter(help="With --fix: folder for the copy. Default: ROOT-fixed.", metavar="FOLDER")
     ] = None,
     link: Link = False,
+    value_range: Range = "full",
     as_json: Json = False,
 ) -> int:
     """Check a data set for errors and likely mistakes."""
+    values = chosen_range(value_range)
     if not fix:
         refuse_without("--fix", {"--out": out, "--drop-invalid": drop_invalid, "--link": link})
     from rankless.cli.data_text import print_check, print_fix
@@ -97,7 +101,7 @@ def check(
     if fix:
         must_be_outside(root, target)
         refuse_existing(target)
-    checked = check_data(root, format, split, classes=chosen_classes(classes), quick=quick)
+    checked = check_data(root, format, split, classes=chosen_classes(classes), quick=quick, values=values)
     fixed = write_fixed(checked, target, drop_invalid=drop_invalid, link=link) if fix else None
     if as_json:
         report = checked.as_json()
@@ -186,15 +190,7 @@ def show(
         Parameter(name="--class", help="Show only images that contain this class.", metavar="NAME"),
     ] = None,
     augmented: Annotated[bool, Parameter(help="Show the images augmented, as in training."), flag] = False,
-    value_range: Annotated[
-        str,
-        Parameter(
-            name="--range",
-            help="Values of gray images with more than 8 bits to show as black and white, as data.range.",
-            metavar="LOW,HIGH",
-            allow_leading_hyphen=True,
-        ),
-    ] = "full",
+    value_range: Range = "full",
     out: Annotated[Path, Parameter(help="The file to write: .png, .jpg or .html.", metavar="FILE")] = Path(
         "contact-sheet.png"
     ),
@@ -211,7 +207,6 @@ def show(
     from rankless.curation import contact_sheet
     from rankless.curation.sampling import select
     from rankless.files.outputs import SHEETS, drawing
-    from rankless.recipe import load
 
     outputs = drawing(out, "data show", SHEETS, force=force)  # before the data is read
     selected = select(
@@ -223,17 +218,13 @@ def show(
         class_name=class_name,
         classes=chosen_classes(classes),
         augmented=_recipe_for(root, recipe) if augmented else None,
-        values=load.default([f"data.range={_as_pair(value_range)}"]).data.range,
+        values=chosen_range(value_range),
     )
     contact_sheet.write(selected, out, outputs)
     unreadable = sum(one.image is None for one in selected.shown)
     failed = f", {unreadable} unreadable" if unreadable else ""
     say(f"{selected.title}{failed}: {out}" + (" (replaced)" if outputs.replaced else ""))
     return 0
-
-
-def _as_pair(text: str) -> str:
-    return f"[{text.strip('[]')}]" if "," in text else text
 
 
 def _recipe_for(root: str, words: tuple[str, ...]) -> Callable[[str], Recipe]:

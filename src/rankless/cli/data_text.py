@@ -30,6 +30,7 @@ MOST_CLASSES = 60
 _WIDEST = 1000
 _THEN = {
     "stops": "training stops",
+    "needs range": "training stops without data.range",
     "dropped": "training leaves them out",
     "clipped": "training clips them",
     "replaced": "training replaces them",
@@ -98,7 +99,7 @@ def print_conversion(done: Converted) -> None:
 
 def print_division(done: Divided) -> None:
     """Print the number and fraction of images, and of each class, in every split."""
-    say(f"written: {done.out}")
+    say(f"written: {done.out} ({done.data.title} → {format_named(done.to).TITLE})")
     for note in done.notes:
         say(f"  {note}")
     total = sum(map(len, done.splits.values()))

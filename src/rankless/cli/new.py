@@ -125,6 +125,8 @@ def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = N
     name = name_of(folder)
     facts = facts_of(folder, Path(f"{name}-split"), undo=undo)
     _say_facts(facts)
+    for note in facts.notes if facts.root != folder else ():  # training reads only the divided data
+        say(f"note: {note}")
     pretrained = _pretrained_of(overrides)
     if pretrained:
         _check_task(pretrained, folder, facts)

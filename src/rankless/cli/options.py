@@ -18,6 +18,7 @@ from rankless.errors import UserError, printable
 from rankless.files.reading import NAMES, read_text
 
 if TYPE_CHECKING:
+    from rankless.data.images.image_file import Values
     from rankless.recipe.schema import Recipe
     from rankless.tasks.protocol import Task as OpenTask
 
@@ -129,6 +130,15 @@ Classes = Annotated[
         metavar="NAMES",
     ),
 ]
+Range = Annotated[
+    str,
+    Parameter(
+        name="--range",
+        help="Values of gray images with more than 8 bits that become black and white, as data.range.",
+        metavar="LOW,HIGH",
+        allow_leading_hyphen=True,
+    ),
+]
 Splits = Annotated[
     tuple[str, ...],
     Parameter(help="Use only this split. Repeatable. Default: all.", metavar="NAME"),
@@ -172,6 +182,14 @@ Devices = Annotated[
     ),
 ]
 Device = Annotated[str, Parameter(help="cpu or cuda. auto prefers GPUs.", metavar="KIND")]
+
+
+def chosen_range(text: str) -> Values:
+    """Return the value of ``data.range`` given by ``--range``."""
+    from rankless.recipe import load
+
+    pair = f"[{text.strip('[]')}]"
+    return load.default([f"data.range={pair if ',' in text else text}"]).data.range
 
 
 def compute_on(device: str) -> None:

@@ -23,8 +23,9 @@ from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.class_matching import further_classes, match_classes
 from rankless.data.datasets.open_split import examine, without_boxes
 from rankless.data.formats.splits import VAL_FRACTION, is_for_training
+from rankless.data.images.image_file import Values
 from rankless.data.index.annotations import Annotations
-from rankless.data.index.findings import KINDS, Findings
+from rankless.data.index.findings import KINDS, OF_RANGE, Findings
 from rankless.errors import UserError, counted, listed
 from rankless.files.remote import is_remote
 from rankless.recipe.schema import Data
@@ -182,7 +183,7 @@ def _all_match(classes: Sequence[str], among: Sequence[str]) -> bool:
 
 def fails(kind: str) -> bool:
     """Return whether findings of this kind make the check fail."""
-    return KINDS[kind].outcome != "reported" or kind in (LEAK, "unknown range")
+    return KINDS[kind].outcome != "reported" or kind == LEAK
 
 
 def check(
@@ -192,17 +193,18 @@ def check(
     *,
     classes: Classes = "auto",
     quick: bool = False,
+    values: Values = "full",
 ) -> Checked:
     """Check a data set; see :func:`open_data_set` for the arguments.
 
-    With ``quick``, only image headers are read, and images are not compared.
+    With ``quick``, only image headers are read, and images are not compared. ``values`` is the value of
+    ``data.range`` for training.
     """
     data = open_data_set(root, format, splits, classes=classes, examined=True, rescan=True)
     findings: dict[str, Findings] = {}
     unreadable: dict[str, set[int]] = {}
     for name, whole in data.splits.items():
-        findings[name] = Findings()
-        findings[name].update(whole.findings)
+        findings[name] = whole.findings.without(OF_RANGE if values != "full" else ())
         unreadable[name] = {int(n) for n in (whole.sizes.min(1, initial=1) <= 0).nonzero()[0]}
     made = Checked(data, findings, Findings(), unreadable, quick=quick, classes=disagreements(data))
     made.lacking = [*_lacking(data)]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rankless.curation.data_set import DataSet, known_format, must_be_outside, open_data_set
+from rankless.curation.data_set import DataSet, known_format, left_out, must_be_outside, open_data_set
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.open_split import examine
 from rankless.data.formats import packing
@@ -107,12 +107,7 @@ def convert(
         with new_folder(out) as folder, ProgressBar(images, "writing images") as bar:
             lost = write(to, folder, data.splits, _ImageWriter(how, out, folder, bar, paths))
     differences = compare(data.splits, out, to, paths)
-    skipped = [
-        f"{name}: {note}"
-        for name, each in data.splits.items()
-        for note in each.findings.notes(but=("difficult", "crowd"))
-    ]
-    return Converted(data, to, out, [*lost, *skipped], differences)
+    return Converted(data, to, out, [*lost, *left_out(data.splits)], differences)
 
 
 def _refuse_unsuitable(to: str, data: DataSet) -> None:

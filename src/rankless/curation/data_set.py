@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -156,6 +156,15 @@ def join_splits(splits: Sequence[Annotations]) -> Annotations:
     for index, source in enumerate(zip(whole.paths(), starts, strict=True)):
         seen.setdefault(source, index)
     return whole if len(seen) == len(whole) else subset(whole, list(seen.values()))
+
+
+def left_out(splits: Mapping[str, Annotations]) -> list[str]:
+    """Return notes on the annotations and files of each split that a copy lacks or that were changed."""
+    return [
+        f"{name}: {note}"
+        for name, each in splits.items()
+        for note in each.findings.notes(but=("difficult", "crowd"))
+    ]
 
 
 def names_below(root: str, annotations: Annotations) -> list[str]:

@@ -21,6 +21,7 @@ from rankless.data.datasets.open_split import open_annotations, without_boxes
 from rankless.data.formats.registry import format_named, recognize
 from rankless.data.formats.splits import VAL_FRACTION, is_for_tests, is_for_training, known_as
 from rankless.data.index.annotations import Annotations
+from rankless.data.index.findings import UNKNOWN_RANGE
 from rankless.errors import UserError, counted, listed, printable
 from rankless.files.reading import NAMES, read_text
 from rankless.files.remote import is_remote, location
@@ -42,7 +43,8 @@ class Facts:
     Attributes:
         root, format, classes: values of ``data.root``, ``data.format`` and ``data.classes``.
         split_note: a note on the origin of the validation split, if needed.
-        notes: notes on how the training split was read.
+        notes: notes on how the training split was read, and on its findings.
+        unknown_range: a description of the values of the first image whose range is unknown, if any.
         counts: number of training boxes per class, or of training images for classification.
         height, width: median height and width of the training images in pixels.
         is_uniform: whether nearly all images have the same aspect ratio.
@@ -68,6 +70,7 @@ class Facts:
     cores: int
     memory: int
     notes: Sequence[str] = ()
+    unknown_range: str = ""
 
     @property
     def task(self) -> str:
@@ -102,7 +105,8 @@ def facts_of(
         existing = page.splits(path)
         train, note = _train(existing), ""
         whole = _opened(root, train, format, classes)
-    notes = whole.about[1:]  # without the first sentence, "read as …"
+    # Without the first sentence, "read as …". The recipe sets data.range for images of unknown range.
+    notes = [*whole.about[1:], *whole.findings.notes(but=(UNKNOWN_RANGE,))]
     refuse_too_little(root, whole)
     val = known_as("val", existing)
     if val not in existing and not is_remote(root):
@@ -198,6 +202,7 @@ def _facts(
     aspect = here.aspect
     height, width = here.height.median or 0.0, here.width.median or 0.0
     side = here.box_side.low if here.box_side else None
+    unknown = (one for each in data.splits.values() for one in each.findings.first.get(UNKNOWN_RANGE, ()))
     hidden = bool(os.environ.get("RANKLESS_CPU"))
     return Facts(
         root=data.root,
@@ -218,4 +223,5 @@ def _facts(
         cores=usable_cores(),
         memory=memory.available(),
         notes=notes,
+        unknown_range=next((one.problem.partition(";")[0] for one in unknown), ""),
     )

@@ -10,8 +10,8 @@ from rankless.curation.data_set import must_be_outside
 from rankless.data.formats.registry import write
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import Annotations, subset
-from rankless.data.index.findings import KINDS
-from rankless.errors import UserError, counted
+from rankless.data.index.findings import KINDS, UNKNOWN_RANGE
+from rankless.errors import UserError, check_all, counted
 from rankless.files.work_folder import new_folder, refuse_existing
 
 
@@ -25,6 +25,7 @@ class Fixed:
 
 _LOST = "unreadable file"
 BY_HAND = "repair or replace the annotation files that cannot be read"
+_SET_RANGE = "set data.range in the recipe, and add --range with the same value to this command"
 
 
 def remedy(checked: Checked) -> str:
@@ -35,8 +36,11 @@ def remedy(checked: Checked) -> str:
     steps += ["add the missing splits or boxes, or select only the usable splits"] if checked.missing else []
     if _LOST in wrong:
         steps.append(BY_HAND)
+    if UNKNOWN_RANGE in wrong:
+        steps.append(_SET_RANGE)
+    beyond_copies = (_LOST, UNKNOWN_RANGE)
     rest = checked.wrong > len(checked.classes) + len(checked.missing) + sum(
-        found.counts.get(_LOST, 0) for found in checked.findings.values()
+        found.counts.get(kind, 0) for found in checked.findings.values() for kind in beyond_copies
     )
     if rest and stops - {_LOST}:
         steps.append(
@@ -45,9 +49,17 @@ def remedy(checked: Checked) -> str:
         )
     elif rest:
         steps.append(f"use --fix to write a copy without {'the other errors' if steps else 'them'}")
-    if rest and _LOST in wrong:
+    if rest and wrong.intersection(beyond_copies):
         steps[-1] = f"then {steps[-1]}"
     return "; ".join(steps)
+
+
+def _refuse_unknown_range(checked: Checked) -> None:
+    if count := sum(found.counts.get(UNKNOWN_RANGE, 0) for found in checked.findings.values()):
+        raise UserError(
+            f"{checked.data.root}: {KINDS[UNKNOWN_RANGE].counted(count)}, which a copy would have, too; "
+            f"{_SET_RANGE}"
+        )
 
 
 def refuse_misread(checked: Checked, *, drop_invalid: bool) -> None:
@@ -82,7 +94,9 @@ def fix(checked: Checked, out: Path, *, drop_invalid: bool = False, link: bool =
     image, only the last of them keeps it, so validation and test splits stay complete. The folder ``out``
     must not exist or must be empty. For ``drop_invalid``, see :func:`refuse_misread`.
     """
-    refuse_misread(checked, drop_invalid=drop_invalid)
+    check_all(
+        lambda: _refuse_unknown_range(checked), lambda: refuse_misread(checked, drop_invalid=drop_invalid)
+    )
     data, changes = checked.data, []
     must_be_outside(data.root, out)
     refuse_existing(out)

@@ -177,6 +177,12 @@ def _data(facts: Facts) -> Iterator[Setting]:
         yield Setting("data.classes", "auto", f"All classes: {names}, {each}. A list selects classes.")
     yield Setting("data.train", facts.train, f"{counted(facts.train_images, 'image')}.")
     yield Setting("data.val", facts.val, f"{counted(facts.val_images, 'image')}. {facts.split_note}")
+    if facts.unknown_range:
+        why = (
+            f"The range of the values is unknown (the first image has {facts.unknown_range}). auto maps the "
+            "lowest and highest value of each image to 0 and 255. [low, high] maps all images alike."
+        )
+        yield Setting("data.range", "auto", why)
 
 
 def _flip(facts: Facts) -> Iterator[Setting]:

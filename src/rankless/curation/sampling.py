@@ -104,6 +104,9 @@ def select(
         sample, _ = _augmented(recipe)
     title = f"{Path(root).expanduser().resolve().name} · {split} · {len(drawn)} of {len(candidates):,}"
     shown = list(_read(sample, sorted(drawn)))
+    if shown and all(one.image is None and image_file.GIVE_RANGE in one.caption for one in shown):
+        first = shown[0].caption.replace(image_file.GIVE_RANGE, "use --range LOW,HIGH or --range auto")
+        raise UserError(f"{root}: no image can be shown: {first}")
     return Selection(
         title + _suffix(class_name, augmented), whole.class_names, shown, whole.paths(), root, format
     )

@@ -20,10 +20,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankless.curation.data_set import DataSet, join_splits, must_be_outside, names_below, open_data_set
+from rankless.curation.data_set import (
+    DataSet,
+    join_splits,
+    left_out,
+    must_be_outside,
+    names_below,
+    open_data_set,
+)
 from rankless.curation.near_duplicates import connected, find_duplicates
 from rankless.data.datasets.class_choice import Classes
-from rankless.data.formats.registry import write
+from rankless.data.formats.registry import write, written_as
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import Annotations, subset
 from rankless.errors import UserError, counted, printable
@@ -37,13 +44,21 @@ _CLOSE = 0.01
 
 @dataclass(frozen=True)
 class Divided:
-    """The new splits of a data set, the requested fraction of each, and notes on groups and duplicates."""
+    """The new splits of a data set, the requested fraction of each, and notes.
+
+    The notes concern groups, duplicates, and annotations that were left out or changed.
+    """
 
     data: DataSet
     out: Path
     splits: dict[str, Annotations]
     wanted: dict[str, float]
     notes: list[str]
+
+    @property
+    def to(self) -> str:
+        """The format that was written."""
+        return written_as(self.data.format, self.splits)
 
     def counts(self) -> dict[str, list[int]]:
         """Return the number of boxes, or of images for classification, per class in each split."""
@@ -62,7 +77,13 @@ class Divided:
             }
             for (name, each), counts in zip(self.splits.items(), self.counts().values(), strict=True)
         }
-        return {"out": str(self.out), "splits": splits, "notes": self.notes}
+        return {
+            "out": str(self.out),
+            "from": self.data.format,
+            "to": self.to,
+            "splits": splits,
+            "notes": self.notes,
+        }
 
 
 MARK = ".rankless-division"
@@ -118,6 +139,7 @@ def split(
     notes += _shares(made, wanted, max(map(len, units.values())), stratify=stratify)
     with new_folder(out) as folder:
         notes += write(data.format, folder, made, ImageFiles("link" if link else "copy"))
+        notes += left_out(data.parts)
         origin = {"root": real_folder(root), "digest": whole.digest()}
         (folder / MARK).write_text(json.dumps(origin) + "\n", encoding="utf-8")
     return Divided(data, out, made, wanted, notes)

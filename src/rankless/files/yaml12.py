@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from rankless.errors import UserError
+from rankless.errors import UserError, printable
 
 Path = tuple[str, ...]
 """Keys from the outermost to the innermost, such as ``("optim", "lr")``."""
@@ -69,9 +69,12 @@ _Dumper.add_representer(
 )
 
 
-def read(text: str, name: str, *, lines: bool = True) -> tuple[Any, dict[Path, int]]:
-    """Read a YAML document and the line of each key; raise a UserError with all problems."""
-    value, known, problems = read_in_part(text, name, lines=lines)
+def read(text: str, name: str, *, lines: bool = True, as_text: bool = False) -> tuple[Any, dict[Path, int]]:
+    """Read a YAML document and the line of each key; raise a UserError with all problems.
+
+    With ``as_text``, numbers and other words remain text as written.
+    """
+    value, known, problems = read_in_part(text, name, lines=lines, as_text=as_text)
     if problems:
         where = (f"{name}:{line}" if lines else name for line, _ in problems)
         raise UserError(f"{at}: {problem}" for at, (_, problem) in zip(where, problems, strict=True))
@@ -79,7 +82,7 @@ def read(text: str, name: str, *, lines: bool = True) -> tuple[Any, dict[Path, i
 
 
 def read_in_part(
-    text: str, name: str, *, lines: bool = True
+    text: str, name: str, *, lines: bool = True, as_text: bool = False
 ) -> tuple[Any, dict[Path, int], list[tuple[int, str]]]:
     """Read a YAML document as far as possible; raise a UserError if it is not YAML.
 
@@ -88,7 +91,7 @@ def read_in_part(
     ``lines=False``, messages name no lines.
     """
     try:
-        loader = _Loader(text)
+        loader = yaml.BaseLoader(text) if as_text else _Loader(text)
         node = loader.get_single_node()
         reading = _Reading(lines)
         value = reading.value(node, ()) if node is not None else None
@@ -164,8 +167,8 @@ class _Reading:
             name, line = key_node.value, key_node.start_mark.line + 1
             here = (*path, name)
             if name in first:
-                before = f" (first on line {first[name]})" if self.with_lines else ""
-                self._report(key_node, f"key '{'.'.join(here)}' is given twice{before}: keep only one")
+                before = first[name] if self.with_lines else 0
+                self._report(key_node, given_twice(".".join(here), before))
                 continue
             first[name] = line
             self.lines[here] = line
@@ -175,6 +178,12 @@ class _Reading:
 
     def _report(self, node: yaml.Node, sentence: str) -> None:
         self.problems.append((node.start_mark.line + 1, sentence))
+
+
+def given_twice(key: str, first: int) -> str:
+    """Return an error message for a duplicate key. ``first`` is its first line, or 0 to leave it out."""
+    before = f" (first on line {first})" if first else ""
+    return f"key '{printable(key)}' is given twice{before}: keep only one"
 
 
 def _scalar(tag: str, text: str) -> Any:

@@ -17,6 +17,7 @@ from rankless.curation.data_set import open_data_set
 from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.open_split import examine, open_annotations
 from rankless.data.formats.darknet import label_folders, read, recognize, splits
+from rankless.data.formats.darknet_description import read_description
 from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError
 
@@ -452,6 +453,7 @@ def test_darknets_own_data_file(tmp_path: Path) -> None:
         (("classes= 2", "classes= 3"), "'classes' is 3; expected 2"),
         (("names = data/obj.names", "names = data/none"), "'names = data/none': no such file in "),
         (("backup = b/", "nothing"), "obj.data:6: 'nothing'; expected 'key = value'"),
+        (("backup = b/", "train = b"), "obj.data:6: key 'train' is given twice (first on line 3)"),
         (("data/train.txt", "data/none.txt"), "'train: data/none.txt': no such file or folder"),
     ):
         (data / "obj.data").write_text(text.replace(*change))
@@ -574,3 +576,14 @@ def test_no_label_file_gives_a_traceback(tmp_path_factory: pytest.TempPathFactor
     boxes = data.boxes
     assert np.isfinite(boxes).all() and (boxes[:, 2:] > boxes[:, :2]).all() and (boxes >= 0).all()
     assert (boxes <= [40, 20, 40, 20]).all() and set(data.labels.tolist()) <= {0, 1}
+
+
+def test_a_key_given_twice_in_a_data_yaml_is_told_apart(tmp_path: Path) -> None:
+    file = tmp_path / "data.yaml"
+    file.write_text("train: a\nnames:\n  0: no\n  1: 007\nval: b\nnames: [x, y]\ntrain: c\n")
+    with pytest.raises(UserError) as error:
+        read_description(file)
+    assert list(error.value.problems) == [
+        f"{file}:{line}: key '{key}' is given twice (first on line {first}): keep only one"
+        for line, key, first in ((6, "names", 2), (7, "train", 1))
+    ]

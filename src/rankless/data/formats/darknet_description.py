@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rankless.data.formats.folders import names_file, read_names, read_text
 from rankless.errors import UserError, printable
-from rankless.files import reading
-from rankless.files.yaml12 import not_yaml
+from rankless.files import reading, yaml12
 
 _FACTS = {"path", "names", "nc", "download", "kpt_shape", "flip_idx", "colors", "skeleton"}
 _REMARKS = {"author", "date", "description", "license", "version", "task", "url", "roboflow"}
@@ -74,11 +71,8 @@ def read_description(file: Path) -> Description:
 
 
 def _from_yaml(file: Path) -> Description:
-    try:
-        # BaseLoader does not convert scalars, so classes can be called 'no' or '007'.
-        content = yaml.load(read_text(file, "text", reading.YAML), Loader=yaml.BaseLoader)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise not_yaml(error, str(file)) from None
+    # As text, classes can be called 'no' or '007'.
+    content, _ = yaml12.read(read_text(file, "text", reading.YAML), str(file), as_text=True)
     if not isinstance(content, dict):
         given = f"'{printable(content)}'" if isinstance(content, str) else "a list" if content else "nothing"
         raise UserError(f"{file}: contains {given}; expected keys such as train, val and names")
@@ -180,6 +174,7 @@ def _numbered(file: Path, names: dict[Any, Any]) -> list[Any]:
 def _from_data(file: Path) -> Description:
     """Read a Darknet ``.data`` file with lines ``key = value``."""
     options: dict[str, str] = {}
+    first: dict[str, int] = {}
     problems = []
     for number, line in enumerate(read_text(file, "text", reading.YAML).splitlines(), 1):
         written = line.strip()
@@ -190,6 +185,8 @@ def _from_data(file: Path) -> Description:
             problems.append(
                 f"{file}:{number}: '{printable(written)}'; expected 'key = value', such as 'classes = 2'"
             )
+        elif first.setdefault(key, number) != number:
+            problems.append(f"{file}:{number}: {yaml12.given_twice(key, first[key])}")
         options[key] = value
     if problems:
         raise UserError(problems[:20])

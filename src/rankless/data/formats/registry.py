@@ -123,11 +123,16 @@ def format_named(name: str) -> Format:
     return cast(Format, importlib.import_module(f"rankless.data.formats.{_PAGES[name]}"))
 
 
+def written_as(name: str, splits: Mapping[str, Annotations]) -> str:
+    """Return the format in which :func:`write` writes data of the format ``name``."""
+    if hasattr(format_named(name), "write"):
+        return name
+    return "coco" if any(data.has_boxes for data in splits.values()) else "image-folder"
+
+
 def write(name: str, out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write a data set in the format ``name``; see :meth:`Format.write`."""
-    page = format_named(name)
-    if not hasattr(page, "write"):
-        page = format_named("coco" if any(data.has_boxes for data in splits.values()) else "image-folder")
+    page = format_named(written_as(name, splits))
     return page.write(out, splits, files)
 
 

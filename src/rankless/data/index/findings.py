@@ -16,15 +16,16 @@ from rankless.errors import counted
 
 FIRST = 20  # Maximum number of findings of a kind that are listed. Further findings are only counted.
 
-Outcome = Literal["stops", "dropped", "clipped", "replaced", "reported"]
+Outcome = Literal["stops", "needs range", "dropped", "clipped", "replaced", "reported"]
 
 
 class Kind(NamedTuple):
     """A kind of problem in a data set.
 
     Attributes:
-        outcome: ``stops`` (training stops), ``dropped`` (the box or image is ignored), ``clipped`` (the box
-            is clipped), ``replaced`` (another image replaces the image) or ``reported`` (no effect).
+        outcome: ``stops`` (training stops), ``needs range`` (training stops unless ``data.range`` is set),
+            ``dropped`` (the box or image is ignored), ``clipped`` (the box is clipped), ``replaced`` (another
+            image replaces the image) or ``reported`` (no effect).
     """
 
     outcome: Outcome
@@ -89,9 +90,7 @@ KINDS: dict[str, Kind] = {
         "16-bit images (of a sample) fill",
         "few of the 256 levels",
     ),
-    "unknown range": Kind(
-        "reported", "image has", "images have", "values of unknown range (needs data.range)"
-    ),
+    "unknown range": Kind("needs range", "image has", "images have", "values of unknown range"),
     "sideways": Kind("reported", "image is", "images are", "rotated by EXIF, but annotated as not rotated"),
     "unknown image": Kind("dropped", "annotation is", "annotations are", "for an image that is not listed"),
     "repeated id": Kind("reported", "annotation id is", "annotation ids are", "used more than once"),
@@ -107,6 +106,11 @@ KINDS: dict[str, Kind] = {
         "nearly identical to one in another split (scores may be too high)",
     ),
 }
+
+
+UNKNOWN_RANGE = "unknown range"
+OF_RANGE = ("few levels", UNKNOWN_RANGE)
+"""Kinds that do not apply if ``data.range`` is set."""
 
 
 class Finding(NamedTuple):
@@ -147,6 +151,13 @@ class Findings:
     def update(self, other: Findings) -> None:
         for kind, count in other.counts.items():
             self.add_many(kind, count, other.first.get(kind, ()))
+
+    def without(self, kinds: Collection[str]) -> Findings:
+        """Return a copy without the given kinds."""
+        made = Findings()
+        for kind, count in self.counts.items():
+            made.add_many(kind, 0 if kind in kinds else count, self.first[kind])
+        return made
 
     def __iter__(self) -> Iterator[tuple[str, int, list[Finding]]]:
         """Yield each kind, its count and its first findings, in the order of :data:`KINDS`."""
