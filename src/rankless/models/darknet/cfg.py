@@ -27,6 +27,7 @@ _ACTIVATIONS = tuple(name for name in get_args(Activation) if name != "prelu")  
 _BOX_LOSSES = ("mse", *SIMILARITIES)
 MOST_LAYERS = 2000
 # Unsupported keys that change a layer's output.
+_WITHOUT_EFFECT = {("truth_thresh", "1")}  # no IoU is above 1
 _UNSUPPORTED = frozenset({
     "antialiasing", "assisted_excitation", "bin_output", "binary", "coordconv", "deform", "flipped",
     "maxpool_depth", "out_channels", "reverse", "rotate", "share_index", "stretch", "stretch_sway", "sway",
@@ -388,7 +389,7 @@ class _Reader:
         self.layers.append(layer)
         self.shapes.append(self._shape(layer))
         for key, (value, line) in section.options.items():
-            if key in section.used:
+            if key in section.used or (key, value) in _WITHOUT_EFFECT:
                 continue
             if key in _UNSUPPORTED and value not in ("0", "none"):
                 self.report(f"[{section.name}] {key}={value} is not supported", line)
