@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -172,6 +173,11 @@ class Overflows(WithLoss):
         return found if torch.is_grad_enabled() else replace(found, sum=found.sum * torch.inf)
 
 
+class WithoutNumber(OwnTask):
+    def score(self, predictions: Any) -> dict[str, Any]:
+        return {**super().score(predictions), self.score_name: math.nan}
+
+
 class Draws(WithLoss):
     """Its loss samples, as that of Faster R-CNN does."""
 
@@ -199,12 +205,14 @@ def test_what_a_loss_samples_is_seeded_by_the_first_image_of_a_batch(ranks: Any)
 
 
 def own(world: World, kind: str, best: str, folder: str) -> dict[str, Any]:
-    recipe = load("digits-classify", [f"evaluate.best={best}", "epochs=1", "batch.images=2", "batch.micro=1"])
-    task: Any = {"plain": OwnTask, "with loss": WithLoss, "infinite": Overflows}[kind]()
+    words = [f"evaluate.best={best}", "epochs=1", "batch.images=2", "batch.micro=1", "evaluate.every=1"]
+    recipe = load("digits-classify", words)
+    tasks = {"plain": OwnTask, "with loss": WithLoss, "infinite": Overflows, "nan": WithoutNumber}
+    task: Any = tasks[kind]()
     if (done := train(world, task, recipe, folder)) is not True:
         return {"problems": done}
     entries = list(journal.read(RunDirectory(Path(folder)).journal))
-    if kind == "infinite":
+    if kind in ("infinite", "nan"):
         return {"warnings": [entry["text"] for entry in entries if entry.get("event") == "warning"]}
     return next(dict(entry["scores"]) for entry in reversed(entries) if "evaluation" in entry)
 
@@ -234,6 +242,11 @@ def test_a_task_of_ones_own_has_it_where_it_says_so(ranks: Any, tmp_path: Path) 
     (infinite,) = ranks(1, own, "infinite", "loss", str(tmp_path / "infinite"))
     assert any(
         "not finite" in text and "there are no best weights yet" in text for text in infinite["warnings"]
+    )
+    (nan,) = ranks(1, own, "nan", "auto", str(tmp_path / "nan"))
+    (said,) = [text for text in nan["warnings"] if "finite" in text]
+    assert said.startswith(
+        "the score 'minus_error' after step 1 is not a finite number and is ignored; there are"
     )
     for kind, best, expected in (
         ("plain", "loss", "auto, minus_error"),

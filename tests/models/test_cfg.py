@@ -219,6 +219,7 @@ def test_what_is_written_is_read_back_equal(name: str) -> None:
     network = MODELS[name].network()
     for letterbox, nms in ((False, "iou"), (True, "diou")):
         back = read_cfg(write_cfg(network, letterbox=letterbox, nms=nms))  # type: ignore[arg-type]
+        assert not back.notes
         assert back.network.layers == network.layers
         assert (back.network.size, back.letterbox, back.nms) == (network.size, letterbox, nms)
 

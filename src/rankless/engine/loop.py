@@ -18,7 +18,7 @@ from rankless.engine.evaluate import Stopped, evaluate, fingerprint
 from rankless.engine.layer_errors import explained
 from rankless.engine.recompute import SilentErrorCheck
 from rankless.engine.reporting import Reporting
-from rankless.engine.saver import Origin, Saver
+from rankless.engine.saver import Origin, Saver, is_usable
 from rankless.engine.schedule import momentum, rate, set_momentum, set_rate
 from rankless.engine.setup import DryRun, Setup, prepare
 from rankless.engine.sinks.sink import Sink, Sinks
@@ -137,6 +137,7 @@ class _Loop:
         self.stragglers = Stragglers(self.world, len(mine))
         self.shared_stop = SharedStop(self.world, lambda: bool(stop.signal))
         self.waiting = Waiting(self.recipe.batch.images)
+        self.has_warned = False
 
     def run(self) -> bool:
         """Train until the last step or a request to stop, and return whether all steps are done."""
@@ -280,16 +281,25 @@ class _Loop:
         name = self._best(scores)
         self.sinks.scores(done, scores, self.saver.rank(done, scores, name))
         best = self.state.best
-        if has_loss(task) and scores.get("loss", 0.0) is None:
-            kept = (
-                f"the best weights are still from step {best['step']}"
-                if best
-                else "there are no best weights yet"
-            )
-            text = f"the validation loss after step {done} is not finite and is ignored"
-            self.sinks.event("warning", done, f"{text}; {kept}" if name == "loss" else text)
+        self._warn_of_unusable(done, scores, name)
         self.reporting.evaluated(done, is_best=best is None or best["step"] == done)
         return scores
+
+    def _warn_of_unusable(self, done: int, scores: Scores, name: str) -> None:
+        """Report a validation loss and, once, a score ``name`` that cannot select the best weights."""
+        best = self.state.best
+        kept = (
+            f"the best weights are still from step {best['step']}"
+            if best
+            else "there are no best weights yet"
+        )
+        if has_loss(self.setup.task) and scores.get("loss", 0.0) is None:
+            text = f"the validation loss after step {done} is not finite and is ignored"
+            self.sinks.event("warning", done, f"{text}; {kept}" if name == "loss" else text)
+        elif not self.setup.dry_run and not self.has_warned and not is_usable(scores.get(name)):
+            self.has_warned = True
+            text = f"the score '{name}' after step {done} is not a finite number and is ignored"
+            self.sinks.event("warning", done, f"{text}; {kept}")
 
     def _best(self, scores: Scores) -> str:
         """Return the name of the score that selects the best weights."""

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from rankless.engine.checkpoint import Copies, Snapshot
 from rankless.engine.data_sums import DataSums
@@ -40,6 +40,11 @@ from rankless.structures import Scores
 from rankless.world.process_group import is_lost_peer
 
 _PATIENCE = 2.0  # maximum seconds for which the last checkpoint waits for the list of the data's files
+
+
+def is_usable(score: object) -> TypeGuard[float]:
+    """Return whether a score can select the best weights."""
+    return isinstance(score, float) and math.isfinite(score)
 
 
 @dataclass(frozen=True)
@@ -160,7 +165,7 @@ class Saver:
     def rank(self, step: int, scores: Scores, name: str) -> bool:
         """Record the score ``name`` after ``step`` steps, and return whether it is the best one so far."""
         score, best = scores.get(name), self.state.best
-        if not isinstance(score, float) or not math.isfinite(score):
+        if not is_usable(score):
             return self.is_best
         if is_better(name, score, best["score"] if best else None):
             self.state.best, self.is_best = {"step": step, "score": score}, True

@@ -251,8 +251,10 @@ def test_boxes_of_a_class_to_ignore_are_regions(tmp_path, format, chosen):
         assert f"data.ignore_class: {boxes_of} of 'bee' to ignore" in found.about
 
 
-def test_a_class_to_ignore_that_the_data_lacks(tmp_path):
+def test_classes_to_ignore_that_do_not_fit_the_data(tmp_path):
     root = str(boxes(tmp_path / "d"))
+    every = "data.ignore_class names all 3 classes of "
+    assert every in problem(root, "train", ignore=("ant", "bee", "cat"))
     assert "data.ignore_class: the data has no class 'be'; did you mean 'bee'?" in problem(
         root, "train", ignore=("be",)
     )

@@ -310,7 +310,12 @@ def test_the_box_of_a_line_with_key_points_is_its_first_numbers(tmp_path, lines,
     root = described(tmp_path, f"train: images/train\nnames: [x]\n{shape}\n")
     if expected is None:
         assert "a.txt:1: other form: all lines have 12 numbers" in (said := problems_of(root))
-        assert "kpt_shape: [4, 2]" in said and "data.format=darknet:polygon" in said
+        assert "add 'kpt_shape: [4, 2]'" in said and "data.format=darknet:polygon" in said
+        (tmp_path / "data.yaml").rename(tmp_path / "notes.yaml")
+        (tmp_path / "classes.txt").write_text("x\n")
+        assert "create a 'data.yaml' with 'train', 'val', 'names' and 'kpt_shape: [4, 2]'" in problems_of(
+            tmp_path
+        )
         return
     data = open_annotations(root, "train", "auto" if shape or not given else given)
     assert np.allclose(data.boxes, expected)

@@ -149,6 +149,7 @@ def test_links_are_followed_once(tmp_path):
         f"ignored: 5 (link to a folder that is read elsewhere); the first: {tmp_path}/train/a/linked" in about
     )
     assert f"ignored: 1 (link to an image of another class); the first: {tmp_path}/train/a/3.png" in about
+    assert "without images" not in about  # 'c' is one of the links
 
 
 @pytest.mark.parametrize(

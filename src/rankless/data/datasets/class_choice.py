@@ -137,7 +137,11 @@ def with_ignored(whole: Annotations, names: Sequence[str], where: str) -> Annota
         ]
         has = f"{where} has {counted(len(known), 'class', 'classes')}: {listed(known)}"
         raise UserError([*lacking[:8], f"{has}; correct the names in data.ignore_class"])
-    kept = [name for name in known if name not in names]
+    if not (kept := [name for name in known if name not in names]):
+        raise UserError(
+            f"data.ignore_class names all {counted(len(known), 'class', 'classes')} of {where} "
+            f"({listed(known)}); expected at least one class to learn; remove a class from data.ignore_class"
+        )
     label_of = {name: label for label, name in enumerate(kept)} | dict.fromkeys(names, IGNORED_LABEL)
     labels = np.array([label_of[name] for name in known], np.int32)[np.asarray(whole.labels)]
     regions = labels == IGNORED_LABEL

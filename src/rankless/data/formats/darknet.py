@@ -400,9 +400,12 @@ def _with_key_points(raw: Raw, items: list[tuple[str, str]], root: Path, split: 
         raw = scan(read_labels, [(*item, str(numbers)) for item in items], "images")
         raw.about.append(f"lines of {numbers} numbers and a class are read as boxes with key points")
     elif numbers:
+        shape = f"'kpt_shape: [{(numbers - 4) // 2}, 2]'"
+        create = f"create a 'data.yaml' with 'train', 'val', 'names' and {shape}"
+        add = f"add {shape} to 'data.yaml'" if description_in(root) else create
         problem = (
             f"all lines have {numbers} numbers and a class, and may be polygons or boxes with key points; "
-            f"for key points, add 'kpt_shape: [{(numbers - 4) // 2}, 2]' to 'data.yaml'; for polygons, set "
+            f"for key points, {add}; for polygons, set "
             "data.format=darknet:polygon (`rankless data`: --format darknet:polygon)"
         )
         lines = raw.tallies[str(numbers)]
@@ -500,7 +503,7 @@ def _parse(
         if len(columns) != 5 and not polygon and not points:
             expected = "5: class x y width height"
             if len(columns) > 6:
-                expected += ", or 'kpt_shape: [NUMBER, 2 or 3]' in 'data.yaml' for key points"
+                expected += ", or 'kpt_shape: [NUMBER, 2 or 3]' in a 'data.yaml' for key points"
             problem = f"found {counted(len(columns), 'column')}; expected {expected}"
             made.findings.add("not understood", f"{file}:{number}", problem)
             continue

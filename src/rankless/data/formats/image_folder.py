@@ -173,6 +173,7 @@ class _Contents:
 
         def again(path: str) -> None:
             self.leave_out("link to a folder that is read elsewhere", path)
+            self.classes.pop(composed(path[len(top) + 1 :]), None)  # not an empty class folder as well
 
         real = os.path.realpath(top)
         for entry in walk(top, self.listed, fail, again):

@@ -173,11 +173,10 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
         )
     if name:
         return name, why
+    titles = ", ".join(format_named(name).TITLE for name in NAMES)
     raise UserError(
-        [
-            f"{root}: no known data format: {_what_is_there(path)}; expected one of:",
-            *(f"  {format_named(name).TITLE}: {format_named(name).LAYOUT}" for name in NAMES),
-        ]
+        f"{root}: no known data format: {_what_is_there(path)}; expected one of these formats: {titles} "
+        "(docs/formats.md lists their files)"
     )
 
 
@@ -245,7 +244,8 @@ def _what_is_there(path: Path) -> str:
             return f"it looks like {what}; use the folder that contains it"
         kind = "an image" if path.suffix.lower() in EXTENSIONS else f"a '{path.suffix}' file"
         kind = "an archive; unpack it" if path.suffix.lower() in _ARCHIVES else kind
-        return f"it is {kind}" if path.suffix else "it is a file without an extension"
+        kind = f"it is {kind}" if path.suffix else "it is a file without an extension"
+        return kind if path.stat().st_size else f"{kind}, and is empty (0 bytes)"
     entries = list(islice((each for each in path.rglob("*") if not reading.is_folder(each)), _LOOKED_AT + 1))
     if not entries:
         return "the folder is empty" if not any(path.iterdir()) else "the folder contains only folders"
@@ -256,7 +256,9 @@ def _what_is_there(path: Path) -> str:
         common = ", ".join(
             f"{count} {ending or 'without an extension'}" for ending, count in endings.most_common(3)
         )
-        return f"no images, but other files ({more}{endings.total()}: {common})"
+        empty = next((each for each in sorted(entries[:_LOOKED_AT]) if not os.path.getsize(each)), None)  # noqa: PTH202
+        but = f"; '{printable(str(empty.relative_to(path)))}' is empty (0 bytes)" if empty else ""
+        return f"no images, but other files ({more}{endings.total()}: {common}){but}"
     rest = endings.total() - samples
     first = min((each for each in entries[:_LOOKED_AT] if each.suffix.lower() not in EXTENSIONS), default="")
     known = label_files.described(path)

@@ -19,6 +19,7 @@ from rankless.errors import UserError, counted, nearest, one_of, printable
 from rankless.files import reading
 from rankless.geometry.boxes import SIMILARITIES
 from rankless.models.darknet import network as net
+from rankless.models.darknet.cfg_text import NMS_BETA
 from rankless.models.heads.yolo.codec import BoxLoss, HeadLoss
 from rankless.models.layers import Activation
 
@@ -26,6 +27,8 @@ MOST_CHANNELS = 65536
 _ACTIVATIONS = tuple(name for name in get_args(Activation) if name != "prelu")  # Darknet has no PReLU
 _BOX_LOSSES = ("mse", *SIMILARITIES)
 MOST_LAYERS = 2000
+# Values that are always used: no IoU is above 1, and NMS with DIoU has this exponent.
+_WITHOUT_EFFECT = {("truth_thresh", "1"), ("beta_nms", str(NMS_BETA))}
 # Unsupported keys that change a layer's output.
 _UNSUPPORTED = frozenset({
     "antialiasing", "assisted_excitation", "bin_output", "binary", "coordconv", "deform", "flipped",
@@ -388,7 +391,7 @@ class _Reader:
         self.layers.append(layer)
         self.shapes.append(self._shape(layer))
         for key, (value, line) in section.options.items():
-            if key in section.used:
+            if key in section.used or (key, value) in _WITHOUT_EFFECT:
                 continue
             if key in _UNSUPPORTED and value not in ("0", "none"):
                 self.report(f"[{section.name}] {key}={value} is not supported", line)
