@@ -33,7 +33,7 @@ VERBS = {"data", "digest", "errors", "export", "predict", "recipes"}
 SAVED = "checkpoints/step-000000001/model.safetensors"
 HEAVY = re.compile(
     r"export (?!.*--format darknet)|data show digits|errors runs/digits|--task|--resume|--chain|\.(onnx|xml|pt2|torchscript|mp4)\b|://|/dev/"
-    r"|webcam:"
+    r"|webcam:|my_format"  # newcomers/test_own_code.py runs the examples with a format of the user's own
 )
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from rankless.data.datasets import classification, detection
+from rankless.data.datasets import detection
 from rankless.data.images import image_file
 from rankless.data.images.image_file import Decoded, UnreadableImage
 from rankless.errors import UserError
@@ -54,6 +54,8 @@ def read(name: str, finder: Finder) -> tuple[Tensor, Decoded]:
 
 def _built_in(data: Data, split: str, index: int, finder: Finder) -> Tensor:
     if not isinstance(finder, BoxFinder | CustomFinder):
+        from rankless.data.datasets import classification  # imports torchvision, which detectors do not need
+
         images = classification.open_images(data, split)
         if index >= len(images):
             reason = f"the built-in data has only the images 0 to {len(images) - 1} in '{split}'"
