@@ -54,6 +54,8 @@ def run(path: str, name: str, arguments: tuple[Any, ...], rank: int, size: int, 
     )
     try:
         PROCESS_GROUP.gather_apart(TIMEOUT)
+        # A function may end without any communication, while a slower rank is still connecting.
+        dist.barrier(PROCESS_GROUP.beside)
         return function(World(rank, size, torch.device("cpu"), rank), *arguments)
     finally:
         PROCESS_GROUP.beside = None
