@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rankless.data.builtin import is_built_in
 from rankless.errors import UserError, counted
-from rankless.interop.plan import Plan
+from rankless.interop.export_plan import Plan
 from rankless.models.exported.loading import as_model
 from rankless.models.exported.modules import ExportedClassifier
 from rankless.models.exported.sessions import Session
