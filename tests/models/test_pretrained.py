@@ -18,7 +18,7 @@ from rankless.models.classifiers.catalog import build_classifier
 from rankless.recipe.load import default
 from rankless.recipe.model_kinds import ResnetModel
 from rankless.recipe.schema import Model, Recipe
-from thorough import THOROUGH
+from support.thorough import THOROUGH
 
 NAMES = ("cat", "dog", "owl")
 
