@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import settings
 
 _ASKED = os.environ.get("HYPOTHESIS", "")
 THOROUGH = _ASKED == "thorough"  # all variants of a test
+thorough_only = pytest.mark.skipif(not THOROUGH, reason="only HYPOTHESIS=thorough runs it")
 EXAMPLES = {"short": 6, "thorough": 500}.get(_ASKED, 30)  # of a property
 
 # How long an example takes says how busy the machine is, not whether the code is right. Every run draws other
