@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.changed import imports
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "rankless"
 NO_ROOM = {"utils", "util", "core", "common", "helpers", "helper", "misc", "tools", "base", "shared"}
@@ -24,15 +26,6 @@ def texts() -> dict[str, str]:
 def holding(pattern: str) -> set[str]:
     """The files that hold it."""
     return {name for name, text in texts().items() if re.search(pattern, text)}
-
-
-def imports(text: str) -> Iterator[str]:
-    """The dotted name of everything a file imports, wherever in the file."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def test_there_is_no_module_without_a_job():
