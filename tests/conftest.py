@@ -23,6 +23,7 @@ from typing import IO, Any
 import pytest
 
 from support import thorough  # noqa: F401  # registers the profiles that test modules name
+from support.made_once import made_once
 from support.process_server import AVAILABLE, RANKS, SERVER, SHARED, STARTED, RankServer
 
 HERE = Path(__file__).parent
@@ -274,12 +275,15 @@ ema: {decay: 0.95}
 
 
 @pytest.fixture(scope="session")
-def small_recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
+def small_recipe() -> str:
     """A recipe: 21 training and 11 validation images of 64 × 64, bright rectangles of two classes."""
+    return str(made_once("shapes", _shapes) / "small.yaml")
+
+
+def _shapes(folder: Path) -> None:
     import numpy as np
     from PIL import Image
 
-    folder = tmp_path_factory.mktemp("shapes")
     rng = np.random.default_rng(1)
     for split, count in (("train", 21), ("val", 11)):
         (folder / "images" / split).mkdir(parents=True)
@@ -298,4 +302,3 @@ def small_recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
     text = f"path: {folder}\ntrain: images/train\nval: images/val\nnames: [red, green]\n"
     (folder / "data.yaml").write_text(text)
     (folder / "small.yaml").write_text(RECIPE.replace("FOLDER", str(folder)))
-    return str(folder / "small.yaml")
