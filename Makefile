@@ -25,7 +25,7 @@ CHANGES :=
 # make test CHANGED=main
 TESTS :=
 CHANGED :=
-# 500 examples of each property instead of 15 or 30, and every variant of every test, also those that take minutes:
+# 500 examples of each property instead of 5 or 10, and every variant of every test, also those that take minutes:
 # make test HYPOTHESIS=thorough. The fast tests draw 3 or 6.
 HYPOTHESIS :=
 test-fast: HYPOTHESIS := short
