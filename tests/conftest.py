@@ -110,7 +110,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Keep tests that share what is dear on one worker, and begin with those that take longest."""
+    """Keep tests that share a slow fixture on one worker, and start with those that take longest."""
     _group(items)
     yield
     for item in items:  # pytest 9.2 has moved the name, and xdist 3.8 writes the group to where it was

@@ -12,7 +12,7 @@ from support.process_server import SHARED
 
 
 def made_once(name: str, make: Callable[[Path], object]) -> Path:
-    """Return a folder that ``make(folder)`` has filled for the first worker that asked; tests only read it."""
+    """Return a folder that ``make(folder)`` has filled for the first worker that asked. Tests only read."""
     home = Path(os.environ[SHARED]).with_name(f"made-{name}")
     folder, whole = home / "content", home / "whole"
     with locked(home):
