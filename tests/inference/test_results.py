@@ -199,6 +199,7 @@ def test_the_file_and_the_program_say_the_same(untrained, tmp_path):
     found = model.predict(scenes)
     assert [image.detections for image in report.images] == [one.rows() for one in found]
     for image in report.images:
+        assert (image.height, image.width) == (96, 128)  # a scene is as large as the network's input
         scores = [one["score"] for one in image.detections]
         assert len(scores) <= 100 and scores == sorted(scores, reverse=True)
         for one in image.detections:

@@ -63,7 +63,8 @@ def _built_in(data: Data, split: str, index: int, finder: Finder) -> Tensor:
         return images.read(index)
     # As in training, validation scenes do not depend on the seed.
     seed = finder.task.recipe.seed if split == "train" and isinstance(finder, BoxFinder) else 0
-    return detection.open_images(data, split, index + 1, seed).read(index).image
+    size = finder.task.size if isinstance(finder, BoxFinder) else None
+    return detection.open_images(data, split, index + 1, seed, size).read(index).image
 
 
 def source_of(image: ImageLike, number: int) -> Source:

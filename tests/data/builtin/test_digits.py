@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -129,10 +130,10 @@ def test_a_scene_is_the_same_in_another_process(tmp_path: Path, forked: Any) -> 
 def test_types_shapes_and_boxes_inside(samples: list[Sample]) -> None:
     for sample in samples:
         image, boxes, labels = sample.image, sample.boxes, sample.labels
-        assert image.shape == (3, 256, 256) and image.dtype == torch.uint8 and image.is_contiguous()
+        assert image.shape == (3, *builtin.SIZE) and image.dtype == torch.uint8 and image.is_contiguous()
         assert boxes.shape == (len(labels), 4)
         assert boxes.dtype == torch.float32 and labels.dtype == torch.int64
-        assert boxes.min() >= 0 and boxes.max() <= 256 and (boxes[:, 2:] - boxes[:, :2]).min() >= 3
+        assert boxes.min() >= 0 and boxes.max() <= 160 and (boxes[:, 2:] - boxes[:, :2]).min() >= 3
 
 
 @pytest.mark.slow
@@ -154,13 +155,17 @@ def test_classes_in_balance(samples: list[Sample]) -> None:
 
 
 @pytest.mark.slow
-def test_sizes_are_roughly_log_uniform(samples: list[Sample]) -> None:
-    boxes = torch.cat([sample.boxes for sample in samples])
-    heights = boxes[:, 3] - boxes[:, 1]
-    assert heights.min() >= 11
-    assert heights.max() <= 118
-    octaves = [((heights >= low) & (heights < 2 * low)).float().mean().item() for low in (13, 26, 52)]
-    assert min(octaves) > 0.2  # a third each if sizes were exactly log-uniform and never shrunk for room
+@pytest.mark.parametrize(
+    ("side", "low", "high"), [(512, 26, 236), (256, 13, 118), (160, 15, 74), (128, 15, 59), (64, 15, 30)]
+)
+def test_sizes_are_roughly_log_uniform(side: int, low: int, high: int) -> None:
+    scenes = DigitScenes("train", 150, seed=3, size=(side, side))
+    boxes = torch.cat([scenes.read(index).boxes for index in range(150)])
+    heights = (boxes[:, 3] - boxes[:, 1]).log()
+    assert heights.min() >= math.log(0.85 * low)  # a warped digit may be lower than its glyph
+    assert heights.max() <= math.log(high)
+    thirds = torch.histc(heights, 3, min=math.log(low), max=math.log(0.92 * high)) / len(heights)
+    assert min(thirds) > 0.2  # a third each if sizes were exactly log-uniform and never shrunk for room
 
 
 @pytest.mark.slow

@@ -37,10 +37,14 @@ from rankless.structures import Sample
 
 TITLE = "the built-in digits"
 _MOST_DIGITS = 12
+SIZE = (160, 160)
+"""(H, W) of the scenes in pixels where no network gives its input size."""
 # Range of the heights of glyphs with their soft rims, in pixels of a scene whose shorter side is 256. Boxes
 # are a tenth smaller.
 _HEIGHTS = (15.5, 118.0)
-_SMALLEST_HEIGHT = 13.5  # smaller digits are illegible
+# Minimum in smaller scenes. Smaller digits are legible down to 13.5 pixels, but take a network much longer to
+# learn.
+_SMALLEST_HEIGHT = 18.0
 _MOST_COVERED = 0.1  # maximum fraction of a digit's box that another digit may cover
 _LARGEST_IOU = 0.05
 _VAL_FRACTION = 0.2
@@ -73,9 +77,9 @@ class DigitScenes(_Digits, DetectionImages):
     """Scenes with 1 to 12 handwritten digits each.
 
     Each digit image is in only one split. In a scene whose shorter side is 256 pixels, digits are about 14 to
-    110 pixels high (log-uniform); their size scales with this side. Boxes are inside the scene and overlap
-    only slightly: the IoU is at most 0.05, and the overlap at most a tenth of the smaller box. A digit is
-    omitted if there is no space for it.
+    110 pixels high (log-uniform); their size scales with this side, but in smaller scenes they are at least
+    about 16 pixels high. Boxes are inside the scene and overlap only slightly: the IoU is at most 0.05, and
+    the overlap at most a tenth of the smaller box. A digit is omitted if there is no space for it.
 
     Args:
         split: ``train`` or ``val``.
@@ -84,7 +88,7 @@ class DigitScenes(_Digits, DetectionImages):
         size: (H, W) of the scenes in pixels, at least 32.
     """
 
-    def __init__(self, split: str, images: int, seed: int = 0, size: tuple[int, int] = (256, 256)) -> None:
+    def __init__(self, split: str, images: int, seed: int = 0, size: tuple[int, int] = SIZE) -> None:
         super().__init__(split)
         self.seed, self.size, self._images = seed, size, images
         self._digits = digits_of(split)
@@ -131,7 +135,7 @@ class DigitScenes(_Digits, DetectionImages):
     def _layout(self, rng: Draws) -> tuple[list[Image.Image], list[int], list[Box]]:
         """Return the ink masks, classes and boxes of random digits, the largest first."""
         scale = min(self.size) / 256
-        low = max(_HEIGHTS[0] * scale, _SMALLEST_HEIGHT)
+        low = _HEIGHTS[0] * scale if scale >= 1 else max(_HEIGHTS[0] * scale, _SMALLEST_HEIGHT)
         high = max(_HEIGHTS[1] * scale, low)
         count = 1 + rng.below(_MOST_DIGITS)
         masks: list[Image.Image] = []
