@@ -30,7 +30,7 @@ Environment = dict[str, dict[str, str]]
 """Environment values by section (``hardware``, ``instruction_set``, ``versions``, ``variables``) and name."""
 
 # Packages that compute numbers, and image decoders.
-_PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "timm")
+_PACKAGES = ("torch", "torchvision", "numpy", "timm")
 _DECODERS = ("pillow", "simplejpeg")
 _VARIABLES = re.compile(
     r"ONEDNN_.*|DNNL_.*|ATEN_CPU_CAPABILITY|MKL_.*|OMP_.*|KMP_.*|GOMP_.*|OPENBLAS_.*|NPY_.*|GLIBC_TUNABLES"
