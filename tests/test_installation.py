@@ -85,11 +85,7 @@ def _show_packages(environment: Path) -> None:
 
 def test_the_wheel_holds_the_whole_package(wheel: Path) -> None:
     source = ROOT / "src" / "rankless"
-    expected = {
-        str(path.relative_to(ROOT / "src"))
-        for path in source.rglob("*")
-        if path.suffix in PACKED
-    }
+    expected = {str(path.relative_to(ROOT / "src")) for path in source.rglob("*") if path.suffix in PACKED}
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert packed == expected

@@ -1,4 +1,4 @@
-"""Write the file of the built-in digits from scikit-learn's copy: ``python tests/data/builtin/make_digits.py``.
+"""Write the file of the built-in digits, from scikit-learn: ``python tests/data/builtin/make_digits.py``.
 
 The file is a gzip of 65 bytes per digit: 64 gray levels from 0 to 16, row by row, and the class.
 """
