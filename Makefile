@@ -59,8 +59,9 @@ demo: $(RUNS)  ## train on the built-in handwritten digits, score, and draw dete
 	echo
 	echo "run directory      $$run"
 	printf 'scores             '
-	$(BIN)/python -c "import csv; *_, last = csv.DictReader(open('$$run/epochs.csv')); \
-	    print(', '.join(f'{name} {float(last[name]):.3f}' for name in ('AP', 'AP50')))"
+	$(BIN)/python -c "import csv; scored = (row for row in csv.DictReader(open('$$run/epochs.csv')) if row['AP']); \
+	    best = max(scored, key=lambda row: float(row['AP'])); \
+	    print(', '.join(f'{name} {float(best[name]):.3f}' for name in ('AP', 'AP50')))"
 	echo "annotated image    $$run/predictions/digits-val-1000.png"
 	echo "next, try          $(BIN)/rankless verify digits --steps 4"
 

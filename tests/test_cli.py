@@ -572,7 +572,7 @@ def test_recipes(capsys):
     assert cli.main(["recipes", "digits"]) == 0
     assert capsys.readouterr().out.startswith(f"{EDITOR_LINE}# {shipped()['digits']}\n")
     assert cli.main(["recipes", "digits", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["model"]["image_size"] == 256
+    assert json.loads(capsys.readouterr().out)["model"]["image_size"] == 160
     assert cli.main(["recipes", "--schema"]) == 0
     assert "optim" in json.loads(capsys.readouterr().out)["properties"]
 
