@@ -423,3 +423,15 @@ def read_names(file: Path) -> tuple[str, ...]:
     if not names:
         raise UserError(f"{file}: the file is empty; expected one class name per line")
     return names
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Sort the distinct class names; if all are numbers, sort them by value."""
+    names = set(names)
+    digits = all(name.isascii() and name.isdigit() for name in names)
+
+    def key(name: str) -> tuple[int, str, str]:
+        value = name.lstrip("0") if digits else ""
+        return len(value), value, name
+
+    return sorted(names, key=key)

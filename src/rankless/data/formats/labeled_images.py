@@ -9,14 +9,14 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rankless.data.formats.folders import ImageSearch, ListedImages, subfolders
+from rankless.data.formats.folders import ImageSearch, ListedImages, in_order, subfolders
 from rankless.data.formats.label_files import looks_like
 from rankless.data.formats.outlines import Box
 from rankless.data.formats.splits import chosen, is_usual, usual_order
@@ -220,13 +220,6 @@ class ListFormat:
                 f"{root}: no objects in any split; expected boxes or outlines with the name of a class"
             )
         return raw
-
-
-def in_order(names: Iterable[str]) -> list[str]:
-    """Sort class names; if all are numbers, sort them by value."""
-    names = set(names)
-    digits = all(name.isascii() and name.isdigit() and len(name) < 10 for name in names)
-    return sorted(names, key=lambda name: (int(name) if digits else 0, name))
 
 
 def _image_folders(root: Path, split: str, file: Path) -> list[Path]:

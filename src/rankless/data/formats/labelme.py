@@ -15,9 +15,9 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from rankless.data.formats import outlines
-from rankless.data.formats.folders import SplitFiles
+from rankless.data.formats.folders import SplitFiles, in_order
 from rankless.data.formats.label_files import looks_like
-from rankless.data.formats.labeled_images import NO_BOX, Entry, decode_json, in_order, numbers
+from rankless.data.formats.labeled_images import NO_BOX, Entry, decode_json, numbers
 from rankless.data.formats.outlines import Box
 from rankless.data.formats.splits import chosen, is_usual, usual_order
 from rankless.data.images.image_file import is_image
