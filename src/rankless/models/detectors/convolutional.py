@@ -17,13 +17,7 @@ from rankless.models.darknet import network as net
 from rankless.models.heads.anchor_free import loss as anchor_free
 from rankless.models.heads.anchor_free.layers import AnchorFreeHeadLayers
 from rankless.models.heads.yolo import loss as yolo
-from rankless.models.layers import (
-    Activation,
-    ConvBlock,
-    Involution,
-    activate,
-    max_pool,
-)
+from rankless.models.layers import Activation, ConvBlock, Involution, activate, max_pool
 from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch, LossSum
 

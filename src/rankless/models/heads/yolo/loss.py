@@ -25,12 +25,7 @@ from rankless.errors import UserError
 from rankless.geometry.boxes import SIMILARITIES, iou
 from rankless.losses.logits import cross_entropy, focal, quality_focal
 from rankless.models.heads.truths import Truths, best_overlap, boxes_in_ignored
-from rankless.models.heads.yolo.assign import (
-    Matches,
-    assign,
-    class_targets,
-    slot_values,
-)
+from rankless.models.heads.yolo.assign import Matches, assign, class_targets, slot_values
 from rankless.models.heads.yolo.box_terms import dissimilarity, placed, squared_error
 from rankless.models.heads.yolo.codec import BoxLoss, HeadLoss, YoloHead, place_all, predictions
 from rankless.recipe import loss_kinds
