@@ -94,13 +94,6 @@ class Upsample(nn.Module):
         return x if self.scale == 1 else x * self.scale
 
 
-class AveragePool(nn.Module):
-    """A layer that averages each channel over all pixels."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(x, 1)
-
-
 class LayerGraph(nn.Module):
     """The layers of a Darknet network."""
 
@@ -214,7 +207,7 @@ def build_layer(layer: net.Layer, channels: int, classes: int) -> nn.Module:
     if isinstance(layer, net.Multiply):
         return Multiply(layer.activation)
     if isinstance(layer, net.AveragePool):
-        return AveragePool()
+        return nn.AdaptiveAvgPool2d(1)
     if isinstance(layer, net.Dropout):
         return nn.Dropout2d(layer.probability) if layer.whole else nn.Dropout(layer.probability)
     if isinstance(layer, net.Involution):
