@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from fractions import Fraction
 
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 from rankless.engine.schedule import StepSchedule
 from rankless.errors import UserError
 from rankless.recipe.durations import RunLength
-from rankless.recipe.load import dump, from_json, to_json
-from rankless.recipe.schema import Batch, Evaluate, Model, Recipe, Schedule
+from rankless.recipe.load import dump, from_json, load, to_json
+from rankless.recipe.schema import Augment, Batch, Data, Evaluate, Model, Recipe, Schedule
 
 lengths = st.builds(RunLength, st.integers(1, 6), st.integers(1, 40), st.integers(1, 15))
 
@@ -53,6 +54,30 @@ def test_milestones_are_compared_when_the_data_is_known() -> None:
         _ = StepSchedule(recipe, 32).milestones
     shares = replace(recipe, epochs=1, schedule=Schedule(name="step"))
     assert StepSchedule(shares, 8).milestones == (1, 1)  # of one step; no shipped recipe fails on small data
+
+
+OLD = Recipe(
+    model=Model(freeze="3 epochs"),
+    data=Data(augment=Augment(mosaic=0.5, close_mosaic="2 epochs")),
+    schedule=Schedule(warmup=7),
+    evaluate=Evaluate(every="5 epochs"),
+)
+
+
+def recorded_before() -> str:
+    tree = json.loads(to_json(OLD))
+    tree["schedule"]["warmup"] = 7
+    tree["evaluate"]["every"], tree["model"]["freeze"] = 5, 3
+    tree["data"]["augment"]["close_mosaic"] = 2
+    return json.dumps(tree)
+
+
+def test_a_recipe_that_was_recorded_before_means_what_it_meant(tmp_path) -> None:
+    assert from_json(recorded_before()) == OLD
+    file = tmp_path / "recipe.yaml"
+    file.write_text(recorded_before())  # JSON is YAML
+    assert load(file) == OLD
+    assert load(file, ["evaluate.every=9", "optim.lr=1"]).evaluate.every == 9  # what is asked for now
 
 
 def test_a_bare_number_is_recorded_as_steps() -> None:

@@ -14,7 +14,7 @@ from rankless.recipe import loss_kinds, model_kinds
 from rankless.recipe.json_schema import schema
 from rankless.recipe.keys import KINDS, Kinds, leaves
 from rankless.recipe.load import changed, default, dump, from_json, load, to_json
-from rankless.recipe.schema import Loss, Model, Recipe
+from rankless.recipe.schema import Augment, Data, Loss, Model, Recipe
 
 
 def problems_of(*overrides: str) -> list[str]:
@@ -169,3 +169,13 @@ def test_the_json_schema_knows_the_kinds():
         tagged = [get_args(one)[0] for one in get_args(get_args(union)[0])]
         assert named == [one.__name__ for one in tagged]
         assert tagged == [*KINDS[section].values()]
+
+
+@pytest.mark.parametrize(("mosaic", "least"), [(1.0, 0.25), (0.0, 0.1)])
+def test_mosaics_recorded_before_their_least_area_was_a_key_keep_the_one_of_then(mosaic, least):
+    recipe = Recipe(data=Data(augment=Augment(mosaic=mosaic)))
+    assert recipe.data.augment.mosaic_min_area == 0.1
+    recorded = json.loads(to_json(recipe))
+    assert from_json(json.dumps(recorded)) == recipe
+    del recorded["data"]["augment"]["mosaic_min_area"]
+    assert from_json(json.dumps(recorded)).data.augment.mosaic_min_area == least

@@ -163,7 +163,7 @@ Minutes = Annotated[
     str,
     _text(r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*) ?min$", "a number of minutes such as '10 min'"),
 ]
-# A bare number means steps; it is recorded with the unit.
+# A bare number means steps; it is recorded with the unit, because older recipes recorded bare epochs.
 _RECORDED = PlainSerializer(
     lambda duration: f"{duration} steps" if isinstance(duration, int) else duration,
     return_type=str,

@@ -39,7 +39,7 @@ from rankless.recipe.keys import (
 )
 from rankless.recipe.mistakes import shown
 from rankless.recipe.model_kinds import ModelKeys, losses_of
-from rankless.recipe.recorded import with_network
+from rankless.recipe.recorded import upgrade, with_network
 from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
 
 COMMAND_LINE = "command line"
@@ -138,7 +138,7 @@ def from_json(text: str, name: str = "recipe in JSON") -> Recipe:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: invalid JSON: {error}") from None
-    return _RECIPE.validate_python(nested(flattened(tree)), context=Source(name))
+    return _RECIPE.validate_python(nested(upgrade(flattened(tree))), context=Source(name))
 
 
 def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
@@ -186,7 +186,7 @@ def parsed(
         [(Location(line, name=name), sentence) for line, sentence in unread],
         check_name,
     )
-    return _built(flattened(tree or {}), source, overrides, is_shipped=is_shipped)
+    return _built(upgrade(flattened(tree or {})), source, overrides, is_shipped=is_shipped)
 
 
 def _describes_data(tree: Any, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Recipes recorded in weights files."""
+"""Recipes recorded in weights files or by earlier versions."""
 
 from __future__ import annotations
 
@@ -90,3 +90,30 @@ def with_network(flat: Flat) -> Flat:
         if path[:2] in _SEEN or (path[:1] == ("model",) and len(path) > 1 and path[1] not in _OWN)
     }
     return {**network, **flat, ("task",): task}
+
+
+# Before durations had units, recipes recorded bare numbers for all of these keys; the last three were epochs.
+_DURATIONS = (
+    ("schedule", "warmup"),
+    ("evaluate", "every"),
+    ("model", "freeze"),
+    ("data", "augment", "close_mosaic"),
+)
+# A recorded recipe has all of these keys; a recipe written by hand does not.
+_RECORDED = (("threads",), ("reduce",), ("seed",), ("checkpoint", "keep"), ("ema", "decay"), *_DURATIONS)
+
+
+def upgrade(flat: Flat) -> Flat:
+    """Translate a recorded recipe to current keys and values with the same meaning.
+
+    Durations used to be bare numbers, most of them in epochs. Before ``mosaic_min_area`` existed, mosaics
+    dropped boxes that kept less than a quarter of their area.
+    """
+    if any(flat.get(path) is None for path in _RECORDED):
+        return flat
+    flat = dict(flat)
+    if flat.get(("data", "augment", "mosaic")):
+        flat.setdefault(("data", "augment", "mosaic_min_area"), 0.25)
+    if all(type(flat[path]) is int for path in _DURATIONS):
+        flat |= {path: f"{flat[path]} epochs" for path in _DURATIONS[1:] if flat[path] > 0}
+    return flat
