@@ -114,7 +114,7 @@ def test_images_of_another_range_are_other_images(cache: Any, tmp_path: Path) ->
         examples = DetectionExamples(BoxedImages(known), SIZE, 1, None, cache=cache, values=values)
         assert examples.images.read(0).image[0].tolist() == [expected]
         assert not [note for note in examples.notes if "unknown range" in note]
-    with pytest.raises(UserError, match=r"a.tif: unknown range: the values are integers .*from 0 to 100"):
+    with pytest.raises(UserError, match=r"a.tif: unknown range: .*integers .*from 0 to 100"):
         DetectionExamples(BoxedImages(known), SIZE, 1, None, cache=cache)
 
 
