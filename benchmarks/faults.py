@@ -34,15 +34,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "faults"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "machines"))
-from harness_for_faults import STEPS, OrphansError, Run, finish, kill, outcome, small_disk, undisturbed
-from harness_for_machines import HostsRun, machines
-from rig import CLIENT, Rig, why_not
-
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from rankless.engine.checkpoint import newest
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
+from support.faults.harness import STEPS, OrphansError, Run, finish, kill, outcome, small_disk, undisturbed
+from support.machines.harness import HostsRun, machines
+from support.machines.rig import CLIENT, Rig, why_not
 
 CHAIN = 4  # faults that one run meets
 MOST = 4  # ranks: one per micro-batch
