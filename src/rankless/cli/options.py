@@ -438,9 +438,9 @@ def check_target(target: Path) -> None:
 
 def not_given(recipe: Recipe) -> dict[str, str]:
     """Return an error message for each key whose value is still the placeholder ``path/to/…``."""
-    from rankless.recipe.schema import BUILT_IN_TASKS
+    from rankless.task_kinds import BUILT_IN
 
-    root = recipe.data.root if recipe.task in BUILT_IN_TASKS else ""
+    root = recipe.data.root if recipe.task in BUILT_IN else ""
     return {
         key: f"{key} is not given: expected {expected}"
         for key, path, expected in (
@@ -459,13 +459,13 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
     from rankless.data.datasets.torchvision_sets import located
     from rankless.files import hub
     from rankless.recipe.familiar import PUBLISHED, is_by_name
-    from rankless.recipe.schema import BUILT_IN_TASKS
     from rankless.recipe.transformers_config import folder_of
     from rankless.runs.trained_weights import trained_weights_of
+    from rankless.task_kinds import BUILT_IN
 
     without = not_given(recipe) if begins else {}
     problems = [*without.values()]
-    if recipe.task in BUILT_IN_TASKS and "data.root" not in without:
+    if recipe.task in BUILT_IN and "data.root" not in without:
         try:
             problems += _problems_of_data(located(recipe.data).root)
         except UserError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rankless.errors import UserError
+from rankless.task_kinds import BUILT_IN, kind_of
 
 
 def problem(task: str, name: str) -> str | None:
@@ -11,14 +12,8 @@ def problem(task: str, name: str) -> str | None:
     The model names of custom tasks are not checked.
     """
     try:
-        if task == "detect":
-            from rankless.models.zoo import check_name
-
-            check_name(name)
-        elif task == "classify":
-            from rankless.models.classifiers.catalog import classifier_named
-
-            classifier_named(name)
+        if task in BUILT_IN:
+            kind_of(task).check_name(name)
     except UserError as error:
         return "; ".join(error.problems)
     return None

@@ -14,9 +14,10 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import is_pydantic_dataclass
 
-from rankless.recipe.fields import BUILT_IN_TASKS, SCORING, Only, Reads, get, given, is_task, similar_task
+from rankless.recipe.fields import SCORING, Only, Reads, get, given, is_task, similar_task
 from rankless.recipe.loss_kinds import LOSSES, LossKeys, loss_kind
 from rankless.recipe.model_kinds import MODELS, ModelKeys, losses_of, model_kind
+from rankless.task_kinds import BUILT_IN, DEFAULT
 
 KeyPath = tuple[str, ...]
 """Keys from the outermost to the innermost: ``("optim", "lr")``."""
@@ -57,7 +58,7 @@ class Kinds(NamedTuple):
         """
         model, loss = get(recipe, "model", {}), loss_kind(get(recipe, "loss", {}))
         known = losses_of(model)
-        task = str(get(recipe, "task", "detect"))
+        task = str(get(recipe, "task", DEFAULT))
         task = task if is_task(task) else similar_task(task) or task
         return cls(task, model_kind(model), loss if loss in known else known[0])
 
@@ -108,7 +109,7 @@ def leaves(recipe: type, kinds: Kinds | None = None) -> dict[KeyPath, Key]:
     found: dict[KeyPath, Key] = {}
     for path, one in _walk(recipe, (), kinds, ()):
         if isinstance(one, Key) and not (
-            kinds and one.task and kinds.task in BUILT_IN_TASKS and kinds.task != one.task
+            kinds and one.task and kinds.task in BUILT_IN and kinds.task != one.task
         ):
             found.setdefault(path, one)
     return found

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rankless.errors import nearest, one_of
 from rankless.recipe.schema import Recipe
+from rankless.task_kinds import kind_of
 
 
 def unknown_best(best: str, names: Sequence[str]) -> Iterator[str]:
@@ -23,5 +24,4 @@ def best_score(recipe: Recipe) -> str:
 
     For a custom task with ``auto``, this is ``score``, which stands for the task's ``score_name``.
     """
-    usual = {"detect": "AP", "classify": "top1"}.get(recipe.task, "score")
-    return usual if recipe.evaluate.best == "auto" else recipe.evaluate.best
+    return kind_of(recipe.task).score if recipe.evaluate.best == "auto" else recipe.evaluate.best

@@ -18,6 +18,7 @@ from rankless.errors import UserError
 from rankless.losses.classify import ClassificationLoss, from_recipe
 from rankless.metrics.topk import score_names, topk_scores
 from rankless.models.classifiers.catalog import build_classifier, variant
+from rankless.models.detectors.protocol import Exports
 from rankless.recipe import loss_kinds
 from rankless.recipe.schema import Recipe
 from rankless.structures import Classification, ClassificationBatch, ClassificationItem, LossSum, Scores
@@ -47,6 +48,23 @@ class Classify:
             raise UserError(problems)
         if class_names is None:
             _ = self._loss  # report the loss's problems now, not at the first step
+
+    def resolved(self) -> Recipe:
+        """Return the recipe, whose values do not depend on files or on the data."""
+        return self.recipe
+
+    def activations(self) -> tuple[int, ...]:
+        """Return nothing, because the output values of the layers are not counted."""
+        return ()
+
+    def exports(self) -> Exports:
+        """Return the capabilities of an exported file."""
+        return Exports()
+
+    def preprocessing(self) -> dict[str, Any]:
+        """Describe how an image is placed on the input, for other programs; see :class:`.Facts`."""
+        cropped = self.recipe.data.augment.crop < 1
+        return {"fit": "resize to 256/224 of the input, crop the middle" if cropped else "stretch"}
 
     def model(self) -> nn.Module:
         """Build the bare model on the CPU, freshly initialized from torch's global generator."""

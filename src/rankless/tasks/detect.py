@@ -25,7 +25,7 @@ from rankless.hardware.precision import without_layers
 from rankless.metrics import coco
 from rankless.metrics.coco import coco_scores
 from rankless.models import zoo
-from rankless.models.detectors.protocol import CANDIDATES, Detector
+from rankless.models.detectors.protocol import CANDIDATES, Detector, Exports
 from rankless.recipe import model_kinds
 from rankless.recipe.mistakes import ascending_anchors
 from rankless.recipe.schema import Recipe
@@ -65,6 +65,29 @@ class Detect:
         if class_names is None:
             class_names = self._training.images.class_names
         self.class_names = tuple(class_names)
+
+    def resolved(self) -> Recipe:
+        """Return the recipe with the text of a cfg file in place of its path, and with fitted anchors."""
+        recipe, model = self.recipe, cast(model_kinds.AnyModel, self.spec.self_contained())
+        if isinstance(model, model_kinds.YoloModel) and model.anchors == "kmeans":
+            task = Detect(replace(recipe, model=model))
+            sizes = box_sizes(task.training_data().images, task.size)
+            model = replace(model, anchors=kmeans_anchors(sizes, len(task.spec.anchors), recipe.seed))
+        return replace(recipe, model=model)
+
+    def activations(self) -> list[int]:
+        """Count the output values of the layers for one image; see :class:`.DetectorSpec`."""
+        return self.spec.activations(self.size)
+
+    def exports(self) -> Exports:
+        """Return the capabilities of an exported file."""
+        return self.spec.exports
+
+    def preprocessing(self) -> dict[str, Any]:
+        """Describe how an image is placed on the input, for other programs; see :class:`.Facts`."""
+        data = self.recipe.data
+        resize = {"resize": "bilinear"} if data.resample == "darknet" else {}
+        return {**resize, "fit": data.fit, **({"pad": data.pad} if data.fit == "letterbox" else {})}
 
     def model(self) -> nn.Module:
         """Build the bare model on the CPU, freshly initialized from torch's global generator."""
@@ -240,13 +263,3 @@ def _anchors_that_descend(model: model_kinds.ModelKeys) -> Iterator[str]:
             "model.anchors are in descending order, so the finest head would learn the largest boxes; "
             f"expected the smallest pair first: model.anchors='{ascending}'"
         )
-
-
-def resolve_detection(recipe: Recipe) -> Recipe:
-    """Replace a cfg file's path with the file's text, and ``kmeans`` anchors with fitted ones."""
-    model = cast(model_kinds.AnyModel, zoo.spec(recipe.model, recipe.loss).self_contained())
-    if isinstance(model, model_kinds.YoloModel) and model.anchors == "kmeans":
-        task = Detect(replace(recipe, model=model))
-        sizes = box_sizes(task.training_data().images, task.size)
-        model = replace(model, anchors=kmeans_anchors(sizes, len(task.spec.anchors), recipe.seed))
-    return replace(recipe, model=model)
