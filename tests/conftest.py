@@ -43,13 +43,13 @@ def pytest_configure(config: pytest.Config) -> None:
     import numpy.testing  # noqa: F401 - older releases run lscpu in this import; here it is not inside a test
     import torch  # noqa: F401 - so does its import, by way of the bindings for CUDA
 
-    from rankless.engine import workers
+    from rankless.engine import loader_count
     from rankless.hardware.heap import fill_with_nan
     from rankless.launch import fork_server
 
     if AVAILABLE:  # the ranks that tests start in their own process are forked, as those of the command are
         fork_server._running = RankServer()  # type: ignore[assignment]
-    workers.usable_cores = lambda: 1  # so that tests alone decide about loader processes
+    loader_count.usable_cores = lambda: 1  # so that tests alone decide about loader processes
     fill_with_nan()  # so that what reads memory that nobody wrote shows
 
 

@@ -247,7 +247,7 @@ def _serve(listener: socket.socket, modules: Sequence[str]) -> None:
     for module in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    workers = importlib.import_module("rankless.engine.workers")
+    workers = importlib.import_module("rankless.engine.loader_count")
     workers.usable_cores = lambda: 1  # so that tests alone decide about loader processes
     gc.collect()
     gc.freeze()

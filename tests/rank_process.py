@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from rankless.data import loader_server
-from rankless.engine import workers
+from rankless.engine import loader_count
 from rankless.hardware.heap import fill_with_nan
 from rankless.world.process_group import World
 from rankless.world.transport import PROCESS_GROUP
@@ -30,7 +30,7 @@ from rankless.world.transport import PROCESS_GROUP
 sys.path.insert(0, str(Path(__file__).parent))
 import thorough  # noqa: F401  # registers the profiles that test modules name
 
-workers.usable_cores = lambda: 1  # so that tests alone decide about loader processes
+loader_count.usable_cores = lambda: 1  # so that tests alone decide about loader processes
 fill_with_nan()  # so that what reads memory that nobody wrote shows
 TIMEOUT = timedelta(seconds=60)
 
@@ -54,6 +54,8 @@ def run(path: str, name: str, arguments: tuple[Any, ...], rank: int, size: int, 
     )
     try:
         PROCESS_GROUP.gather_apart(TIMEOUT)
+        # A function may end without any communication, while a slower rank is still connecting.
+        dist.barrier(PROCESS_GROUP.beside)
         return function(World(rank, size, torch.device("cpu"), rank), *arguments)
     finally:
         PROCESS_GROUP.beside = None

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from rankless.inference.predict import predict
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.models.zoo import build
 from rankless.recipe.model_kinds import YoloModel
 from rankless.recipe.schema import Data, Recipe

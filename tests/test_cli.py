@@ -16,7 +16,7 @@ from rankless import __main__ as rankless_main
 from rankless import __version__ as rankless_version
 from rankless import cli
 from rankless.hardware.compute_device import compute_device
-from rankless.models.checkpoints.weights import digest_file
+from rankless.models.weights_files.weights import digest_file
 from rankless.recipe.installed import EDITOR_LINE, shipped
 from rankless.recipe.load import dump, load
 from rankless.recipe.schema import Recipe

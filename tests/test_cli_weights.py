@@ -15,7 +15,7 @@ from hub_server import COMMIT, running
 from rankless import cli
 from rankless.files.download import Offer
 from rankless.models import published, zoo
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.load import default
 from rankless.runs import journal
 

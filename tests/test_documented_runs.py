@@ -21,7 +21,7 @@ from rankless import cli
 from rankless.curation.converting import convert
 from rankless.inference.video import Writer
 from rankless.interop.export import export
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.models.zoo import build
 from rankless.recipe.load import load
 from rankless.recipe.schema import Data, Model, Recipe

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rankless.world.process_group import World
-from rankless.world.threads import Meeting, thread_ranks
+from rankless.world.thread_transport import Meeting, thread_ranks
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ from rankless.engine.evaluate import fingerprint
 from rankless.engine.state import TrainingState
 from rankless.errors import UserError
 from rankless.hardware.computing import computes_like
-from rankless.models.checkpoints.weights import digest_file
+from rankless.models.weights_files.weights import digest_file
 from rankless.recipe.load import load
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory

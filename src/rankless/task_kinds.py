@@ -57,7 +57,7 @@ class TaskKind:
         build: builds the model of a recipe's ``model`` for a number of classes.
         published: returns the number of classes and the input size of a recipe's ``model`` as published.
         run_export: returns a module that runs an exported file.
-        portable: returns a module for other programs; see :meth:`rankless.interop.plan.Plan.portable`.
+        portable: returns a module for other programs; see :meth:`rankless.interop.export_plan.Plan.portable`.
         compare: compares the outputs of an export with those of PyTorch.
         mistakes: a class that lists errors; see :mod:`rankless.curation.model_errors`.
         show: shows an augmented image; see :mod:`rankless.curation.sampling`.
@@ -125,8 +125,8 @@ DETECT = TaskKind(
     build=Later("models.zoo:build"),
     published=Later("models.zoo:published"),
     run_export=Later("models.exported.modules:ExportedDetector"),
-    portable=Later("interop.plan:PortableDetector"),
-    compare=Later("interop.agreement:of_candidates"),
+    portable=Later("interop.export_plan:PortableDetector"),
+    compare=Later("interop.comparison:of_candidates"),
     mistakes=Later("curation.model_errors:BoxMistakes"),
     show=Later("curation.sampling:with_boxes"),
     advise=Later("curation.new_recipe:for_detector"),
@@ -155,8 +155,8 @@ CLASSIFY = TaskKind(
     build=Later("models.classifiers.catalog:build_classifier"),
     published=Later("models.classifiers.catalog:published"),
     run_export=Later("models.exported.modules:ExportedClassifier"),
-    portable=Later("interop.plan:PortableClassifier"),
-    compare=Later("interop.agreement:of_probabilities"),
+    portable=Later("interop.export_plan:PortableClassifier"),
+    compare=Later("interop.comparison:of_probabilities"),
     mistakes=Later("curation.model_errors:ClassMistakes"),
     show=Later("curation.sampling:with_classes"),
     advise=Later("curation.new_recipe:for_classifier"),

@@ -35,7 +35,7 @@ from rankless.data.images.image_file import UnreadableImage
 from rankless.data.loader import LoaderDiedError, MicroBatches
 from rankless.data.order import Line, micro_batch
 from rankless.errors import TaskError, UserError
-from rankless.hardware.threads import set_threads
+from rankless.hardware.cpu_threads import set_threads
 from rankless.randomness import torch_seed
 from rankless.recipe.schema import Augment, Batch
 from rankless.structures import Unreadable

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 import networks_that_branch
 from networks_that_branch import NETWORKS, images
 from rankless.engine.accumulate import make_accumulator
+from rankless.engine.running_statistics import RunningStatistics, batch_norms
 from rankless.engine.schedule import set_rate
 from rankless.engine.state import TrainingState
-from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Flags
 from rankless.errors import UserError
-from rankless.models.checkpoints.weights import digest
+from rankless.models.weights_files.weights import digest
 from rankless.randomness import GENERATORS, key, torch_seed
 from rankless.recipe.schema import Batch, Recipe
 from rankless.structures import LossSum

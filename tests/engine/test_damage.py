@@ -24,7 +24,7 @@ from rankless.launch.hosts import messages
 from rankless.launch.hosts.host import HostProcess
 from rankless.launch.resume import check_resume, recipe_of_run
 from rankless.launch.run_lock import locked
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.load import dump
 from rankless.recipe.schema import Optim, Recipe
 from rankless.runs import journal

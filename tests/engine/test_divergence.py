@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rankless.engine.divergence import DivergedError
 from rankless.engine.state import TrainingState
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Optim, Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.structures import LossSum

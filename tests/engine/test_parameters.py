@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from rankless.engine.accumulate import make_accumulator
+from rankless.engine.running_statistics import RunningStatistics, batch_norms
 from rankless.engine.schedule import set_rate
 from rankless.engine.state import TrainingState
-from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Flags
 from rankless.errors import UserError
-from rankless.models.checkpoints.weights import digest
 from rankless.models.layers import channels_last
+from rankless.models.weights_files.weights import digest
 from rankless.randomness import GENERATORS
 from rankless.recipe.load import load
 from rankless.recipe.schema import Batch, Ema, Optim, Recipe

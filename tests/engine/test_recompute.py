@@ -13,7 +13,7 @@ from rankless.engine.recompute import Checks, SilentErrorCheck, Votes, differing
 from rankless.engine.state import TrainingState
 from rankless.engine.totals import Compared, Flags
 from rankless.errors import UserError
-from rankless.models.checkpoints.weights import digest
+from rankless.models.weights_files.weights import digest
 from rankless.recipe.load import load
 from rankless.recipe.schema import Batch, Check, Recipe
 from rankless.world.process_group import World

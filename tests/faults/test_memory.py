@@ -17,7 +17,7 @@ from rankless import load_recipe
 from rankless.errors import ShortageError
 from rankless.launch.job import Job
 from rankless.launch.rank_job import note_of
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.load import to_json
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]

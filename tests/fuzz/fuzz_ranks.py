@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rankless.launch.job import Job
-    from rankless.launch.supervisor import RoundEnd
+    from rankless.launch.rounds import RoundEnd
 
 
 class Started(BaseException):
@@ -23,7 +23,7 @@ def one_rank(_: object, place: Path, *__: Any) -> RoundEnd:
     from rankless.errors import UserError
     from rankless.launch import rank_job
     from rankless.launch.job import leave_note, read_job, read_notes
-    from rankless.launch.supervisor import RoundEnd
+    from rankless.launch.rounds import RoundEnd
 
     job = read_job(place)
     try:
@@ -49,12 +49,12 @@ def no_rank_at_first(job: Job, place: Path, *_: Any, **__: Any) -> RoundEnd:
 @contextlib.contextmanager
 def in_this_process(supervise: Any = no_rank_at_first) -> Iterator[None]:
     """No process is started while it lasts."""
-    from rankless.engine import workers
+    from rankless.engine import loader_count
     from rankless.launch import local
 
-    real = local.run_ranks, workers.loader_processes
-    local.run_ranks, workers.loader_processes = supervise, lambda *_: 0
+    real = local.run_ranks, loader_count.loader_processes
+    local.run_ranks, loader_count.loader_processes = supervise, lambda *_: 0
     try:
         yield
     finally:
-        local.run_ranks, workers.loader_processes = real
+        local.run_ranks, loader_count.loader_processes = real

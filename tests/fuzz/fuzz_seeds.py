@@ -322,7 +322,7 @@ def state() -> dict[str, torch.Tensor]:
 
 @functools.cache
 def darknet_weights() -> bytes:
-    from rankless.models.checkpoints.darknet_weights import write_weights
+    from rankless.models.weights_files.darknet_weights import write_weights
 
     with _folder() as folder:
         write_weights(folder / "w", _network(), state())
@@ -331,7 +331,7 @@ def darknet_weights() -> bytes:
 
 @functools.cache
 def weights() -> bytes:
-    from rankless.models.checkpoints import weights as page
+    from rankless.models.weights_files import weights as page
 
     with _folder() as folder:
         page.save(folder / "w", state(), recipe=recipe(), class_names=CLASSES, extra={"step": "1"})

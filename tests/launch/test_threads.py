@@ -17,7 +17,7 @@ from process_server import SERVER
 from rankless.data.loader import LoaderDiedError
 from rankless.errors import INTERRUPTED, TaskError, UserError
 from rankless.launch.inline import _main_error
-from rankless.models.checkpoints.weights import digest_file
+from rankless.models.weights_files.weights import digest_file
 from rankless.recipe.load import load
 from rankless.recipe.schema import Recipe
 from rankless.runs import journal

@@ -15,11 +15,11 @@ from torch import nn
 
 from first_steps import digests_of_steps
 from rankless.models import zoo
-from rankless.models.checkpoints import weights
 from rankless.models.classifiers.catalog import CLASSIFIERS, build_classifier
 from rankless.models.classifiers.densenet import DenseNet, Variant
 from rankless.models.detectors.convolutional import DetectionModel
 from rankless.models.detectors.darknet import MODELS
+from rankless.models.weights_files import weights
 from rankless.models.zoo import build
 from rankless.recipe import model_kinds
 from rankless.recipe.load import default, load

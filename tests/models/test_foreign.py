@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rankless.errors import UserError
-from rankless.models.checkpoints.fit import fit
-from rankless.models.checkpoints.foreign import read_checkpoint
+from rankless.models.weights_files.foreign import read_checkpoint
+from rankless.models.weights_files.matching import fit
 
 
 def network(seed: int = 0) -> nn.Module:

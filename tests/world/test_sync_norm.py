@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rankless.engine.accumulate import AllAtOnce, make_accumulator
-from rankless.engine.statistics import RunningStatistics, batch_norms
+from rankless.engine.running_statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Flags
 from rankless.errors import UserError
 from rankless.randomness import GENERATORS, torch_seed

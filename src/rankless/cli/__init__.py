@@ -31,7 +31,7 @@ from rankless.cli import (  # noqa: F401  # each adds its commands to app
     viewing,
 )
 from rankless.cli.cli_errors import as_user_error
-from rankless.cli.foreign import refuse_foreign
+from rankless.cli.foreign_options import refuse_foreign
 from rankless.cli.options import app, refuse_repeated
 from rankless.errors import OutputError, UserError, check_all, of_the_system
 from rankless.launch import environments

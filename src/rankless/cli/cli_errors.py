@@ -62,7 +62,7 @@ def as_user_error(error: CycloptsError) -> UserError:
 
 
 def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
-    from rankless.cli.foreign import COMMANDS, OPTIONS, WORDS, override
+    from rankless.cli.foreign_options import COMMANDS, OPTIONS, WORDS, override
     from rankless.recipe.familiar import ELSEWHERE, answer
 
     name = option.lstrip("-").replace("-", "_").lower()
@@ -99,7 +99,7 @@ def _near_key(option: str, names: Collection[str]) -> str:
 
 
 def _unknown_command(error: UnknownCommandError, see: str) -> str:
-    from rankless.cli.foreign import line_of_yolo
+    from rankless.cli.foreign_options import line_of_yolo
 
     app, word = error.app or App(), _first(error)
     if word.startswith("-"):

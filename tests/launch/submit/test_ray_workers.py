@@ -14,7 +14,7 @@ import pytest
 from rankless import cli
 from rankless.launch.submit import ray
 from rankless.launch.submit.request import Request
-from rankless.models.checkpoints.weights import digest_file
+from rankless.models.weights_files.weights import digest_file
 from rankless.runs.directory import RunDirectory
 
 FAULTS = Path(__file__).parents[2] / "faults"

@@ -15,7 +15,7 @@ follows, so that they train like all other models:
   trained as usual.
 - The denoising queries of RT-DETR and D-FINE need the ground truth, so in training, the network runs in
   ``loss``. Their noise comes from torch's global generator, which the engine seeds for each micro-batch.
-- On a GPU, deformable attention samples with :mod:`rankless.models.detectors.sampling`.
+- On a GPU, deformable attention samples with :mod:`rankless.models.detectors.bilinear_sampling`.
 
 State dicts have the names that transformers uses.
 """
@@ -37,8 +37,8 @@ from torch import Tensor, nn
 from rankless.errors import UserError, one_of
 from rankless.extras import needed
 from rankless.geometry.boxes import to_xyxy
+from rankless.models.detectors.bilinear_sampling import DeterministicSampling
 from rankless.models.detectors.protocol import DetectorSpec, Exports, Published
-from rankless.models.detectors.sampling import DeterministicSampling
 from rankless.models.detectors.transformers_configs import CONFIGS
 from rankless.models.heads.truths import Truths, as_background, boxes_in_ignored
 from rankless.models.work import convolution_outputs

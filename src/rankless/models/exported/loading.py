@@ -8,9 +8,9 @@ from pathlib import Path
 from torch import nn
 
 from rankless.errors import UserError
-from rankless.models.checkpoints.weights import Weights
-from rankless.models.exported.facts import read
+from rankless.models.exported.metadata import read
 from rankless.models.exported.sessions import SESSIONS
+from rankless.models.weights_files.weights import Weights
 from rankless.task_kinds import kind_of
 
 _CODE = {".torchscript": "TorchScript", ".pt2": "torch.export"}

@@ -1,8 +1,8 @@
 """Activation checkpointing: blocks store only their inputs and are recomputed in the backward pass.
 
 The results are bitwise identical to those without checkpointing. PyTorch restores the random state and the
-autocast settings for the recomputation, and :mod:`rankless.engine.statistics` reads running statistics
-beforehand.
+autocast settings for the recomputation, and :mod:`rankless.engine.running_statistics` reads running
+statistics beforehand.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rankless.errors import counted, printable
-from rankless.models.checkpoints.pickle_inspection import RefusedFileError
+from rankless.models.weights_files.pickle_inspection import RefusedFileError
 
 # Averaged weights are preferred, because they are usually the ones that were evaluated.
 _AVERAGED = (

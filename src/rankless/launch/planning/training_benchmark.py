@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rankless.data.builtin import is_built_in
-from rankless.engine.workers import loader_processes
+from rankless.engine.loader_count import loader_processes
 from rankless.errors import ShortageError, UserError, counted
 from rankless.hardware import memory
 from rankless.hardware.compute_device import compute_device
@@ -82,7 +82,7 @@ class Ranks(_Processes):
         begin(run, self.recipe)
         for rank in range(self.ranks):
             process = MeasurementProcess(
-                "bench_rank",
+                "benchmark_rank",
                 f"training with {counted(self.ranks, 'device')}",
                 self.log,
                 variables=rank_variables(rank, self.ranks),

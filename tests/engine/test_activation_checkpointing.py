@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from first_steps import digests_of_steps
 from rankless.errors import UserError
-from rankless.models.checkpointing import blocks, checkpoint_activations
+from rankless.models.activation_checkpointing import blocks, checkpoint_activations
 from rankless.recipe.load import default, load
 from rankless.tasks import open_task
 from rankless.world.process_group import World

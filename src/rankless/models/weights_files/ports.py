@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from rankless.errors import UserError, nearest, one_of
-from rankless.models.checkpoints.fit import COUNTER, align, compare, mismatch
 from rankless.models.darknet.network import DETECTOR_CHANNELS, Conv, Involution, Network
 from rankless.models.layers import BATCH_NORM_EPS
+from rankless.models.weights_files.matching import COUNTER, align, compare, mismatch
 
 Module = tuple[str, str]
 """The names of a convolution and its batch norm. The latter is empty if there is no batch norm."""

@@ -14,7 +14,7 @@ from small_plans import SMALL
 from rankless.cli import main
 from rankless.errors import ShortageError
 from rankless.launch.planning.bare_process import BareLoop
-from rankless.launch.planning.bench import Bare, Bench, Shares, Speed, steady
+from rankless.launch.planning.training_benchmark import Bare, Bench, Shares, Speed, steady
 from rankless.recipe.load import load
 
 CALM = Shares(0.9, 0.02, 0.04, 0.04)
@@ -132,7 +132,7 @@ def test_a_mistake_is_a_sentence(words, problem, capsys) -> None:
 @pytest.mark.usefixtures("forked_pages")
 def test_it_trains_both_in_turns_and_leaves_nothing_behind(tmp_path: Path, monkeypatch, capfd) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rankless.launch.planning.bench._ROUNDS", 1)
+    monkeypatch.setattr("rankless.launch.planning.training_benchmark._ROUNDS", 1)
     words = [*SMALL, "data.multi_scale=0.5", "--devices", "2", "--seconds", "0.1", "--pure", "--json"]
     assert main(["benchmark", *words]) == 0
     found = json.loads(capfd.readouterr().out)

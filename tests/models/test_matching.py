@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rankless.errors import UserError
-from rankless.models.checkpoints.fit import align, fit
+from rankless.models.weights_files.matching import align, fit
 
 
 class Wrapped(nn.Module):

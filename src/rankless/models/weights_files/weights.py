@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from rankless.arguments import Text
 from rankless.errors import UserError
-from rankless.models.checkpoints.fit import compare, mismatch
-from rankless.models.checkpoints.tensor_file import CHECKSUM, OLD_CHECKSUM, metadata_of, raw, read, write
+from rankless.models.weights_files.matching import compare, mismatch
+from rankless.models.weights_files.tensor_file import CHECKSUM, OLD_CHECKSUM, metadata_of, raw, read, write
 from rankless.recipe.load import from_json, to_json
 from rankless.recipe.schema import Recipe
 

@@ -20,9 +20,9 @@ from rankless.data.torch_dataset import from_dataset
 from rankless.engine.accumulate import make_accumulator
 from rankless.engine.forward_state import ForwardState
 from rankless.engine.optim import divide_and_clip
+from rankless.engine.running_statistics import RunningStatistics, batch_norms
 from rankless.engine.schedule import StepSchedule
 from rankless.engine.soundness import synchronize, weight_difference
-from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Flags
 from rankless.errors import UserError
 from rankless.randomness import kept_generators

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError
-from rankless.models.checkpoints import weights
 from rankless.models.detectors.protocol import CANDIDATES, Exports
-from rankless.models.exported.facts import Facts
+from rankless.models.exported.metadata import Facts
+from rankless.models.weights_files import weights
 from rankless.recipe import load
 from rankless.recipe.schema import Evaluate, Recipe
 from rankless.runs.trained_weights import trained_weights_of

@@ -21,15 +21,15 @@ from rankless.data.datasets.class_matching import spelled_otherwise
 from rankless.errors import UserError, counted, listed
 from rankless.files import checksums, hub
 from rankless.models import published
-from rankless.models.checkpoints import transformers_folder
-from rankless.models.checkpoints.darknet_weights import read_weights
-from rankless.models.checkpoints.fit import COUNTER, Misfits, compare
-from rankless.models.checkpoints.foreign import read_checkpoint
-from rankless.models.checkpoints.weights import load_into, load_tensors
 from rankless.models.classifiers.adapters import timm_weights
 from rankless.models.classifiers.catalog import TIMM
 from rankless.models.darknet.architectures import COCO_CLASSES
 from rankless.models.detectors import darknet
+from rankless.models.weights_files import transformers_folder
+from rankless.models.weights_files.darknet_weights import read_weights
+from rankless.models.weights_files.foreign import read_checkpoint
+from rankless.models.weights_files.matching import COUNTER, Misfits, compare
+from rankless.models.weights_files.weights import load_into, load_tensors
 from rankless.recipe.load import from_json
 from rankless.recipe.model_kinds import Model, ModelKeys
 from rankless.recipe.recorded import recipe_in

@@ -18,7 +18,7 @@ from rankless.hardware.compute_device import compute_device
 from rankless.hardware.computing import computes_like
 from rankless.interop import speed
 from rankless.interop.export import PROGRAMS, write_checked
-from rankless.interop.plan import ExportOptions, Plan, plan_export
+from rankless.interop.export_plan import ExportOptions, Plan, plan_export
 from rankless.tasks import open_task
 from rankless.world.process_group import World, join
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rankless.engine.statistics import RunningStatistics, batch_norms
+from rankless.engine.running_statistics import RunningStatistics, batch_norms
 from rankless.errors import UserError
 
 CPU = torch.device("cpu")

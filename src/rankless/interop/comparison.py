@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rankless.data.builtin import is_built_in
 from rankless.errors import UserError, counted
-from rankless.interop.plan import Plan
+from rankless.interop.export_plan import Plan
 from rankless.models.exported.sessions import Session
 from rankless.recipe.schema import Data
 from rankless.structures import Detections, network_input

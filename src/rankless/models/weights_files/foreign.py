@@ -1,7 +1,7 @@
 """Read checkpoints from other projects without running code.
 
-:mod:`~rankless.models.checkpoints.unwrapping` finds the weights in a checkpoint, and
-:mod:`~rankless.models.checkpoints.fit` matches their names to a model.
+:mod:`~rankless.models.weights_files.unwrapping` finds the weights in a checkpoint, and
+:mod:`~rankless.models.weights_files.matching` matches their names to a model.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 
 from rankless.errors import UserError, printable
 from rankless.files import reading
-from rankless.models.checkpoints import tensor_file
-from rankless.models.checkpoints.pickle_inspection import SAVE_WEIGHTS, Inspection, RefusedFileError
-from rankless.models.checkpoints.unwrapping import Checkpoint, unwrap
+from rankless.models.weights_files import tensor_file
+from rankless.models.weights_files.pickle_inspection import SAVE_WEIGHTS, Inspection, RefusedFileError
+from rankless.models.weights_files.unwrapping import Checkpoint, unwrap
 
 # Files of torch.save before version 1.6 start with this number as a separate pickle.
 _MAGIC = 0x1950A86A20F9469CFC6C

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 import rankless
 from rankless.errors import UserError
-from rankless.models.checkpoints.weights import digest
+from rankless.models.weights_files.weights import digest
 from rankless.world.process_group import World, join
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -1,7 +1,7 @@
 """Run rounds of ranks on one or several machines until the training is done.
 
 A round is one start of all ranks on all hosts, and continues from the newest checkpoint. Another round
-follows unless the ranks ended on purpose, the supervisor was told to stop, or restarts do not help.
+follows unless the ranks ended on purpose, a stop was requested, or restarts do not help.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class RoundEnd(msgspec.Struct):
     @property
     def stopped_by(self) -> int:
         """The signal that stopped a rank or a host; 0 if there was none."""
-        if self.regrouping:  # the supervisor sent the signal
+        if self.regrouping:  # sent by this program, not by a user
             return 0
         return self.signal or next((note["signal"] for note in self.notes if note.get("signal")), 0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rankless.engine.workers import loader_processes, of_rank
+from rankless.engine.loader_count import loader_processes, of_rank
 from rankless.recipe.load import default
 from rankless.world.process_group import World
 
