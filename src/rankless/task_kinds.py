@@ -33,8 +33,8 @@ class TaskKind:
 
     Attributes:
         name: value of the recipe's key ``task``; empty for custom tasks.
-        model: a model of this kind, for messages.
-        annotations: what each image of the data has, for messages.
+        model, problem: what a model of this kind is, and what it does, for messages.
+        annotations, counted: what the data has, and what is counted of a class, for messages.
         boxes: whether the data has boxes; otherwise, each image has one class.
         score: the score that selects the best weights by default.
         recipe: shipped recipe in examples for the user's own data.
@@ -59,14 +59,16 @@ class TaskKind:
         run_export: returns a module that runs an exported file.
         portable: returns a module for other programs; see :meth:`rankless.interop.export_plan.Plan.portable`.
         compare: compares the outputs of an export with those of PyTorch.
-        mistakes: a class that lists errors; see :mod:`rankless.curation.model_errors`.
+        mistakes: yields the errors in an image; see :mod:`rankless.curation.model_errors`.
         show: shows an augmented image; see :mod:`rankless.curation.sampling`.
-        advise: chooses the settings of a new recipe; see :mod:`rankless.curation.new_recipe`.
+        advice: how to choose a recipe for new data; see :class:`rankless.curation.new_recipe.Advice`.
     """
 
     name: str = ""
     model: str = "a custom model"
+    problem: str = ""
     annotations: str = ""
+    counted: str = ""
     boxes: bool = False
     score: str = "score"
     recipe: str = ""
@@ -94,7 +96,7 @@ class TaskKind:
     compare: Later = Later("")
     mistakes: Later = Later("")
     show: Later = Later("")
-    advise: Later = Later("")
+    advice: Later = Later("")
 
 
 _EXPORTED = ("model.image_size", "data.root", "data.val")
@@ -103,7 +105,9 @@ _NO_BOXES = "a classifier predicts the five best classes and no boxes; remove it
 DETECT = TaskKind(
     name="detect",
     model="a detector",
+    problem="detection",
     annotations="boxes",
+    counted="boxes",
     boxes=True,
     score="AP",
     recipe="yolov4-tiny",
@@ -127,15 +131,17 @@ DETECT = TaskKind(
     run_export=Later("models.exported.modules:ExportedDetector"),
     portable=Later("interop.export_plan:PortableDetector"),
     compare=Later("interop.comparison:of_candidates"),
-    mistakes=Later("curation.model_errors:BoxMistakes"),
-    show=Later("curation.sampling:with_boxes"),
-    advise=Later("curation.new_recipe:for_detector"),
+    mistakes=Later("curation.model_errors:of_detections"),
+    show=Later("curation.sampling:of_detector"),
+    advice=Later("curation.new_recipe:DETECTOR"),
 )
 
 CLASSIFY = TaskKind(
     name="classify",
     model="a classifier",
+    problem="classification",
     annotations="one class per image",
+    counted="images",
     score="top1",
     recipe="resnet18",
     shown="resnet18",
@@ -157,15 +163,14 @@ CLASSIFY = TaskKind(
     run_export=Later("models.exported.modules:ExportedClassifier"),
     portable=Later("interop.export_plan:PortableClassifier"),
     compare=Later("interop.comparison:of_probabilities"),
-    mistakes=Later("curation.model_errors:ClassMistakes"),
-    show=Later("curation.sampling:with_classes"),
-    advise=Later("curation.new_recipe:for_classifier"),
+    mistakes=Later("curation.model_errors:of_classification"),
+    show=Later("curation.sampling:of_classifier"),
+    advice=Later("curation.new_recipe:CLASSIFIER"),
 )
 
 CUSTOM = TaskKind(
     open=Later("tasks.custom:open_custom"),
     finder=Later("inference.predict_custom:CustomFinder"),
-    show=Later("curation.sampling:refuse_custom"),
 )
 
 KINDS = (DETECT, CLASSIFY)

@@ -11,6 +11,7 @@ from pathlib import Path
 from rankless.cli.options import is_override
 from rankless.errors import UserError, printable
 from rankless.recipe.familiar import BATCH_KEY, ELSEWHERE, RUN, SECTIONS, imported
+from rankless.task_kinds import BUILT_IN, DEFAULT, kind_of
 
 _EVALUATE = "the command rankless evaluate RUN"
 _PLAN = "--devices N or --hosts a,b; nothing else is needed"
@@ -104,7 +105,6 @@ def override(name: str, value: str) -> str:
     return f"{key[0]}={value}" if key else ""
 
 
-_RECIPES = {"detect": "yolov4-tiny", "classify": "resnet18"}
 _MODES = {
     **dict.fromkeys(("val", "validate", "eval", "test"), "evaluate"),
     **{mode: mode for mode in ("train", "predict", "export")},
@@ -124,7 +124,7 @@ def line_of_yolo(tokens: Sequence[str]) -> str:
         return line
     given = [one.removeprefix("task=").removeprefix("mode=") for one in tokens]
     words = [one for one in given if "=" not in one and one != "yolo"]
-    task = words.pop(0) if words and words[0] in _RECIPES else ""
+    task = words.pop(0) if words and words[0] in BUILT_IN else ""
     mode = _MODES.get(words.pop(0) if words else "", "")
     if not mode or len(words) > (mode != "train"):
         return ""
@@ -133,7 +133,7 @@ def line_of_yolo(tokens: Sequence[str]) -> str:
         return _line_of(mode, words, values)
     model, device = values.pop("model", ""), values.pop("device", "")
     values = values if "data.root" in values else {"data": values.pop("data", "FOLDER"), **values}
-    recipe, more, left = _RECIPES.get(task, _RECIPES["detect"]), [], []
+    recipe, more, left = kind_of(task or DEFAULT).recipe, [], []
     for name, value in values.items():
         ours = f"{name}={value}" if "." in name else override(name, value)
         if ours and _is_valid(recipe, ours):

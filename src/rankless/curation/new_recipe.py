@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from rankless.curation import fine_tuning
 from rankless.curation.facts import Facts
@@ -18,21 +19,34 @@ from rankless.models import published
 from rankless.models.names import problem
 from rankless.recipe.commented import Setting, commented
 
-MICRO_BATCH = {"detect": 4, "classify": 8}
-STEPS = {"detect": 1380, "classify": 950}
-"""Minimum number of steps: about as many as in ``blood-cells``, and in ``resnet18`` on 610 images."""
-EPOCHS = {"detect": 12, "classify": 30}
-"""Minimum number of epochs, even if fewer epochs of a large data set have enough steps."""
-
-_TASKS = {"detect": "The annotations are boxes.", "classify": "Each image has one class."}
 _BOX = 20  # side in pixels that 95% of the boxes should exceed; 21 in blood-cells
 _SIDES = (320, 416, 640)  # longer side of a detector's input: minimum, maximum on a CPU, maximum on a GPU
 _SMALL = 48  # side of an input in pixels below which crops would lose too much of the object
 _MANY = 10_000  # number of training images that justifies a larger network
-_BYTES = {"detect": 1200, "classify": 800}  # bytes of memory per pixel of a micro-batch, in fp32
 _PROCESS = 5 << 28  # bytes of memory of a process with PyTorch, the weights and their gradients
 
 _SIDED = re.compile(r"(?<![a-z])(left|right|texts?|words?|letters?|digits?|arrows?|plates?)(?![a-z])", re.I)
+
+
+class Advice(NamedTuple):
+    """How to choose a recipe for a kind of task.
+
+    Attributes:
+        settings: yields the settings of a network that is trained from scratch.
+        reason: why this task fits the data.
+        example: what the numbers come from.
+        steps: minimum number of steps: about as many as in the example.
+        epochs: minimum number of epochs, even if fewer epochs of a large data set have enough steps.
+        memory: bytes of memory per pixel of a micro-batch, in fp32.
+    """
+
+    settings: Callable[[Facts], Iterator[Setting]]
+    reason: str
+    example: str
+    micro_batch: int
+    steps: int
+    epochs: int
+    memory: int
 
 
 def text(facts: Facts, file: str, pretrained: str = "") -> str:
@@ -40,10 +54,10 @@ def text(facts: Facts, file: str, pretrained: str = "") -> str:
 
     If ``pretrained`` is given, the recipe fine-tunes these weights.
     """
-    what = "boxes" if facts.boxed else "one class per image"
     images = counted(facts.train_images, "training image")
+    classes = counted(len(facts.counts), "class", "classes")
     head = (
-        f"{printable(facts.root, 1000)}: {what}, {images}, {counted(len(facts.counts), 'class', 'classes')}.",
+        f"{printable(facts.root, 1000)}: {facts.kind.annotations}, {images}, {classes}.",
         f"For a machine with {facts.machine}.",
         "",
         f"  rankless train {shlex.quote(printable(file, 1000))}",
@@ -57,17 +71,27 @@ def settings(facts: Facts, pretrained: str = "") -> list[Setting]:
     """Return the settings of the recipe, in the order of its keys."""
     if pretrained:
         return list(_on_weights(facts, pretrained))
-    return list(_detector(facts) if facts.boxed else _classifier(facts))
+    advice = _advice(facts)
+    return [_task(facts), *advice.settings(facts)]
+
+
+def _advice(facts: Facts) -> Advice:
+    advice: Advice = facts.kind.advice.load()
+    return advice
+
+
+def _task(facts: Facts) -> Setting:
+    return Setting("task", facts.kind.name, _advice(facts).reason)
 
 
 def _on_weights(facts: Facts, pretrained: str) -> Iterator[Setting]:
     first, *others = fine_tuning.settings(
         facts.train_images, known=fine_tuning.knows(pretrained, facts.counts)
     )
-    yield Setting("task", facts.task, _TASKS[facts.task])
+    yield _task(facts)
     if pretrained.startswith("published/"):
         network = published.named(pretrained.removeprefix("published/")).models[0]
-        if wrong := problem(facts.task, network):
+        if wrong := problem(facts.kind.name, network):
             raise UserError(f"model.pretrained is '{pretrained}': {wrong}")
         yield Setting("model.name", network, "The network that these weights belong to.")
     why = "Training starts from these weights, which also determine the input size."
@@ -80,7 +104,6 @@ def _on_weights(facts: Facts, pretrained: str) -> Iterator[Setting]:
 
 def _detector(facts: Facts) -> Iterator[Setting]:
     size, why = _input_of_detector(facts)
-    yield Setting("task", "detect", _TASKS["detect"])
     reason = "Needs no anchors and learns from few images: AP 0.63 with the 205 images of blood-cells."
     if facts.train_images >= _MANY:
         reason += f" {facts.train_images:,} images may justify the larger yolov4-anchor-free."
@@ -114,13 +137,12 @@ def _detector(facts: Facts) -> Iterator[Setting]:
     yield Setting("optim.momentum", 0.95, "The value in the Muon paper.")
     yield Setting("optim.weight_decay", 0.02, "As in blood-cells.")
     yield from _schedule("6%", "As in blood-cells, where 6% are 80 steps.", 0.01)
-    yield from _end(0.99 if steps < 2 * STEPS["detect"] else 0.998)
+    yield from _end(0.99 if steps < 2 * DETECTOR.steps else 0.998)
 
 
 def _classifier(facts: Facts) -> Iterator[Setting]:
     is_large = facts.train_images >= _MANY and facts.gpus > 0
     side = min(max(int(min(facts.height, facts.width)) // 32 * 32, 32), 224)
-    yield Setting("task", "classify", _TASKS["classify"])
     yield Setting(
         "model.name",
         "resnet50" if is_large else "resnet18",
@@ -164,6 +186,20 @@ def _classifier(facts: Facts) -> Iterator[Setting]:
     yield from _end(0.998)
 
 
+DETECTOR = Advice(
+    _detector, "The annotations are boxes.", "blood-cells", micro_batch=4, steps=1380, epochs=12, memory=1200
+)
+CLASSIFIER = Advice(
+    _classifier,
+    "Each image has one class.",
+    "resnet18 on 610 images",
+    micro_batch=8,
+    steps=950,
+    epochs=30,
+    memory=800,
+)
+
+
 def _data(facts: Facts) -> Iterator[Setting]:
     yield Setting("data.root", facts.root, "A relative path refers to the folder where you start training.")
     if facts.format != "auto":
@@ -173,7 +209,7 @@ def _data(facts: Facts) -> Iterator[Setting]:
         yield Setting("data.classes", facts.classes, f"Chosen with --classes: {names}.")
     else:
         most, least = max(facts.counts.values()), min(facts.counts.values())
-        each = f"{least:,} to {most:,} {'boxes' if facts.boxed else 'images'} each"
+        each = f"{least:,} to {most:,} {facts.kind.counted} each"
         yield Setting("data.classes", "auto", f"All classes: {names}, {each}. A list selects classes.")
     yield Setting("data.train", facts.train, f"{counted(facts.train_images, 'image')}.")
     yield Setting("data.val", facts.val, f"{counted(facts.val_images, 'image')}. {facts.split_note}")
@@ -203,13 +239,13 @@ def _flip(facts: Facts) -> Iterator[Setting]:
 
 
 def _batch(facts: Facts, images: int, pixels: int, why: str) -> Iterator[Setting]:
-    task = facts.task
-    micro = min(MICRO_BATCH[task], images // 2)  # two devices can share a step
+    advice = _advice(facts)
+    micro = min(advice.micro_batch, images // 2)  # two devices can share a step
     ranks = 1 if facts.gpus else min(facts.cores, images // micro)
     free = facts.memory // ranks
 
     def needed() -> int:
-        return _PROCESS + micro * pixels * _BYTES[task]
+        return _PROCESS + micro * pixels * advice.memory
 
     while not facts.gpus and micro > 2 and needed() > free:
         micro //= 2
@@ -226,11 +262,10 @@ def _batch(facts: Facts, images: int, pixels: int, why: str) -> Iterator[Setting
 
 def _epochs(facts: Facts, images: int) -> tuple[int, Setting]:
     """Return the number of steps in the run, and the setting ``epochs``."""
-    task = facts.task
-    epochs = max(math.ceil(STEPS[task] * images / facts.train_images), EPOCHS[task])
+    advice = _advice(facts)
+    epochs = max(math.ceil(advice.steps * images / facts.train_images), advice.epochs)
     steps = epochs * facts.train_images // images
-    other = "blood-cells" if facts.boxed else "resnet18 on 610 images"
-    why = f"{steps:,} steps ({other}: about {STEPS[task]:,}). More epochs may improve the scores."
+    why = f"{steps:,} steps ({advice.example}: about {advice.steps:,}). More epochs may improve the scores."
     return steps, Setting("epochs", epochs, why)
 
 

@@ -33,6 +33,7 @@ from rankless.files.cache_folder import hold
 from rankless.files.remote import Location, RemotePath, is_remote, location
 from rankless.recipe.familiar import is_by_name
 from rankless.recipe.schema import Data
+from rankless.task_kinds import kind_for, kind_of
 
 _UNREADABLE = "unreadable image"
 _LISTS = (".txt", ".csv", ".json")  # extensions of files that can be given as a split
@@ -196,13 +197,12 @@ def of_another_task(pretrained: str, task: str, root: str, *, boxed: bool) -> st
     ``task`` is the task of the weights, and ``boxed`` is true if the data has boxes. Names of published
     weights are not checked.
     """
-    if boxed == (task == "detect") or is_by_name(pretrained):
+    kind, weights = kind_for(boxes=boxed), kind_of(task)
+    if kind is weights or is_by_name(pretrained):
         return ""
-    kinds, what = ("a classifier", "a detector"), "boxes" if boxed else "one class per image"
-    recipe = "yolov4-tiny" if boxed else "resnet18"
     return (
-        f"model.pretrained is '{pretrained}', {kinds[not boxed]}, but {root} has {what}; expected "
-        f"{kinds[boxed]}; use other weights, or train from scratch with `rankless train {recipe} "
+        f"model.pretrained is '{pretrained}', {weights.model}, but {root} has {kind.annotations}; expected "
+        f"{kind.model}; use other weights, or train from scratch with `rankless train {kind.recipe} "
         f"data.root={shell_word(root)}`"
     )
 
