@@ -28,7 +28,7 @@ from rankless.data.index.scan import with_headers
 from rankless.data.index.validation import validate
 from rankless.errors import UserError
 from rankless.recipe.schema import Augment
-from small_disk import small_files
+from support.small_disk import small_files
 
 SIZE = (64, 96)
 SHOWN = Shown(SIZE)

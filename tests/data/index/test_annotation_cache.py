@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import shutil
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,15 +16,12 @@ import pytest
 from rankless.data.index import file_states
 from rankless.data.index.annotation_cache import cached, forget
 from rankless.data.index.annotations import Annotations, flat_paths
-from rankless.errors import UserError
-from rankless.files import cache_folder
-from small_disk import small_files
-
-sys.path.insert(0, str(Path(__file__).parent))
-import works_for_scan as works
-
 from rankless.data.index.scan import scan
 from rankless.data.index.validation import validate
+from rankless.errors import UserError
+from rankless.files import cache_folder
+from support import works_for_scan as works
+from support.small_disk import small_files
 
 
 class Data:
