@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rankless.hardware.cpu_threads import set_threads
 from torchvision import tv_tensors
 
 from rankless.data.datasets.detection import DetectionExamples, collate
@@ -23,6 +22,7 @@ from rankless.data.images.image_file import UnreadableImage
 from rankless.data.loader import LoaderDiedError, MicroBatches
 from rankless.data.order import Line, micro_batch
 from rankless.errors import TaskError, UserError
+from rankless.hardware.cpu_threads import set_threads
 from rankless.randomness import torch_seed
 from rankless.recipe.schema import Augment, Batch
 from rankless.structures import Unreadable

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from rankless.data.images.image_file import Decoded, Pixels, Shown
 from rankless.errors import UserError
 from rankless.models.weights_files import weights
-from rankless.recipe.schema import Data
-from rankless.tasks import trained
+from rankless.recipe.schema import Data, Recipe
+from rankless.tasks import open_task, trained
 from rankless.tasks.memory_check import refuse_giant_image
 
 MOST_AT_ONCE = 4096
@@ -60,11 +60,13 @@ class Finder:
     ) -> None:
         raise NotImplementedError
 
-    def _load(self, task: Any, loaded: weights.Weights, device: torch.device, source: str) -> None:
-        """Load the model of a built-in task. Messages mention ``source``, the weights file."""
+    def _load(self, recipe: Recipe, loaded: weights.Weights, device: torch.device, source: str) -> Any:
+        """Load the model of a built-in task, and return the task. Messages mention ``source``."""
+        task: Any = open_task(recipe, loaded.class_names, exported=trained.is_exported(loaded))
         self.class_names, self.device = task.class_names, device
         refuse_giant_image(task.size, source, task.activations())
         self.model = trained.model(task, loaded, source).to(device).eval()
+        return task
 
     def unfit(self) -> tuple[frozenset[str], str]:
         """Return the kinds of results that this predictor does not have, and the reason."""

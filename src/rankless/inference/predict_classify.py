@@ -88,8 +88,7 @@ class ClassFinder(Finder):
         self, loaded: weights.Weights, asked: PredictOptions, device: torch.device, source: str
     ) -> None:
         self.confidence, self.is_exported = asked.confidence or 0.0, trained.is_exported(loaded)
-        self.task = Classify(loaded.recipe, loaded.class_names, exported=self.is_exported)
-        self._load(self.task, loaded, device, source)
+        self.task: Classify = self._load(loaded.recipe, loaded, device, source)
         self.source = source
         data = loaded.recipe.data
         self.shown = shown_as(self.task.size, data.augment.crop < 1, data.detail, data.range)

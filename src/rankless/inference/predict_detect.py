@@ -24,7 +24,6 @@ from rankless.models.folding import fold_batch_norms
 from rankless.models.weights_files import weights
 from rankless.recipe.schema import Data
 from rankless.structures import DetectionItem, Detections, Letterbox
-from rankless.tasks import trained
 from rankless.tasks.detect import Detect
 
 _MOST = 100_000  # largest evaluate.detections that a recipe allows
@@ -61,8 +60,7 @@ class BoxFinder(Finder):
         if self.wanted:  # unwanted classes must not use up the maximum number of detections
             evaluate = replace(evaluate, detections=_MOST)
         recipe = replace(recipe, evaluate=evaluate)
-        self.task = Detect(recipe, loaded.class_names, exported=trained.is_exported(loaded))
-        self._load(self.task, loaded, device, source)
+        self.task: Detect = self._load(recipe, loaded, device, source)
         self.fused = fold_batch_norms(self.model, dtype_of(recipe.precision))
         self.shown = Shown(self.task.size, recipe.data.fit, self.task.detail, recipe.data.range)
 

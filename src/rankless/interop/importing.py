@@ -36,7 +36,7 @@ from rankless.recipe import load
 from rankless.recipe.familiar import PYTORCH
 from rankless.recipe.schema import Recipe
 from rankless.recipe.transformers_config import CONFIG, folder_of, recipe_keys
-from rankless.task_kinds import CLASSIFY, KINDS, kind_of
+from rankless.task_kinds import KINDS, kind_for, kind_of
 
 
 def checked_name(source: Path) -> list[str]:
@@ -96,7 +96,7 @@ def recipe_for(model: str | None, overrides: Sequence[str]) -> Recipe:
             f"--model is '{name}': no such model; expected {one_of(zoo.MODELS)}{near}; for another Darknet "
             f"network, use --cfg {stem}.cfg"
         )
-    kind = next((one for one in KINDS if name in one.names.load()), CLASSIFY)  # timm has other names
+    kind = next((one for one in KINDS if name in one.names.load()), kind_for(boxes=False))
     task = [] if any(word.startswith("task=") for word in overrides) else [f"task={kind.name}"]
     options = [*task, f"model.name={json.dumps(name)}", PRECISION]
     recipe = load.default([*options, *overrides])

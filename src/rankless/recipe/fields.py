@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSe
 from pydantic_core import PydanticCustomError
 
 from rankless.recipe.durations import RunLength
-from rankless.task_kinds import BUILT_IN, CLASSIFY, DETECT
+from rankless.task_kinds import BUILT_IN, KINDS
 
 config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -54,10 +54,13 @@ def similar_task(name: str) -> str | None:
     return next(iter(difflib.get_close_matches(name.lower(), BUILT_IN, n=1)), None)
 
 
-DETECT_ONLY, CLASSIFY_ONLY = Only("task", (DETECT.name,)), Only("task", (CLASSIFY.name,))
+_WITH_BOXES, _WITHOUT_BOXES = (
+    tuple(kind.name for kind in KINDS if kind.boxes == boxes) for boxes in (True, False)
+)
+DETECT_ONLY, CLASSIFY_ONLY = Only("task", _WITH_BOXES), Only("task", _WITHOUT_BOXES)
 TRAINING = Reads()
 SCORING, PREDICTING = Reads(BUILT_IN), Reads(BUILT_IN, BUILT_IN)
-CLASSIFYING = Reads((CLASSIFY.name,), (CLASSIFY.name,))
+CLASSIFYING = Reads(_WITHOUT_BOXES, _WITHOUT_BOXES)
 FREE = "can be changed when a run is resumed, because it does not affect earlier results"
 
 # --- types --------------------------------------------------------------------------------------------------

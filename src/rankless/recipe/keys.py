@@ -82,9 +82,9 @@ class Key:
         return [one for one in self.declared if isinstance(one, Only)]
 
     @property
-    def task(self) -> str:
-        """The name of the only built-in task that reads the key, or an empty string if both do."""
-        return next((str(one.values[0]) for one in self.conditions if one.key == "task"), "")
+    def tasks(self) -> tuple[str | int, ...]:
+        """The names of the built-in tasks that read the key."""
+        return next((one.values for one in self.conditions if one.key == "task"), BUILT_IN)
 
     @property
     def reads(self) -> Reads:
@@ -108,9 +108,7 @@ def leaves(recipe: type, kinds: Kinds | None = None) -> dict[KeyPath, Key]:
     """
     found: dict[KeyPath, Key] = {}
     for path, one in _walk(recipe, (), kinds, ()):
-        if isinstance(one, Key) and not (
-            kinds and one.task and kinds.task in BUILT_IN and kinds.task != one.task
-        ):
+        if isinstance(one, Key) and not (kinds and kinds.task in BUILT_IN and kinds.task not in one.tasks):
             found.setdefault(path, one)
     return found
 

@@ -35,7 +35,7 @@ def refuse_unused_in_prediction(overrides: Sequence[str], recipe: Recipe) -> Non
     used += [
         ".".join(path)
         for path, key in leaves(Recipe).items()
-        if task in key.reads.predicting and key.task in ("", task)
+        if task in key.reads.predicting and task in key.tasks
     ]
     unused = [key for key in _keys(overrides) if key not in used]
     if unused:

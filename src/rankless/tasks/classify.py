@@ -108,7 +108,7 @@ class Classify:
     def report_details(self, predictions: Sequence[Classification]) -> dict[str, Any]:
         """Return details of the scored predictions for the report."""
         details = of_classifications(self.evaluation_data(), predictions, self.class_names)
-        return details | {"training": self._training_images}
+        return details | {"kind": self.recipe.task, "training": self._training_images}
 
     @cached_property
     def _training_images(self) -> dict[str, Any]:

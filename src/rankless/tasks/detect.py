@@ -148,6 +148,7 @@ class Detect:
     def report_details(self, predictions: Sequence[Detections]) -> dict[str, Any]:
         """Return details of the scored predictions for the report."""
         details = of_detections(self.evaluation_data(), predictions, self.class_names)
+        details["kind"] = self.recipe.task
         return details | ({"training": self._training_boxes} if self._training_boxes else {})
 
     @cached_property

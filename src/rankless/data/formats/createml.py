@@ -24,6 +24,7 @@ from rankless.data.index.raw import Raw
 from rankless.errors import UserError, printable
 
 TITLE = "CreateML JSON"
+BOXES_IN = "folders"
 LAYOUT = (
     "'train/_annotations.createml.json' next to the images, 'train.json' with images in 'train', or one file"
 )

@@ -57,6 +57,7 @@ from rankless.errors import UserError, counted, printable
 from rankless.files import reading
 
 TITLE = "Darknet (YOLO)"
+BOXES_IN = "folders"
 LAYOUT = (
     "a 'data.yaml' or '.data' file, or folders 'images/train' and 'labels/train' (or 'train/images' and "
     "'train/labels', or 'train' with both) with a 'classes.txt'"
