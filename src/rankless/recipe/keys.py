@@ -31,8 +31,8 @@ _DEEPEST = 20
 KINDS: Mapping[str, Mapping[str, type[ModelKeys] | type[LossKeys]]] = {"model": MODELS, "loss": LOSSES}
 """Maps the sections ``model`` and ``loss`` to their classes, keyed by tag."""
 
-OPEN: KeyPath = ("model", "options")
-"""The key whose value is a mapping with keys that the user's own class defines."""
+OPEN: tuple[KeyPath, ...] = (("model", "options"), ("data", "options"))
+"""The keys whose value is a mapping with keys that the user's own class defines."""
 
 SHORTHANDS: Mapping[KeyPath, str] = {
     ("data", "augment"): "preset",
@@ -162,7 +162,7 @@ def flattened(tree: Any) -> Flat:
 
 def _values(tree: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
     section: Mapping[Any, Any] = {}
-    if path == OPEN:
+    if path in OPEN:
         yield path, tree
         return
     if isinstance(tree, Mapping) and len(path) < _DEEPEST:

@@ -274,7 +274,7 @@ def _over(old: Flat, new: Flat, *, presets_win: bool = False) -> Flat:
         inner = [other for other in old if other[: len(path)] == path]
         if value == {} and inner and path in sections(Recipe):
             continue
-        if path == OPEN and isinstance(value, Mapping) and isinstance(old.get(path), Mapping):
+        if path in OPEN and isinstance(value, Mapping) and isinstance(old.get(path), Mapping):
             value = {**old[path], **value}  # as in a section, other keys stay
         old = {other: old[other] for other in old if other != outer and other not in inner}
         old[path] = value

@@ -44,6 +44,7 @@ from rankless.recipe.fields import (
     NamesFile,
     NotNegative,
     Only,
+    Options,
     Period,
     Positive,
     Precision,
@@ -207,6 +208,8 @@ class Data:
     boxes can follow, as in ``hugging-face:xyxy``: ``xyxy`` (corners), ``xywh`` (corner and size), ``cxcywh``
     (center and size) or, for ``darknet``, ``polygon``. A module of your own is ``package.module`` or
     ``file.py``."""
+    options: Options = field(default_factory=dict)
+    """Options of your own format, which its class ``Options`` defines, as in ``data.options.separator=/``."""
     train: Name = "train"
     """Name of the split to train on, or its annotation file, relative to ``root``."""
     val: Name = "val"

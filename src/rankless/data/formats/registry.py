@@ -88,7 +88,9 @@ class Format(Protocol):
 
         Formats whose classes may be numbers without names also accept ``class_names``, the names of the
         classes 0, 1, …. Formats that do not tell polygons from boxes with key points also accept ``form``,
-        the form of the boxes or ``polygon``. Built-in data has no files and lacks this method.
+        the form of the boxes or ``polygon``. A user's format may accept ``options``, an instance of its
+        dataclass ``Options`` with the values of ``data.options``. Built-in data has no files and lacks this
+        method.
         """
         ...
 
