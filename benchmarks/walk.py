@@ -100,16 +100,15 @@ def main() -> None:
         root = str(data_set(Path(scratch) / "data"))
         mosaic = Augment(mosaic=1.0, partners="batch")
         longest: Walk = []
-        for name, augment, options in (
-            ("scored", None, {}),
-            ("augmented", Augment(), {}),
-            ("mosaic", replace(mosaic, partners="data"), {}),
-            ("mosaic of the micro-batch", mosaic, {}),
-            ("the same, stretched, cached", mosaic, {"fit": "stretch", "cache": "disk"}),
+        for name, augment, data in (
+            ("scored", None, Data()),
+            ("augmented", Augment(), Data()),
+            ("mosaic", replace(mosaic, partners="data"), Data()),
+            ("mosaic of the micro-batch", mosaic, Data()),
+            ("the same, stretched, cached", mosaic, Data(fit="stretch", cache="disk")),
         ):
             source = open_images(Data(root=root), "train", 8)
-            options = {"fit": "letterbox", **options}
-            frames = walk(DetectionExamples(source, (64, 64), 0, augment, 9, **options))
+            frames = walk(DetectionExamples(source, (64, 64), 0, augment, 9, data))
             print(f"{name:30} {len(frames):3} frames in {len({file for file, _ in frames})} files")
             longest = max(longest, frames, key=len)
         print(*(f"  {file}: {function}" for file, function in longest), sep="\n")

@@ -64,7 +64,7 @@ class Finder:
         """Load the model of a built-in task, and return the task. Messages mention ``source``."""
         task: Any = open_task(recipe, loaded.class_names, exported=trained.is_exported(loaded))
         self.class_names, self.device = task.class_names, device
-        refuse_giant_image(task.size, source, task.activations())
+        refuse_giant_image(task.size, source, task.activations)
         self.model = trained.model(task, loaded, source).to(device).eval()
         return task
 

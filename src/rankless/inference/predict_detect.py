@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from rankless.data.datasets.class_matching import nearest_class
-from rankless.data.datasets.detection import open_images
-from rankless.data.images.image_file import Decoded, Pixels, Shown
+from rankless.data.datasets.detection import open_images, shown_in
+from rankless.data.images.image_file import Decoded, Pixels
 from rankless.errors import UserError, listed
 from rankless.geometry.letterbox import in_source, whole
 from rankless.hardware.precision import dtype_of
@@ -62,7 +62,7 @@ class BoxFinder(Finder):
         recipe = replace(recipe, evaluate=evaluate)
         self.task: Detect = self._load(recipe, loaded, device, source)
         self.fused = fold_batch_norms(self.model, dtype_of(recipe.precision))
-        self.shown = Shown(self.task.size, recipe.data.fit, self.task.detail, recipe.data.range)
+        self.shown = shown_in(self.task.size, recipe.data)
 
     def scene(self, data: Data, split: str, index: int) -> Tensor:
         # As in training, validation scenes do not depend on the seed.

@@ -200,7 +200,7 @@ def plan_export(target: Path, asked: ExportOptions, overrides: Sequence[str]) ->
     loaded = weights.load(path)
     recipe = _changed(loaded.recipe, overrides, path)
     task: Any = open_task(recipe, loaded.class_names)
-    exports: Exports = task.exports()
+    exports: Exports = task.exports
     problems = [*_problems(recipe, asked, exports)]
     if problems:
         raise UserError(problems)

@@ -33,7 +33,7 @@ def resolve_recipe(recipe: Recipe) -> Recipe:
 
     recipe = replace(recipe, data=_resolved_data(recipe.data))
     task: Any = open_task(recipe, ())  # reports the problems that need no data
-    refuse_giant_step(recipe, task.size, task.activations())
+    refuse_giant_step(recipe, task.size, task.activations)
     _read_data(recipe)
     resolved: Recipe = task.resolved()
     return resolved

@@ -30,7 +30,8 @@ from rankless.tasks.tta import TTA, apply_transform, mean_of_logs
 class Classify:
     """The task ``classify``; see :class:`.protocol.Task` and :func:`rankless.tasks.open_task`."""
 
-    score_name = "top1"
+    score_name, exports = "top1", Exports()
+    activations = ()  # not counted
 
     def __init__(
         self, recipe: Recipe, class_names: Sequence[str] | None = None, *, exported: bool = False
@@ -52,14 +53,6 @@ class Classify:
     def resolved(self) -> Recipe:
         """Return the recipe, whose values do not depend on files or on the data."""
         return self.recipe
-
-    def activations(self) -> tuple[int, ...]:
-        """Return nothing, because the output values of the layers are not counted."""
-        return ()
-
-    def exports(self) -> Exports:
-        """Return the capabilities of an exported file."""
-        return Exports()
 
     def preprocessing(self) -> dict[str, Any]:
         """Describe how an image is placed on the input, for other programs; see :class:`.Facts`."""
@@ -172,9 +165,7 @@ class Classify:
             augmented=augmented,
             epochs=recipe.epochs,
             batch=recipe.batch.images,
-            detail=data.detail,
-            cache=data.cache,
-            values=data.range,
+            data=data,
         )
 
 

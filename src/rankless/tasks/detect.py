@@ -16,16 +16,16 @@ from rankless.data.anchors import box_sizes, kmeans_anchors
 from rankless.data.augment.multi_scale import StepSizes
 from rankless.data.datasets.annotated import DetectionImages, MatchedImages
 from rankless.data.datasets.class_matching import between_splits, match_classes
-from rankless.data.datasets.detection import DetectionExamples, collate, open_images
+from rankless.data.datasets.detection import DetectionExamples, collate, open_images, placing_of
 from rankless.data.datasets.torchvision_sets import located
 from rankless.errors import UserError
-from rankless.geometry.letterbox import Placing, clipped, to_source
+from rankless.geometry.letterbox import clipped, to_source
 from rankless.geometry.nms import best_first, nms
 from rankless.hardware.precision import without_layers
 from rankless.metrics import coco
 from rankless.metrics.coco import coco_scores
 from rankless.models import zoo
-from rankless.models.detectors.protocol import CANDIDATES, Detector, Exports
+from rankless.models.detectors.protocol import CANDIDATES, Detector
 from rankless.recipe import model_kinds
 from rankless.recipe.mistakes import ascending_anchors
 from rankless.recipe.schema import Recipe
@@ -53,10 +53,7 @@ class Detect:
         self.spec = zoo.spec(recipe.model, recipe.loss)
         side = self.spec.size if recipe.model.image_size == "auto" else recipe.model.image_size
         self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
-        data = recipe.data
-        self.placing = Placing(data.resample != "darknet", data.pad)
-        # Decoding an image at a reduced size already averages its pixels.
-        self.detail = data.detail if self.placing.antialias else 0.0
+        self.placing, self.exports = placing_of(recipe.data), self.spec.exports
         problems = [*_without_effect(recipe, self.size), *unknown_best(recipe.evaluate.best, coco.NAMES)]
         if not class_names and problems:
             raise UserError(problems)
@@ -75,13 +72,10 @@ class Detect:
             model = replace(model, anchors=kmeans_anchors(sizes, len(task.spec.anchors), recipe.seed))
         return replace(recipe, model=model)
 
+    @property
     def activations(self) -> list[int]:
         """Count the output values of the layers for one image; see :class:`.DetectorSpec`."""
         return self.spec.activations(self.size)
-
-    def exports(self) -> Exports:
-        """Return the capabilities of an exported file."""
-        return self.spec.exports
 
     def preprocessing(self) -> dict[str, Any]:
         """Describe how an image is placed on the input, for other programs; see :class:`.Facts`."""
@@ -166,12 +160,8 @@ class Detect:
             self.recipe.seed,
             data.augment,
             self.recipe.epochs,
-            data.fit,
-            placing=self.placing,
+            data,
             sizes=sizes if data.multi_scale else None,
-            detail=self.detail,
-            cache=data.cache,
-            values=data.range,
             batch=self.recipe.batch.images,
         )
 
@@ -187,12 +177,8 @@ class Detect:
             self.size,
             self.recipe.seed,
             None,
-            fit=data.fit,
-            placing=self.placing,
+            data=data,
             rectangular=self.recipe.evaluate.rectangular,
-            detail=self.detail,
-            cache=data.cache,
-            values=data.range,
         )
 
     def _with_classes_of_model(self, images: DetectionImages) -> DetectionImages:
