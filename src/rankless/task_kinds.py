@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rankless.errors import UserError
+
 
 @dataclass(frozen=True)
 class Later:
@@ -36,7 +38,7 @@ class TaskKind:
         model, problem: what a model of this kind is, and what it does, for messages.
         annotations, counted: what the data has, and what is counted of a class, for messages.
         boxes: whether the data has boxes; otherwise, each image has one class.
-        score: the score that selects the best weights by default.
+        score: the score that selects the best weights by default; for custom tasks, ``score`` stands for it.
         recipe: shipped recipe in examples for the user's own data.
         shown: shipped recipe whose augmentation ``data show`` uses by default; empty for a recipe's defaults.
         multiple: the sides of the input are multiples of this number of pixels.
@@ -182,6 +184,16 @@ DEFAULT = BUILT_IN[0]
 def kind_of(task: str) -> TaskKind:
     """Return the kind of a recipe's ``task``."""
     return KINDS[BUILT_IN.index(task)] if task in BUILT_IN else CUSTOM
+
+
+def wrong_model(task: str, name: str) -> str | None:
+    """Return an error message if a built-in task has no model with the given name, otherwise None."""
+    try:
+        if task in BUILT_IN:
+            kind_of(task).check_name(name)
+    except UserError as error:
+        return "; ".join(error.problems)
+    return None
 
 
 def kind_for(*, boxes: bool) -> TaskKind:

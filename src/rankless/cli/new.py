@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from rankless.cli.options import Classes, Force, Format, Root, app, check_recipe, chosen_classes, opened_task
 from rankless.errors import UserError, check_all, counted, nearest
 from rankless.printing import say
-from rankless.task_kinds import DEFAULT, KINDS
+from rankless.task_kinds import DEFAULT, KINDS, wrong_model
 
 if TYPE_CHECKING:
     from rankless.curation.facts import Facts
@@ -120,7 +120,6 @@ def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = N
     """
     from rankless.curation.facts import facts_of
     from rankless.curation.new_recipe import settings, text
-    from rankless.models.names import problem
     from rankless.recipe import load
 
     name = name_of(folder)
@@ -132,7 +131,7 @@ def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = N
     if pretrained:
         _check_task(pretrained, folder, facts)
     written = text(facts, f"{name}.yaml", pretrained)
-    recipe = load.parsed(written, f"the recipe for {folder}", overrides, check_name=problem)
+    recipe = load.parsed(written, f"the recipe for {folder}", overrides, check_name=wrong_model)
     _say_values(recipe, [each.key for each in settings(facts, pretrained)], overrides)
     named = f"published/{recipe.model.name}" if pretrained == "published" else pretrained
     more = f" --pretrained {shlex.quote(named)}" if named else ""

@@ -16,8 +16,8 @@ from rankless.curation import fine_tuning
 from rankless.curation.facts import Facts
 from rankless.errors import UserError, counted, in_gib, listed, printable
 from rankless.models import published
-from rankless.models.names import problem
 from rankless.recipe.commented import Setting, adapted, commented
+from rankless.task_kinds import wrong_model
 
 _BOX = 20  # side in pixels that 95% of the boxes should exceed; 21 in blood-cells
 _SIDES = (320, 416, 640)  # longer side of a detector's input: minimum, maximum on a CPU, maximum on a GPU
@@ -84,7 +84,7 @@ def _on_weights(facts: Facts, pretrained: str) -> Iterator[Setting]:
     yield from fine_tuning.changes(facts.train_images, known=known)
     if pretrained.startswith("published/"):
         network = published.named(pretrained.removeprefix("published/")).models[0]
-        if wrong := problem(facts.kind.name, network):
+        if wrong := wrong_model(facts.kind.name, network):
             raise UserError(f"model.pretrained is '{pretrained}': {wrong}")
         yield Setting("model.name", network, "The network that these weights belong to.")
     why = "Training starts from these weights, which also determine the input size."

@@ -63,7 +63,7 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
             (:func:`.recorded.with_network`). Keys of a shipped recipe that the network does not have are
             dropped, with a warning.
         check_name: a function that returns the problem with a model's name for a task, such as
-            :func:`rankless.models.names.problem`; without it, any name is accepted here.
+            :func:`rankless.task_kinds.wrong_model`; without it, any name is accepted here.
 
     Raises:
         UserError: lists all problems of the file and the overrides, with lines and nearest valid keys.
