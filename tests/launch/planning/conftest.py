@@ -1,14 +1,16 @@
 """The tests here share workloads, which pytest's importlib mode does not find by itself, and forks."""
 
 import os
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from process_server import AVAILABLE, SERVER
+from process_server import SERVER
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -32,13 +34,13 @@ def popen(command, *, stderr, env, stdin=None, stdout=None, text=False):
         return said, None
 
     process.communicate = communicate
+    process.kill = partial(process.send_signal, signal.SIGKILL)
     return process
 
 
 @pytest.fixture
 def forked_pages(monkeypatch):
     """The processes that measure are forked: each would import PyTorch, most of what a short one takes."""
-    if AVAILABLE:
-        for page in ("measurement_worker", "measuring"):
-            forks = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
-            monkeypatch.setattr(f"rankless.launch.planning.{page}.subprocess", forks)
+    for page in ("measurement_worker", "measuring"):
+        forks = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
+        monkeypatch.setattr(f"rankless.launch.planning.{page}.subprocess", forks)
