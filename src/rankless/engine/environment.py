@@ -116,7 +116,7 @@ def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Envir
     used = [environment["instruction_set"]["ATen"] for _, environment in gathered]
     if recipe.cpu_isa != "native" and set(used) != {recipe.cpu_isa.upper()}:
         errors.append(
-            f"cpu_isa is '{recipe.cpu_isa}', but PyTorch computes with {_by_value(used)}; use "
+            f"cpu_isa is '{recipe.cpu_isa}', but PyTorch computes with {by_rank(used)}; use "
             "cpu_isa=native, or other machines"
         )
     if recipe.check.recompute:
@@ -198,7 +198,7 @@ def _version_differences(ranks: Sequence[Mapping[str, str]]) -> list[str]:
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         values = [rank.get(name, "missing") for rank in ranks]
         if len(set(values)) > 1:
-            differing.append(f"{name} differs between ranks: {_by_value(values)}; use the same on all ranks")
+            differing.append(f"{name} differs between ranks: {by_rank(values)}; use the same on all ranks")
     return differing
 
 
@@ -208,7 +208,7 @@ def _rounding_differences(ranks: Sequence[Environment]) -> list[str]:
     for section, name in (("hardware", "device"), ("instruction_set", "ATen"), ("instruction_set", "oneDNN")):
         values = [rank[section].get(name, "none") for rank in ranks]
         if len(set(values)) > 1:
-            differing.append(f"{label(section, name)} is {_by_value(values)}")
+            differing.append(f"{label(section, name)} is {by_rank(values)}")
     if not differing:
         return []
     return [
@@ -224,7 +224,7 @@ def _variable_differences(ranks: Sequence[Environment]) -> list[str]:
     for name in sorted({name for rank in variables for name in rank}):
         values = [printable(rank.get(name, "not set")) for rank in variables]
         if len(set(values)) > 1:
-            differing.append(f"{name} is {_by_value(values)}")
+            differing.append(f"{name} is {by_rank(values)}")
     if not differing:
         return []
     return [
@@ -233,11 +233,15 @@ def _variable_differences(ranks: Sequence[Environment]) -> list[str]:
     ]
 
 
-def _by_value(values: Sequence[str]) -> str:
+def by_rank(values: Sequence[str]) -> str:
     """Return the values with their ranks, as in ``2.14.1 on rank 0, 2.13.0 on ranks 1, 3``."""
-    listed = []
-    for value in dict.fromkeys(values):
-        ranks = [str(rank) for rank, other in enumerate(values) if other == value]
-        more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
-        listed.append(f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(ranks[:4])}{more}")
-    return ", ".join(listed)
+    return ", ".join(
+        f"{value} on {rank_list([rank for rank, other in enumerate(values) if other == value])}"
+        for value in dict.fromkeys(values)
+    )
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """Return a phrase such as ``rank 1``, or ``ranks 1, 2, 3, 4 and 5 more``."""
+    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:4]))}{more}"

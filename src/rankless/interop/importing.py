@@ -76,9 +76,8 @@ def layers_of(model: str, overrides: Sequence[str]) -> tuple[list[Layer], int]:
     """Return the layers of a model and its number of parameters; see :func:`rankless.models.work.layers`."""
     recipe = recipe_for(model, overrides)
     if recipe.task == "classify":
-        known, size = variant(recipe.model), recipe.model.image_size
-        side = known.side if size == "auto" else size
-        shape = (side, side) if isinstance(side, int) else side
+        known = variant(recipe.model)
+        shape = recipe.model.input_size() or (known.side, known.side)
         return layers(lambda: build_any(recipe, known.classes), shape)
     classes = zoo.MODELS[recipe.model.name].classes
     return layers(lambda: build_any(recipe, classes), zoo.spec(recipe.model).size)

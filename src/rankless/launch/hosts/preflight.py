@@ -18,11 +18,12 @@ from rankless.launch.hosts.channel import remedy
 from rankless.launch.hosts.host_pool import A, Commands, HostPool, Member
 from rankless.launch.hosts.reach import best_address, sources
 from rankless.launch.job import Job, Wanted
-from rankless.launch.opening import this_start
+from rankless.launch.opening import this_start, training_job
 from rankless.launch.sharing import refuse_idle
 from rankless.recipe.load import from_json, to_json
 from rankless.recipe.schema import Recipe
 from rankless.runs import starts
+from rankless.runs.directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,15 @@ class Training:
     run: Path  # the same on every host
     launched: dict[str, Any] = field(default_factory=dict)
 
+    def recipe_for(self, member: Member) -> Recipe:
+        """Return the recipe with the path of the data on a host."""
+        if not member.host.data:
+            return self.recipe
+        return replace(self.recipe, data=replace(self.recipe.data, root=member.host.data))
+
     def json(self, member: Member) -> str:
-        """Return the recipe as JSON with the path of the data on a host."""
-        recipe = self.recipe
-        if member.host.data:
-            recipe = replace(recipe, data=replace(recipe.data, root=member.host.data))
-        return to_json(recipe)
+        """Return that recipe as JSON."""
+        return to_json(self.recipe_for(member))
 
     def begin_command(self, member: Member, token: str, *, resume: bool) -> messages.Begin:
         """Return the command that makes a host start or join the run."""
@@ -48,15 +52,14 @@ class Training:
 
     def job(self, member: Member) -> Job:
         """Return the job for the ranks of a host."""
-        return Job(
-            "train",
-            self.json(member),
-            str(self.run / "logs"),
-            run=str(self.run),
-            sinks=list(self.wanted.sinks),
+        steps = self.wanted.dry_run_steps
+        return training_job(
+            self.recipe_for(member),
+            RunDirectory(self.run),
+            self.wanted.sinks,
+            dry_run_steps=steps,
+            traced=bool(steps),
             launched=self.launched,
-            dry_run_steps=self.wanted.dry_run_steps,
-            traced=bool(self.wanted.dry_run_steps),
         )
 
     def shares(self, members: Sequence[Member]) -> dict[int, int]:
