@@ -9,7 +9,7 @@ import hashlib
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -202,13 +202,26 @@ def _version_differences(ranks: Sequence[Mapping[str, str]]) -> list[str]:
     return differing
 
 
+def hardware_differences(every: Sequence[Environment]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each difference in hardware or kernels that affects rounding, with the values."""
+    for section, name in (("hardware", "device"), ("instruction_set", "ATen"), ("instruction_set", "oneDNN")):
+        values = [one[section].get(name, "none") for one in every]
+        if len(set(values)) > 1:
+            yield label(section, name), values
+
+
+def variable_differences(every: Sequence[Environment]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each environment variable that may affect rounding and differs, with the values."""
+    variables = [starts.deciding(one["variables"]) for one in every]
+    for name in sorted({name for one in variables for name in one}):
+        values = [printable(one.get(name, "not set")) for one in variables]
+        if len(set(values)) > 1:
+            yield name, values
+
+
 def _rounding_differences(ranks: Sequence[Environment]) -> list[str]:
     """Return a warning if ranks compute with hardware or kernels that round differently."""
-    differing = []
-    for section, name in (("hardware", "device"), ("instruction_set", "ATen"), ("instruction_set", "oneDNN")):
-        values = [rank[section].get(name, "none") for rank in ranks]
-        if len(set(values)) > 1:
-            differing.append(f"{label(section, name)} is {by_rank(values)}")
+    differing = [f"{what} is {by_rank(values)}" for what, values in hardware_differences(ranks)]
     if not differing:
         return []
     return [
@@ -219,12 +232,7 @@ def _rounding_differences(ranks: Sequence[Environment]) -> list[str]:
 
 def _variable_differences(ranks: Sequence[Environment]) -> list[str]:
     """Return a warning if environment variables that may affect rounding differ between ranks."""
-    variables = [starts.deciding(rank["variables"]) for rank in ranks]
-    differing = []
-    for name in sorted({name for rank in variables for name in rank}):
-        values = [printable(rank.get(name, "not set")) for rank in variables]
-        if len(set(values)) > 1:
-            differing.append(f"{name} is {by_rank(values)}")
+    differing = [f"{name} is {by_rank(values)}" for name, values in variable_differences(ranks)]
     if not differing:
         return []
     return [

@@ -21,18 +21,25 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver, reduction, resource_tracker
 from typing import Any, NoReturn
 
-from rankless.hardware.processes import STOP_SIGNALS, die_with_parent, fork, name_process
+from rankless.hardware.processes import (
+    STOP_SIGNALS,
+    die_with_parent,
+    fork,
+    name_process,
+    stop_signals_blocked,
+)
 
 _MULTIPROCESSING: Any = forkserver._forkserver  # the state of multiprocessing's own server
 _PATIENCE = 300.0  # seconds for the server's imports and a fork, which may read from a slow network disk
 _imported: frozenset[str] = frozenset()
 """Modules imported before this process forked the server of its loaders; empty if it did not fork one."""
-_server = 0  # the process ID of the server that has forked this process
+server = 0
+"""The process ID of the server that has forked this process."""
 
 
 class ForkServer:
@@ -166,11 +173,6 @@ class _Call:
         return code if isinstance(code, int) else int(code is not None)
 
 
-def server() -> int:
-    """Return the process ID of the server that has forked this process."""
-    return _server
-
-
 def fork_server(name: str, prepare: Callable[[], object] = lambda: None) -> tuple[str, int, int]:
     """Fork this process as a server that dies with it, and call ``prepare`` there.
 
@@ -179,7 +181,7 @@ def fork_server(name: str, prepare: Callable[[], object] = lambda: None) -> tupl
     parent = os.getpid()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    with socket.socket(socket.AF_UNIX) as listener, _stop_signals_blocked():
+    with socket.socket(socket.AF_UNIX) as listener, stop_signals_blocked():
         with tempfile.TemporaryDirectory(prefix="rankless-") as folder:
             listener.bind(f"{folder}/server")
             # Without the file, only this process reaches the socket, whatever cleans up temporary files.
@@ -211,8 +213,8 @@ def fork_server(name: str, prepare: Callable[[], object] = lambda: None) -> tupl
 
 def serve(listener: int, ended: int) -> NoReturn:
     """Fork processes until every process that holds the other end of the pipe ``ended`` is gone."""
-    global _server
-    _server = os.getpid()
+    global server
+    server = os.getpid()
     gc.collect()
     gc.freeze()  # garbage collection in a forked process then skips the imports and copies no pages of them
     with contextlib.suppress(SystemExit, OSError):  # the end, or no process can be forked
@@ -242,7 +244,7 @@ def ensure(modules: Iterable[str]) -> None:
         _set_server(None, None, None)
     multiprocessing.get_context("forkserver").set_forkserver_preload(sorted(needed))
     resource_tracker.ensure_running()  # must come first, because starting it unblocks the signals
-    with _stop_signals_blocked():
+    with stop_signals_blocked():
         forkserver.ensure_running()
 
 
@@ -250,16 +252,3 @@ def _set_server(address: str | None, alive: int | None, pid: int | None) -> None
     _MULTIPROCESSING._forkserver_address = address
     _MULTIPROCESSING._forkserver_alive_fd = alive
     _MULTIPROCESSING._forkserver_pid = pid
-
-
-@contextlib.contextmanager
-def _stop_signals_blocked() -> Iterator[None]:
-    """Block the stop signals inside the context, including in processes that are started there.
-
-    They are meant for a launcher or a rank. A rank that is about to save still needs its loaders.
-    """
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

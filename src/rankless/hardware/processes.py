@@ -6,6 +6,8 @@ import ctypes
 import os
 import signal
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # Signals that ask a process to stop. Slurm and spot markets send SIGUSR1 some time before they end a job.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -35,3 +37,16 @@ def fork() -> int:
 def name_process(name: str) -> None:
     """Set the name of this process in ``top`` and ``ps -o comm`` (at most 15 characters)."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+@contextmanager
+def stop_signals_blocked() -> Iterator[None]:
+    """Block the stop signals inside the context, including in processes that are started there.
+
+    They are meant for a launcher or a rank. A rank that is about to save still needs its loaders.
+    """
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -66,7 +66,7 @@ def run_worker(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     from rankless.launch import worker
 
     job, _, *meeting = arguments
-    sys.argv = [worker.__file__, job, str(forking.server()), *meeting]
+    sys.argv = [worker.__file__, job, str(forking.server), *meeting]
     return worker.main()
 
 

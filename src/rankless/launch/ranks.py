@@ -15,7 +15,7 @@ from typing import Protocol
 
 from rankless.errors import LOST_PEER, UserError
 from rankless.hardware.forking import ForkServer
-from rankless.hardware.processes import STOP_SIGNALS
+from rankless.hardware.processes import stop_signals_blocked
 from rankless.launch.fork_server import run_worker
 from rankless.launch.hanging import FORK_SERVER, HangDetector
 from rankless.launch.job import Job, Place, leave_cause, log_of, read_notes, read_pulse, take_cause
@@ -87,8 +87,7 @@ class Ranks:
 
     def _start(self, meeting: Path | None) -> None:
         words = [str(self.path), str(os.getpid()), *([str(meeting)] if meeting else [])]
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        try:
+        with stop_signals_blocked():
             for local in range(self.count):
                 environment = {**os.environ, **self.more, **self._variables(local)}
                 self.processes[self.first + local] = (
@@ -96,8 +95,6 @@ class Ranks:
                     if self.server
                     else subprocess.Popen([*_INTERPRETER, *words], env=environment, start_new_session=True)
                 )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _variables(self, local: int) -> dict[str, str]:
         place = self.place

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rankless.engine.environment import hardware_differences, variable_differences
 from rankless.errors import UserError
 from rankless.launch.hosts import messages
 from rankless.launch.hosts.channel import remedy
@@ -138,22 +139,14 @@ def differences(members: Sequence[Member]) -> list[Difference]:
 
 def rounding(members: Sequence[Member]) -> list[Difference]:
     """Return the differences between hosts that may change the results."""
-    found = []
-    for section, name, label in (
-        ("hardware", "device", "the device"),
-        ("instruction_set", "ATen", "the instruction set"),
-        ("instruction_set", "oneDNN", "the instruction set of oneDNN"),
-    ):
-        values = {m.name: m.facts["environment"][section].get(name, "none") for m in members}
-        if len(set(values.values())) > 1:
-            fix = "use hosts of the same kind, or set cpu_isa=avx2 if the CPUs differ"
-            found.append(Difference(label, _by_value(values), fix))
-    variables = {m.name: starts.deciding(m.facts["environment"]["variables"]) for m in members}
-    for name in sorted({name for values in variables.values() for name in values}):
-        values = {host: own.get(name, "not set") for host, own in variables.items()}
-        if len(set(values.values())) > 1:
-            found.append(Difference(name, _by_value(values), "set it to the same value on all hosts"))
-    return found
+    every = [member.facts["environment"] for member in members]
+    kind = "use hosts of the same kind, or set cpu_isa=avx2 if the CPUs differ"
+    same = "set it to the same value on all hosts"
+    return [
+        Difference(what, _by_value(dict(zip([m.name for m in members], values, strict=True))), fix)
+        for found, fix in ((hardware_differences(every), kind), (variable_differences(every), same))
+        for what, values in found
+    ]
 
 
 def _versions(member: Member) -> Mapping[str, str]:
