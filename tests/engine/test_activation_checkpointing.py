@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from first_steps import digests_of_steps
 from rankless.errors import UserError
 from rankless.models.activation_checkpointing import blocks, checkpoint_activations
 from rankless.recipe.load import default, load
 from rankless.tasks import open_task
 from rankless.world.process_group import World
-from thorough import THOROUGH
+from support.first_steps import digests_of_steps
+from support.thorough import THOROUGH
 
 SIX = ["batch.images=12", "batch.micro=2"]
 DIGITS = ["digits-classify", "batch.images=8", "batch.micro=2", "model.image_size=16"]

@@ -21,7 +21,7 @@ from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Optim, Reci
 from rankless.runs.directory import RunDirectory
 from rankless.structures import LossSum
 from rankless.world.process_group import World
-from small_task import Regression, steps, train
+from support.small_task import Regression, steps, train
 
 IMAGES, MICRO, LEAVES = 12, 3, 4
 BAD_STEP, BAD_LEAF = 2, 1  # from 0; an odd micro-batch adds its gradient to its sibling's

@@ -24,8 +24,8 @@ from rankless.files.reading import read_text
 from rankless.models.weights_files.weights import digest
 from rankless.recipe.schema import Recipe
 from rankless.world.process_group import World, join
-from small_task import Regression, train
-from thread_ranks import CPU, together
+from support.small_task import Regression, train
+from support.thread_ranks import CPU, together
 
 WIDTH, LEAVES = 4, 6
 ALONE = World(0, 1, CPU, 0)

@@ -27,8 +27,8 @@ from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Optim, Reci
 from rankless.runs import chain, journal
 from rankless.runs.directory import RunDirectory, damage
 from rankless.world.process_group import World
-from small_disk import fill, small_disk
-from small_task import Regression
+from support.small_disk import fill, small_disk
+from support.small_task import Regression
 
 pytestmark = pytest.mark.processes
 

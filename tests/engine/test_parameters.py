@@ -23,8 +23,8 @@ from rankless.recipe.schema import Batch, Ema, Optim, Recipe
 from rankless.structures import LossSum
 from rankless.tasks import open_task
 from rankless.world.process_group import World
-from small_task import Regression, steps
-from thread_ranks import CPU, together
+from support.small_task import Regression, steps
+from support.thread_ranks import CPU, together
 
 LEAVES, ROWS = 5, 3
 ALONE = World(0, 1, CPU, 0)

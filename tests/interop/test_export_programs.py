@@ -35,7 +35,7 @@ from rankless.recipe.loss_kinds import CrossEntropyLoss
 from rankless.recipe.model_kinds import AnyModel, Densenet, DensenetModel
 from rankless.recipe.schema import Data, Recipe
 from rankless.world.process_group import join
-from small_detector import (
+from support.small_detector import (
     CONFIDENCE,
     IOU,
     NAMES,

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import rankless
-from process_server import SERVER
 from rankless.data.loader import LoaderDiedError
 from rankless.errors import INTERRUPTED, TaskError, UserError
 from rankless.launch.inline import _main_error
@@ -23,6 +22,7 @@ from rankless.recipe.schema import Recipe
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from rankless.world.process_group import LostPeerError
+from support.process_server import SERVER
 
 pytestmark = pytest.mark.processes
 

@@ -18,7 +18,7 @@ from rankless.models.weights_files.pretrained import start_from
 from rankless.recipe.load import default
 from rankless.recipe.model_kinds import ResnetModel
 from rankless.recipe.schema import Model, Recipe
-from thorough import THOROUGH
+from support.thorough import THOROUGH
 
 NAMES = ("cat", "dog", "owl")
 

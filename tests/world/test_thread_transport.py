@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from rankless.engine.shared_process import OwnGenerator, autocast_for
 from rankless.world.process_group import LostPeerError, World
-from thread_ranks import CPU, together
+from support.thread_ranks import CPU, together
 
 from .test_exchange import LENGTHS, reference, several_under_way, totals
 

@@ -1,18 +1,15 @@
-"""The tests here share workloads, which pytest's importlib mode does not find by itself, and forks."""
+"""Forks for the processes that measure."""
 
 import os
 import signal
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from process_server import SERVER
-
-sys.path.insert(0, str(Path(__file__).parent))
+from support.process_server import SERVER
 
 
 def popen(command, *, stderr, env, stdin=None, stdout=None, text=False):

@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_plans import SMALL
 
 from rankless.cli import main
 from rankless.errors import ShortageError
 from rankless.launch.planning.bare_process import BareLoop
 from rankless.launch.planning.training_benchmark import Bare, Bench, Shares, Speed, steady
 from rankless.recipe.load import load
+from support.small_plans import SMALL
 
 CALM = Shares(0.9, 0.02, 0.04, 0.04)
 

@@ -17,7 +17,7 @@ from rankless.launch.submit.request import Request
 from rankless.models.weights_files.weights import digest_file
 from rankless.runs.directory import RunDirectory
 
-FAULTS = Path(__file__).parents[2] / "faults"
+FAULTS = Path(__file__).parents[2] / "support" / "faults"  # where the small task is
 RECIPE = """\
 task: small_task_for_faults:Small
 batch: {images: 8, micro: 2}

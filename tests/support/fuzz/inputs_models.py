@@ -9,11 +9,12 @@ import struct
 import zipfile
 from typing import Any
 
-import fuzz_seeds as seeds
-from fuzz_case import Case, Entry, Hole
-from hostile_checkpoints import HARM, legacy
 from hypothesis import strategies as st
-from mutations import (
+
+from support.fuzz import seeds
+from support.fuzz.case import Case, Entry, Hole
+from support.fuzz.hostile_checkpoints import HARM, legacy
+from support.fuzz.mutations import (
     damaged,
     damaged_text,
     damaged_value,

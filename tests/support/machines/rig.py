@@ -224,7 +224,7 @@ def _run(*command: str) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-if __name__ == "__main__":  # a rig to play with: python tests/machines/rig.py FOLDER [HOSTS]
+if __name__ == "__main__":  # a rig to play with: python tests/support/machines/rig.py FOLDER [HOSTS]
     with Rig(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 2, {}) as shown:
         print(f"client: nsenter -t {shown.pid(CLIENT)} -n -u -i -p -m --wdns={shown.work} bash")
         print(f"then:   ssh -F {shown.config} h1")

@@ -22,11 +22,9 @@ from rankless.hardware.forking import ForkedProcess
 from rankless.models.weights_files.weights import digest_file
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from process_server import SERVER, TAG
-from small_disk import mounted as small_disk  # noqa: F401  # for benchmarks/faults.py
-from waiting import until
+from support.process_server import SERVER, TAG
+from support.small_disk import mounted as small_disk  # noqa: F401  # for benchmarks/faults.py
+from support.waiting import until
 
 if TYPE_CHECKING:
     import pytest

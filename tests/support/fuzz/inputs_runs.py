@@ -7,10 +7,11 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import fuzz_seeds as seeds
-from fuzz_case import Case, Entry, Fifo, Folder, Hole, Link
 from hypothesis import strategies as st
-from mutations import damaged, damaged_text, damaged_value, json_values, words
+
+from support.fuzz import seeds
+from support.fuzz.case import Case, Entry, Fifo, Folder, Hole, Link
+from support.fuzz.mutations import damaged, damaged_text, damaged_value, json_values, words
 
 TOKENS = (
     "step-000000001",

@@ -12,7 +12,7 @@ from rankless.engine.saver import Saver
 from rankless.engine.sinks.sink import Sink, Sinks
 from rankless.recipe.schema import Batch, Checkpoint, Optim, Recipe
 from rankless.runs.directory import RunDirectory
-from small_task import Regression
+from support.small_task import Regression
 
 ALONE: Any = SimpleNamespace(
     is_first=True, rank=0, size=1, broadcast=lambda value: value, all_gather=lambda value: [value]

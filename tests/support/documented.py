@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT, ROOT / "docs", ROOT / "benchmarks")
 PAGES = sorted(
     [page for folder in FOLDERS for page in folder.glob("*.md")] + [*(ROOT / ".github").rglob("*.md")]

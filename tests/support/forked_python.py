@@ -11,8 +11,8 @@ import signal
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from process_server import SERVER
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from support.process_server import SERVER
 
 if __name__ == "__main__":
     process = SERVER.start(

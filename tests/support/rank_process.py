@@ -27,8 +27,8 @@ from rankless.hardware.heap import fill_with_nan
 from rankless.world.process_group import World
 from rankless.world.transport import PROCESS_GROUP
 
-sys.path.insert(0, str(Path(__file__).parent))
-import thorough  # noqa: F401  # registers the profiles that test modules name
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from support import thorough  # noqa: F401  # registers the profiles that test modules name
 
 loader_count.usable_cores = lambda: 1  # so that tests alone decide about loader processes
 fill_with_nan()  # so that what reads memory that nobody wrote shows

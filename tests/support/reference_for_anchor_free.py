@@ -9,13 +9,13 @@ import math
 from dataclasses import dataclass
 
 import torch
-from loss_cases import Truth, Truths, overlap, regions_of, sigmoid
 from torch import Tensor
 
 from rankless.models.heads.anchor_free.codec import AnchorFreeHead
 from rankless.models.heads.anchor_free.loss import AnchorFreeLoss
 from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch
+from support.loss_cases import Truth, Truths, overlap, regions_of, sigmoid
 
 FAR = 1e5
 

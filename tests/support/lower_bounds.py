@@ -34,4 +34,4 @@ def lower_bounds(project: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(lower_bounds(Path(__file__).parent.parent / "pyproject.toml")))
+    print("\n".join(lower_bounds(Path(__file__).parents[2] / "pyproject.toml")))

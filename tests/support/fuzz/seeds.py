@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from fuzz_case import Case, Entry, build
-from fuzz_ranks import in_this_process, one_rank
 from PIL import Image
+
+from support.fuzz.case import Case, Entry, build
+from support.fuzz.ranks import in_this_process, one_rank
 
 CFG = """\
 [net]

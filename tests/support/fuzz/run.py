@@ -1,4 +1,4 @@
-"""Many cases of every kind in processes of their own, and a table: ``python tests/fuzz/run_fuzz.py --help``.
+"""Many cases of every kind in processes of their own, and a table: ``make fuzz FUZZ=--help``.
 
 A process that dies (a crash, or a wait that no signal ends) is a finding, and another goes on in its place.
 Equal seeds give equal cases. What is wrong is kept, to be run again with ``--again FILE``.
@@ -23,16 +23,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import fuzz_limits
-import inputs_data
-import inputs_models
-import inputs_recipes
-import inputs_runs
-import inputs_words
-from fuzz_case import Case
-from fuzz_judge import FINE, Judge
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+
+from support.fuzz import inputs_data, inputs_models, inputs_recipes, inputs_runs, inputs_words, limits
+from support.fuzz.case import Case
+from support.fuzz.judge import FINE, Judge
 
 KINDS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
     "cfg": inputs_models.cfgs,
@@ -119,7 +115,10 @@ def supervise(kind: str, count: int, start: int, folder: Path) -> Tally:
         words += ["--child", str(tally.outcomes.total())]
         with tempfile.TemporaryFile("w+") as errors:
             process = subprocess.Popen(
-                [sys.executable, __file__, *words], stdout=subprocess.PIPE, stderr=errors, text=True
+                [sys.executable, "-m", "support.fuzz.run", *words],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
             )
             assert process.stdout is not None
             for outcome, value in map(json.loads, process.stdout):
@@ -176,8 +175,8 @@ def main() -> int:
     print("\n".join(tally.row() for tally in tallies))
     print(
         f"\n{time.monotonic() - began:.0f} s with {processes} processes; a case may take "
-        f"{fuzz_limits.MEMORY >> 20} MiB of memory, {fuzz_limits.PROCESSOR:g} s of the processor "
-        f"and {fuzz_limits.CLOCK:g} s of waiting"
+        f"{limits.MEMORY >> 20} MiB of memory, {limits.PROCESSOR:g} s of the processor "
+        f"and {limits.CLOCK:g} s of waiting"
     )
     if wrong := sum(n for tally in tallies for name, n in tally.outcomes.items() if name not in FINE):
         print(f"{wrong} are wrong: see {chosen.findings}, and run them again with --again FILE ...")

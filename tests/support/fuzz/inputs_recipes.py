@@ -7,10 +7,11 @@ import typing
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-import fuzz_seeds as seeds
-from fuzz_case import Case, Entry, Fifo, Folder, Hole, Link
 from hypothesis import strategies as st
-from mutations import argument, damaged_text, encoded, json_values, odd, words
+
+from support.fuzz import seeds
+from support.fuzz.case import Case, Entry, Fifo, Folder, Hole, Link
+from support.fuzz.mutations import argument, damaged_text, encoded, json_values, odd, words
 
 YAML = (
     "optim", "lr", ":", ": ", "\n", "  ", "- ", "[", "]", "{", "}", ",", "1e9", ".nan", "'", '"', "&a ", "*a",

@@ -83,7 +83,7 @@ def images_in(folder: Path) -> list[str]:
 
 
 def of_page(page: str, mark: str) -> str:
-    text = (Path(__file__).parents[1] / "docs" / page).read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
     return text.partition(f"<!-- {mark} -->\n```python\n")[2].partition("```")[0]
 
 

@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness_for_faults import RECIPE, Watched, entries, outcome, reached
-from rig import CLIENT, Rig
-
 from rankless.runs.directory import RunDirectory
-from waiting import until
+from support.faults.harness import RECIPE, Watched, entries, outcome, reached
+from support.machines.rig import CLIENT, Rig
+from support.waiting import until
 
-FAULTS = Path(__file__).parents[1] / "faults"
+FAULTS = Path(__file__).parents[1] / "faults"  # where the small task is
 LONG = ("epochs=12", "checkpoint.every=3")  # 60 steps
 SLEEP = "0.2"  # seconds a micro-batch takes longer: 0.4 s a step on three ranks
 
@@ -31,7 +30,7 @@ def machines(folder: Path, count: int, own: Mapping[str, Mapping[str, str]] | No
 
     What lies in ``site`` of a machine's own folder is in its Python's path; ``own`` are variables of one.
     """
-    source = Path(__file__).parents[2] / "src"
+    source = Path(__file__).parents[3] / "src"
     environment = {
         "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
         "PYTHONPATH": f"{folder}/work/site:{source}:{FAULTS}",

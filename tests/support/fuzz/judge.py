@@ -20,11 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import fuzz_limits
-from fuzz_case import Case, build, snapshot
-from fuzz_ranks import Started, in_this_process
-
 from rankless import cli
+from support.fuzz import limits
+from support.fuzz.case import Case, build, snapshot
+from support.fuzz.ranks import Started, in_this_process
 
 LONGEST_LINE = 2_000
 """Characters of a line of an error. A sentence names a path or two, and values of some 100."""
@@ -76,7 +75,7 @@ class Judge:
         self.folder = Path(self.own.name).resolve()
         self.scratch = self.folder / "scratch"
         self.scratch.mkdir()
-        self.watch = fuzz_limits.Watch()
+        self.watch = limits.Watch()
         self.count = 0
 
         # Rooms that load when first needed and then stay: not a case's memory, nor its time.
@@ -95,15 +94,15 @@ class Judge:
         self.own.cleanup()
 
     def __call__(
-        self, case: Case, command: Callable[[list[str]], int] = cli.main, **limits: float
+        self, case: Case, command: Callable[[list[str]], int] = cli.main, **allowed: float
     ) -> Verdict:
-        """Run a case's command line with ``command``, within limits as of :func:`fuzz_limits.little_time`."""
+        """Run a case's command line with ``command``, within limits as of :func:`limits.little_time`."""
         self.count += 1
         root = self.folder / f"case-{self.count}"
         root.mkdir()
         try:
             build(case, root)
-            return self._judged(case, root, lambda: command(list(case.words)), limits)
+            return self._judged(case, root, lambda: command(list(case.words)), allowed)
         finally:
             self._remove(root)
 
@@ -113,14 +112,14 @@ class Judge:
             shutil.rmtree(left, ignore_errors=True)
 
     def _judged(
-        self, case: Case, root: Path, command: Callable[[], int], limits: dict[str, float]
+        self, case: Case, root: Path, command: Callable[[], int], allowed: dict[str, float]
     ) -> Verdict:
         before = snapshot(root)
         with self.watch.over(root, self.scratch):
-            ended, out, err = self._run(root, command, limits)
+            ended, out, err = self._run(root, command, allowed)
         after = snapshot(root)
         shown = f"exit {ended}\n{out}{err}"
-        if isinstance(ended, fuzz_limits.Hang):
+        if isinstance(ended, limits.Hang):
             return Verdict("hang", "".join(traceback.format_exception(ended))[-2000:])
         if self.watch.started:
             return Verdict("code executed", "\n".join(self.watch.started[:5]) + "\n" + shown)
@@ -135,7 +134,7 @@ class Judge:
         return _heard(case, ended, out, err)
 
     def _run(
-        self, root: Path, command: Callable[[], int], limits: dict[str, float]
+        self, root: Path, command: Callable[[], int], allowed: dict[str, float]
     ) -> tuple[int | BaseException, str, str]:
         """The exit code (or what came out in its place), and what was printed."""
         out, err = Stream("strict"), Stream("backslashreplace")
@@ -152,8 +151,8 @@ class Judge:
                 in_this_process(),
                 contextlib.redirect_stdout(out),
                 contextlib.redirect_stderr(err),
-                fuzz_limits.little_memory(),
-                fuzz_limits.little_time(**limits),
+                limits.little_memory(),
+                limits.little_time(**allowed),
             ):
                 warnings.resetwarnings()
                 for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):

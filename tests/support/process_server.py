@@ -215,6 +215,9 @@ def _call(cwd: str, function: Callable[..., Any], *arguments: Any) -> int:
 
 
 if __name__ == "__main__":
-    import process_server  # what is forked looks functions up by this name
+    # What is forked looks functions up in the module of this name, which it finds without the folder.
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from support.process_server import main as serve_tests
 
-    process_server.main(*sys.argv[1:])
+    del sys.path[0]
+    serve_tests(*sys.argv[1:])

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-import fuzz_seeds as seeds
-from fuzz_case import Case, Entry, Fifo, Folder, Hole, Link
 from hypothesis import strategies as st
-from mutations import argument, odd
+
+from support.fuzz import seeds
+from support.fuzz.case import Case, Entry, Fifo, Folder, Hole, Link
+from support.fuzz.mutations import argument, odd
 
 VERBS: tuple[tuple[str, ...], ...] = (
     ("train",), ("evaluate",), ("predict",), ("digest",), ("verify",), ("recipes",), ("import",), ("export",),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-from loss_cases import Truths, inside, overlap, regions_of, sigmoid
 from torch import Tensor
 
 from rankless.models.heads.truths import SMALLEST_SIDE
@@ -13,6 +12,7 @@ from rankless.models.heads.yolo.codec import YoloHead
 from rankless.models.heads.yolo.loss import YoloLoss
 from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch
+from support.loss_cases import Truths, inside, overlap, regions_of, sigmoid
 
 
 def yolo(name: str, **options) -> YoloLoss:

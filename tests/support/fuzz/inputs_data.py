@@ -10,10 +10,11 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-import fuzz_seeds as seeds
-from fuzz_case import Case, Entry, Fifo, Folder, HardLink, Hole, Link
 from hypothesis import strategies as st
-from mutations import (
+
+from support.fuzz import seeds
+from support.fuzz.case import Case, Entry, Fifo, Folder, HardLink, Hole, Link
+from support.fuzz.mutations import (
     argument,
     damaged,
     damaged_text,
