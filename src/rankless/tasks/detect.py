@@ -19,7 +19,8 @@ from rankless.data.datasets.class_matching import between_splits, match_classes
 from rankless.data.datasets.detection import DetectionExamples, collate, open_images
 from rankless.data.datasets.torchvision_sets import located
 from rankless.errors import UserError
-from rankless.geometry.letterbox import Placing, clipped, to_source
+from rankless.geometry.boxes import clip
+from rankless.geometry.letterbox import Placing, to_source
 from rankless.geometry.nms import best_first, nms
 from rankless.hardware.precision import without_layers
 from rankless.metrics import coco
@@ -209,7 +210,7 @@ class Detect:
             )
             # Clip after NMS, as in Darknet: clipped boxes overlap more and would remove boxes that Darknet
             # keeps.
-            inside = clipped(boxes[selected], letterbox)
+            inside = clip(boxes[selected], letterbox.height, letterbox.width)
             visible = (inside[:, 2:] > inside[:, :2]).all(1)  # not just in the gray margin
             inside, selected = inside[visible], selected[visible]
             if len(selected) >= settings.detections or first >= len(boxes):
