@@ -14,6 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rankless.task_kinds import BUILT_IN, kind_of
+
 if TYPE_CHECKING:
     from rankless.hardware.forking import ForkServer
 
@@ -39,10 +41,9 @@ def start(task: str | None = None) -> None:
         return
     _allowed = False  # fork the server only once
     from rankless.hardware.forking import ForkServer, fork_server
-    from rankless.tasks.custom import BUILT_IN
 
     if task in BUILT_IN:
-        importlib.import_module(f"rankless.tasks.{task}")
+        kind_of(task).open.load()
     with contextlib.suppress(OSError):  # no process can be started, which the start of the ranks will report
         _running = ForkServer(*fork_server("fork server", _prepare))
 
