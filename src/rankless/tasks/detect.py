@@ -51,8 +51,7 @@ class Detect:
     ) -> None:
         self.recipe, self.validation_loss = recipe, not exported
         self.spec = zoo.spec(recipe.model, recipe.loss)
-        side = self.spec.size if recipe.model.image_size == "auto" else recipe.model.image_size
-        self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
+        self.size = recipe.model.input_size() or self.spec.size
         self.placing, self.exports = placing_of(recipe.data), self.spec.exports
         problems = [*_without_effect(recipe, self.size), *unknown_best(recipe.evaluate.best, coco.NAMES)]
         if not class_names and problems:
