@@ -29,17 +29,16 @@ SAFE = ("weights_only", "allow_pickle", "Loader")
 ALLOWED = {
     # torch.load with weights_only=True, after pickle_inspection.py has walked through the pickle.
     ("models/weights_files/foreign.py", "torch.load(weights_only=True)"),
-    # Names the operations of a pickle one by one; makes nothing of them.
-    ("models/weights_files/pickle_inspection.py", "pickletools"),
-    # Follows the operations of CIFAR's files as far as plain values go; calls and imports nothing.
-    ("data/formats/cifar.py", "pickletools"),
+    # Follows the operations of a pickle as far as plain values go; calls and imports nothing.
+    ("files/pickle_machine.py", "pickletools"),
     # The file that this process has just written into a folder of its own, compared with PyTorch.
     ("interop/torch_files.py", "torch.jit.load"),
     ("interop/torch_files.py", "torch.export.load"),
-    # Loader processes, over pipes that only they and the rank that started them hold.
+    # Ranks and loader processes, over pipes that only they and the process that started them hold.
     ("data/loader.py", "multiprocessing"),
     ("data/loader.py", "DataLoader"),
-    ("data/loader_server.py", "multiprocessing"),
+    ("hardware/forking.py", "multiprocessing"),
+    ("hardware/forking.py", "pickle"),
     # Only written: what does not pickle is reported before it is sent.
     ("data/loader.py", "pickle"),
     # A Pickler that only collects the objects that it meets; its bytes are dropped.

@@ -12,10 +12,9 @@ from sklearn.metrics import precision_recall_curve
 
 from rankless.metrics import box_matching
 from rankless.metrics.box_matching import IGNORED, RIGHT, confusion, image_boxes, match
-from rankless.metrics.classification_details import classification_details
 from rankless.metrics.coco import Truth
 from rankless.metrics.curves import RECALLS, threshold_curve
-from rankless.metrics.detection_details import SIDES, confusion_entry, detection_details
+from rankless.metrics.details import SIDES, classification_details, confusion_entry, detection_details
 from rankless.structures import Detections
 from support.reference_for_coco import CLASSES, by_pycocotools, random_images
 

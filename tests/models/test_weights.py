@@ -104,10 +104,7 @@ def test_the_checksum_in_the_header_by_hand(path):
     assert summed(path, "crc32", lambda content: f"{binascii.crc32(content):08x}") == path.read_bytes()
 
 
-@pytest.mark.parametrize("key", ["crc32", "sha256"])
-def test_a_flipped_bit_is_found_in_files_of_this_version_and_the_last(path, key):
-    if key == "sha256":
-        path.write_bytes(summed(path, key, lambda content: hashlib.sha256(content).hexdigest()))
+def test_a_flipped_bit_is_found(path):
     whole = path.read_bytes()
     loaded = weights.load(path)
     assert loaded.extra == EXTRA and torch.equal(loaded.state["same.memory"], state()["same.memory"])

@@ -1,7 +1,7 @@
 """Write the first recipe for a data set, with a comment on each value.
 
-The values come from the shipped recipes ``blood-cells`` and ``resnet18`` and are adapted to the data and the
-machine.
+The values are those of the shipped recipes ``blood-cells``, ``resnet18`` and ``fine-tune``, except where the
+data or the machine decide.
 """
 
 from __future__ import annotations
@@ -9,30 +9,44 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from rankless.curation import fine_tuning
 from rankless.curation.facts import Facts
 from rankless.errors import UserError, counted, in_gib, listed, printable
 from rankless.models import published
-from rankless.models.names import problem
-from rankless.recipe.commented import Setting, commented
+from rankless.recipe.commented import Setting, adapted, commented
+from rankless.task_kinds import wrong_model
 
-MICRO_BATCH = {"detect": 4, "classify": 8}
-STEPS = {"detect": 1380, "classify": 950}
-"""Minimum number of steps: about as many as in ``blood-cells``, and in ``resnet18`` on 610 images."""
-EPOCHS = {"detect": 12, "classify": 30}
-"""Minimum number of epochs, even if fewer epochs of a large data set have enough steps."""
-
-_TASKS = {"detect": "The annotations are boxes.", "classify": "Each image has one class."}
 _BOX = 20  # side in pixels that 95% of the boxes should exceed; 21 in blood-cells
 _SIDES = (320, 416, 640)  # longer side of a detector's input: minimum, maximum on a CPU, maximum on a GPU
 _SMALL = 48  # side of an input in pixels below which crops would lose too much of the object
 _MANY = 10_000  # number of training images that justifies a larger network
-_BYTES = {"detect": 1200, "classify": 800}  # bytes of memory per pixel of a micro-batch, in fp32
 _PROCESS = 5 << 28  # bytes of memory of a process with PyTorch, the weights and their gradients
 
 _SIDED = re.compile(r"(?<![a-z])(left|right|texts?|words?|letters?|digits?|arrows?|plates?)(?![a-z])", re.I)
+
+
+class Advice(NamedTuple):
+    """How to choose a recipe for a kind of task.
+
+    Attributes:
+        settings: returns the settings for a network that is trained from scratch.
+        reason: why this task fits the data.
+        example: what the numbers come from.
+        steps: minimum number of steps: about as many as in the example.
+        epochs: minimum number of epochs, even if fewer epochs of a large data set have enough steps.
+        memory: bytes of memory per pixel of a micro-batch, in fp32.
+    """
+
+    settings: Callable[[Facts], list[Setting]]
+    reason: str
+    example: str
+    micro_batch: int
+    steps: int
+    epochs: int
+    memory: int
 
 
 def text(facts: Facts, file: str, pretrained: str = "") -> str:
@@ -40,10 +54,10 @@ def text(facts: Facts, file: str, pretrained: str = "") -> str:
 
     If ``pretrained`` is given, the recipe fine-tunes these weights.
     """
-    what = "boxes" if facts.boxed else "one class per image"
     images = counted(facts.train_images, "training image")
+    classes = counted(len(facts.counts), "class", "classes")
     head = (
-        f"{printable(facts.root, 1000)}: {what}, {images}, {counted(len(facts.counts), 'class', 'classes')}.",
+        f"{printable(facts.root, 1000)}: {facts.kind.annotations}, {images}, {classes}.",
         f"For a machine with {facts.machine}.",
         "",
         f"  rankless train {shlex.quote(printable(file, 1000))}",
@@ -56,115 +70,93 @@ def text(facts: Facts, file: str, pretrained: str = "") -> str:
 def settings(facts: Facts, pretrained: str = "") -> list[Setting]:
     """Return the settings of the recipe, in the order of its keys."""
     if pretrained:
-        return list(_on_weights(facts, pretrained))
-    return list(_detector(facts) if facts.boxed else _classifier(facts))
+        return adapted("fine-tune", _on_weights(facts, pretrained))
+    return _advice(facts).settings(facts)
+
+
+def _advice(facts: Facts) -> Advice:
+    advice: Advice = facts.kind.advice.load()
+    return advice
 
 
 def _on_weights(facts: Facts, pretrained: str) -> Iterator[Setting]:
-    first, *others = fine_tuning.settings(
-        facts.train_images, known=fine_tuning.knows(pretrained, facts.counts)
-    )
-    yield Setting("task", facts.task, _TASKS[facts.task])
+    known = fine_tuning.knows(pretrained, facts.counts)
+    yield from fine_tuning.changes(facts.train_images, known=known)
     if pretrained.startswith("published/"):
         network = published.named(pretrained.removeprefix("published/")).models[0]
-        if wrong := problem(facts.task, network):
+        if wrong := wrong_model(facts.kind.name, network):
             raise UserError(f"model.pretrained is '{pretrained}': {wrong}")
         yield Setting("model.name", network, "The network that these weights belong to.")
     why = "Training starts from these weights, which also determine the input size."
     yield Setting("model.pretrained", pretrained, why)
-    yield first  # model.freeze
     yield from _data(facts)
-    yield from _flip(facts)
-    yield from others
+
+
+def _for_detector(facts: Facts) -> list[Setting]:
+    # Without a GPU, the width of blood-cells saves time.
+    return adapted("blood-cells", _detector(facts), without=["model.width"] if facts.gpus else [])
 
 
 def _detector(facts: Facts) -> Iterator[Setting]:
     size, why = _input_of_detector(facts)
-    yield Setting("task", "detect", _TASKS["detect"])
-    reason = "Needs no anchors and learns from few images: AP 0.63 with the 205 images of blood-cells."
     if facts.train_images >= _MANY:
+        reason = "Needs no anchors and learns from few images: AP 0.63 with the 205 images of blood-cells."
         reason += f" {facts.train_images:,} images may justify the larger yolov4-anchor-free."
-    yield Setting("model.name", "yolov4-tiny-anchor-free", reason)
-    if not facts.gpus:
-        reason = "Saves time on a CPU. In blood-cells, it scored as well as the full width."
-        yield Setting("model.width", 0.75, reason)
-    yield Setting("model.dfl", 16, "Predicts each box side as a distribution: 0.006 more AP in blood-cells.")
+        yield Setting("model.name", "yolov4-tiny-anchor-free", reason)
     yield Setting("model.image_size", size[0] if size[0] == size[1] else [*size], why)
     yield from _data(facts)
-    yield from _flip(facts)
-    yield Setting("data.augment.hue", 0.02, "Small, because color may distinguish the classes.")
-    yield Setting("data.augment.saturation", 0.4, "Light and cameras vary.")
-    yield Setting("data.augment.value", 0.3, "Light and cameras vary.")
-    yield Setting("data.augment.scale", 0.4, "Objects may be nearer or farther than in the training images.")
-    yield Setting("data.augment.translate", 0.15, "Objects may be anywhere in the image.")
-    why = "Half of the inputs combine four images, which adds variety if there are few images."
-    yield Setting("data.augment.mosaic", 0.5, why)
-    yield Setting("data.augment.close_mosaic", "15%", "The last part of the run trains on single images.")
+    yield Setting("data.augment.close_mosaic", "15%")
     images = 8 if facts.devices <= 2 or facts.train_images < 16 else 16
-    reason = (
-        "As in blood-cells, where 16 images had 0.03 less AP after the same number of epochs."
-        if images == 8
-        else f"Lets more of the {facts.devices} devices share a step. With 8 images, only two could."
-    )
-    yield from _batch(facts, images, size[0] * size[1], reason)
+    reason = f"Lets more of the {facts.devices} devices share a step. With 8 images, only two could."
+    yield from _batch(facts, images, size[0] * size[1], "" if images == 8 else reason)
     steps, setting = _epochs(facts, images)
     yield setting
-    yield Setting("optim.name", "muon", "In blood-cells, it scored higher in 40 epochs than AdamW in 64.")
-    yield Setting("optim.lr", 0.006, "The best value tried for blood-cells.")
-    yield Setting("optim.momentum", 0.95, "The value in the Muon paper.")
-    yield Setting("optim.weight_decay", 0.02, "As in blood-cells.")
-    yield from _schedule("6%", "As in blood-cells, where 6% are 80 steps.", 0.01)
-    yield from _end(0.99 if steps < 2 * STEPS["detect"] else 0.998)
+    yield Setting("schedule.warmup", "6%")
+    yield from _end(0.99 if steps < 2 * DETECTOR.steps else 0.998)
+
+
+def _for_classifier(facts: Facts) -> list[Setting]:
+    is_small = _side_of_classifier(facts) < _SMALL
+    return adapted("resnet18", _classifier(facts), without=["data.augment.crop"] if is_small else [])
+
+
+def _side_of_classifier(facts: Facts) -> int:
+    return min(max(int(min(facts.height, facts.width)) // 32 * 32, 32), 224)
 
 
 def _classifier(facts: Facts) -> Iterator[Setting]:
-    is_large = facts.train_images >= _MANY and facts.gpus > 0
-    side = min(max(int(min(facts.height, facts.width)) // 32 * 32, 32), 224)
-    yield Setting("task", "classify", _TASKS["classify"])
-    yield Setting(
-        "model.name",
-        "resnet50" if is_large else "resnet18",
-        f"{facts.train_images:,} images and a GPU are enough for this network."
-        if is_large
-        else "Small enough to learn from few images: trained on 610 hand signs, it recognized 150 of 150.",
+    if facts.train_images >= _MANY and facts.gpus > 0:
+        why = f"{facts.train_images:,} images and a GPU are enough for this network."
+        yield Setting("model.name", "resnet50", why)
+    side = _side_of_classifier(facts)
+    why = (
+        "The network was published with a size of 224."
+        if side == 224
+        else "A larger input would add no detail."
     )
-    yield Setting(
-        "model.image_size",
-        side,
-        f"The median image size is {facts.width:.0f} × {facts.height:.0f} pixels. "
-        + (
-            "The network was published with a size of 224."
-            if side == 224
-            else "A larger input would add no detail."
-        ),
-    )
+    size = f"The median image size is {facts.width:.0f} × {facts.height:.0f} pixels."
+    yield Setting("model.image_size", side, f"{size} {why}")
     yield from _data(facts)
-    yield from _flip(facts)
     if side < _SMALL:
         why = "Used instead of crops, which could cut off the object in such small images."
         yield Setting("data.augment.scale", 0.15, why)
         yield Setting("data.augment.translate", 0.1, why)
-    else:
-        yield Setting("data.augment.crop", 0.35, "Random crops keep at least 35% of the area.")
-        yield Setting("data.augment.scale", 0, "Crops already vary the scale.")
-        yield Setting("data.augment.translate", 0, "Crops already vary the position.")
-    yield Setting("data.augment.saturation", 0.4, "Light and cameras vary.")
-    yield Setting("data.augment.value", 0.4, "Light and cameras vary.")
     images = 64 if facts.train_images >= 256 else 16 if facts.train_images >= 16 else 8
-    reason = "As in resnet18." if images == 64 else "Small, so that an epoch of few images has more steps."
-    yield from _batch(facts, images, side * side, reason)
+    is_fewer = images < 64
+    why = "Small, so that an epoch of few images has more steps." if is_fewer else ""
+    yield from _batch(facts, images, side * side, why)
     yield _epochs(facts, images)[1]
-    yield Setting("loss.smoothing", 0.1, "Limits the effect of wrong labels.")
-    yield Setting("optim.name", "sgd", "The optimizer in the ResNet paper.")
-    reason = "As in resnet18." if images == 64 else f"0.05 for a batch of 64, scaled linearly to {images}."
-    yield Setting("optim.lr", 0.05 * images / 64, reason)
-    yield Setting("optim.nesterov", True, "As in resnet18.")
-    yield Setting("optim.weight_decay", 5e-4, "As in resnet18.")
-    yield from _schedule("auto", "5% of the run. A short run also gets a lower peak learning rate.", 0.001)
+    why = f"0.05 for a batch of 64, scaled linearly to {images}." if is_fewer else ""
+    yield Setting("optim.lr", 0.05 * images / 64, why)
     yield from _end(0.998)
 
 
+DETECTOR = Advice(_for_detector, "The annotations are boxes.", "blood-cells", 4, 1380, 12, 1200)
+CLASSIFIER = Advice(_for_classifier, "Each image has one class.", "resnet18 on 610 images", 8, 950, 30, 800)
+
+
 def _data(facts: Facts) -> Iterator[Setting]:
+    yield Setting("task", facts.kind.name, _advice(facts).reason)
     yield Setting("data.root", facts.root, "A relative path refers to the folder where you start training.")
     if facts.format != "auto":
         yield Setting("data.format", facts.format, "Chosen with --format.")
@@ -173,7 +165,7 @@ def _data(facts: Facts) -> Iterator[Setting]:
         yield Setting("data.classes", facts.classes, f"Chosen with --classes: {names}.")
     else:
         most, least = max(facts.counts.values()), min(facts.counts.values())
-        each = f"{least:,} to {most:,} {'boxes' if facts.boxed else 'images'} each"
+        each = f"{least:,} to {most:,} {facts.kind.counted} each"
         yield Setting("data.classes", "auto", f"All classes: {names}, {each}. A list selects classes.")
     yield Setting("data.train", facts.train, f"{counted(facts.train_images, 'image')}.")
     yield Setting("data.val", facts.val, f"{counted(facts.val_images, 'image')}. {facts.split_note}")
@@ -183,10 +175,10 @@ def _data(facts: Facts) -> Iterator[Setting]:
             "lowest and highest value of each image to 0 and 255. [low, high] maps all images alike."
         )
         yield Setting("data.range", "auto", why)
+    yield from _flip(list(facts.counts))
 
 
-def _flip(facts: Facts) -> Iterator[Setting]:
-    names = list(facts.counts)
+def _flip(names: list[str]) -> Iterator[Setting]:
     characters = [name for name in names if len(name.strip()) == 1 or name.strip().isdecimal()]
     sided = [name for name in names if _SIDED.search(name.replace("_", " "))]
     if sided or 2 * len(characters) >= len(names):
@@ -203,13 +195,13 @@ def _flip(facts: Facts) -> Iterator[Setting]:
 
 
 def _batch(facts: Facts, images: int, pixels: int, why: str) -> Iterator[Setting]:
-    task = facts.task
-    micro = min(MICRO_BATCH[task], images // 2)  # two devices can share a step
+    advice = _advice(facts)
+    micro = min(advice.micro_batch, images // 2)  # two devices can share a step
     ranks = 1 if facts.gpus else min(facts.cores, images // micro)
     free = facts.memory // ranks
 
     def needed() -> int:
-        return _PROCESS + micro * pixels * _BYTES[task]
+        return _PROCESS + micro * pixels * advice.memory
 
     while not facts.gpus and micro > 2 and needed() > free:
         micro //= 2
@@ -226,18 +218,11 @@ def _batch(facts: Facts, images: int, pixels: int, why: str) -> Iterator[Setting
 
 def _epochs(facts: Facts, images: int) -> tuple[int, Setting]:
     """Return the number of steps in the run, and the setting ``epochs``."""
-    task = facts.task
-    epochs = max(math.ceil(STEPS[task] * images / facts.train_images), EPOCHS[task])
+    advice = _advice(facts)
+    epochs = max(math.ceil(advice.steps * images / facts.train_images), advice.epochs)
     steps = epochs * facts.train_images // images
-    other = "blood-cells" if facts.boxed else "resnet18 on 610 images"
-    why = f"{steps:,} steps ({other}: about {STEPS[task]:,}). More epochs may improve the scores."
+    why = f"{steps:,} steps ({advice.example}: about {advice.steps:,}). More epochs may improve the scores."
     return steps, Setting("epochs", epochs, why)
-
-
-def _schedule(warmup: str, why: str, final: float) -> Iterator[Setting]:
-    yield Setting("schedule.name", "cosine", "Decreases slowly over the whole run.")
-    yield Setting("schedule.warmup", warmup, why)
-    yield Setting("schedule.final", final, "Close to zero, so that the weights settle.")
 
 
 def _end(decay: float) -> Iterator[Setting]:

@@ -19,10 +19,9 @@ from rankless.data.images.image_file import UnreadableImage
 from rankless.data.images.sources import ImageSource
 from rankless.errors import UserError
 from rankless.metrics.box_matching import ImageBoxes, Matches, image_boxes, match
-from rankless.metrics.classification_details import classification_details
 from rankless.metrics.coco import Truth
 from rankless.metrics.coco_matching import IGNORED, RIGHT
-from rankless.metrics.detection_details import SIDES, detection_details
+from rankless.metrics.details import SIDES, classification_details, detection_details
 from rankless.structures import Classification, Detections, Sample
 
 if TYPE_CHECKING:  # this imports torchvision, which detectors do not need
@@ -52,8 +51,7 @@ def of_detections(
         if shown := _shown(data.images, index):
             boxes = _boxes(images[at], truths[at], threshold)
             examples.append({"kind": kind, "score": float(scores[at]), **shown, **boxes})
-    details |= {"kind": "detect", "classes": list(class_names), "examples": examples}
-    return details
+    return details | {"classes": list(class_names), "examples": examples}
 
 
 def as_truth(truth: GroundTruth) -> Truth:
@@ -171,7 +169,7 @@ def of_classifications(
         if shown := _shown(data.images, index):
             classes = {"truth": int(truth[at]), "likeliest": _likeliest(probabilities[at])}
             examples.append({"kind": kind, "score": float(of_truth[at]), **shown, **classes})
-    return details | {"kind": "classify", "classes": list(class_names), "examples": examples}
+    return details | {"classes": list(class_names), "examples": examples}
 
 
 def _likeliest(probabilities: NDArray[np.float64]) -> list[list[float]]:

@@ -328,8 +328,8 @@ def test_of_several_processes_one_reads(data: Data, tmp_path: Path, forked: Any)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("processes", [1, 3])
-def test_states_of_many_files(tmp_path: Path, processes: int) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_states_of_many_files(tmp_path: Path, threads: int) -> None:
     paths = [f"{tmp_path}/{number} \n é" for number in range(2 * file_states.BLOCK + 5)]
     paths[1] = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
     for number in (0, 1, file_states.BLOCK, 2 * file_states.BLOCK, len(paths) - 1):
@@ -337,17 +337,17 @@ def test_states_of_many_files(tmp_path: Path, processes: int) -> None:
     folder = tmp_path / "kept"
     folder.mkdir()
     file_states.save_states(str(folder), paths, [file_states.state(path) for path in paths])
-    assert file_states.changed_file(str(folder), processes) == ""
+    assert file_states.changed_file(str(folder), threads) == ""
     for number in (len(paths) - 1, file_states.BLOCK, 1):
         content = Path(paths[number]).read_bytes()
         times = Path(paths[number]).stat()
         Path(paths[number]).write_bytes(content + b"!")
-        assert file_states.changed_file(str(folder), processes) == paths[number]
+        assert file_states.changed_file(str(folder), threads) == paths[number]
         Path(paths[number]).write_bytes(content)
         os.utime(paths[number], ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert file_states.changed_file(str(folder), processes) == ""
+    assert file_states.changed_file(str(folder), threads) == ""
     Path(paths[7]).write_text("")  # one that was missing
-    assert file_states.changed_file(str(folder), processes) == paths[7]
+    assert file_states.changed_file(str(folder), threads) == paths[7]
 
 
 def test_no_dependencies_at_all(tmp_path: Path) -> None:

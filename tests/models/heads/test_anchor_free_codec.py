@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankless.models.heads.anchor_free.codec import (
-    LARGEST_LOG_SIZE,
     AnchorFreeHead,
     decode,
     decode_boxes,
@@ -18,6 +17,7 @@ from rankless.models.heads.anchor_free.codec import (
     neighbors,
     points,
 )
+from rankless.models.layers import LARGEST_LOG_SIZE
 from support.reference_for_anchor_free import CLASSES, STRIDES, heads_of, make_raw, points_of
 
 

@@ -37,6 +37,7 @@ from rankless.data.index.raw import NO_AREA, Raw, stated_size
 from rankless.errors import UserError, one_of, printable
 
 TITLE = "COCO JSON"
+BOXES_IN = "folders"
 LAYOUT = (
     "'annotations/instances_train.json' with images in 'train' or 'images/train', "
     "'train/_annotations.coco.json' next to the images, or a single .json file"
@@ -74,7 +75,7 @@ def read(root: Path, split: str) -> Raw:
     name = next(full, None) or chosen(root, split, files, LAYOUT)
     file = files[name]
     classes = read_classes(files)
-    parts = load(file, Parts)
+    parts = load(file)
     if missing := [key for key in ("images", "annotations") if getattr(parts, key) is None]:
         raise UserError(
             f"{file}: no {' and no '.join(repr(key) for key in missing)}; expected the lists 'images', "

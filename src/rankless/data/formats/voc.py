@@ -19,14 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from rankless.data.formats.darknet_description import YAML_NAMES
-from rankless.data.formats.folders import (
-    FolderNames,
-    SplitFiles,
-    composed,
-    read_text,
-    spelled,
-    subfolders,
-)
+from rankless.data.formats.folders import FolderNames, SplitFiles, composed, read_text, spelled, subfolders
 from rankless.data.formats.splits import as_file_name, chosen, usual_order
 from rankless.data.formats.voc_xml import NOT_XML, Annotation, VocObject, parse, to_xml, unreadable
 from rankless.data.formats.writing import (
@@ -47,6 +40,7 @@ from rankless.errors import UserError, counted, printable
 from rankless.files import reading
 
 TITLE = "Pascal VOC"
+BOXES_IN = "folders"
 LAYOUT = (
     "'Annotations' (XML) and 'JPEGImages' with lists in 'ImageSets/Main', or XML files next to the images"
 )

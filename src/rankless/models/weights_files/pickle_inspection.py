@@ -8,15 +8,15 @@ and does not call torch. The memory and time it needs are proportional to the si
 
 from __future__ import annotations
 
-import pickletools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import torch
 
 from rankless.errors import printable
+from rankless.files.pickle_machine import Machine
 
 _LARGEST = 2**60  # below this, integers have distinct hashes in Python, and sizes fit into 64 bits
 _LONGEST_KEY = 16
@@ -203,7 +203,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 _OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
-_MARK = object()
 
 
 @dataclass
@@ -219,9 +218,7 @@ class Inspection:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # warnings about odd escapes in names
-                for opcode, argument, position in pickletools.genops(file):
-                    machine.read = position or 0
-                    machine.step(opcode.name, argument)
+                machine.run(file)
         except RefusedFileError:
             raise
         except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -242,53 +239,21 @@ class Inspection:
         )
 
 
-class _Machine:
-    """A stack machine for the pickle operations that ``torch.load(weights_only=True)`` supports."""
+class _Machine(Machine):
+    """A machine for the operations that ``torch.load(weights_only=True)`` supports."""
+
+    literals = Machine.literals | {"SHORT_BINSTRING"}
 
     def __init__(self, inspection: Inspection) -> None:
+        super().__init__()
         self.inspection = inspection
-        self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
-        self.result: Any = None
-        self.read = 0  # bytes of the file read so far
         self.copied = 0  # number of members that calls have copied
 
-    def step(self, name: str, argument: Any) -> None:
-        if name in _CONSTANTS:
-            self.stack.append(_CONSTANTS[name]())
-        elif name in _LITERALS:
-            self.stack.append(argument)
-        elif name in _OPERATIONS:
-            _OPERATIONS[name](self, argument)
-        else:
-            raise RefusedFileError(
-                f"contains a pickle operation ({name}) that torch.load(weights_only=True) does not support; "
-                "save it again with torch.save and its default protocol"
-            )
-
-    def pop(self) -> Any:
-        value = self.stack.pop()
-        if value is _MARK:
-            raise IndexError("a value is missing")
-        return value
-
-    def pop_mark(self) -> list[Any]:
-        at = len(self.stack) - 1
-        while at >= 0 and self.stack[at] is not _MARK:
-            at -= 1
-        if at < 0:
-            raise IndexError("a mark is missing")
-        items = self.stack[at + 1 :]
-        del self.stack[at:]
-        return items
-
-    def put(self, index: int) -> None:
-        value = self.pop()
-        self.stack.append(value)
-        self.memo[index] = value
-
-    def tuple_of(self, count: int) -> None:
-        self.stack.append(tuple(reversed([self.pop() for _ in range(count)])))
+    def refuse(self, name: str) -> NoReturn:
+        raise RefusedFileError(
+            f"contains a pickle operation ({name}) that torch.load(weights_only=True) does not support; save "
+            "it again with torch.save and its default protocol"
+        )
 
     def append_all(self, items: list[Any]) -> None:
         target = self.stack[-1]
@@ -389,39 +354,12 @@ class _Machine:
             raise RefusedFileError("is damaged: a view extends beyond its storage")
         return Storage(key, root.dtype, numel)
 
-    def stop(self, _: Any) -> None:
-        self.result = self.pop()
 
-
-_CONSTANTS: dict[str, Callable[[], Any]] = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_TUPLE": tuple,
-    "EMPTY_LIST": list,
-    "EMPTY_DICT": dict,
-    "EMPTY_SET": set,
-    "MARK": lambda: _MARK,
-}
-_LITERALS = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINSTRING"}
-_OPERATIONS: dict[str, Callable[[_Machine, Any], None]] = {
-    "PROTO": lambda machine, _: None,
-    "BINPUT": _Machine.put,
-    "LONG_BINPUT": _Machine.put,
-    "BINGET": lambda machine, index: machine.stack.append(machine.memo[index]),
-    "LONG_BINGET": lambda machine, index: machine.stack.append(machine.memo[index]),
-    "APPEND": lambda machine, _: machine.append_all([machine.pop()]),
-    "APPENDS": lambda machine, _: machine.append_all(machine.pop_mark()),
-    "SETITEM": lambda machine, _: machine.set_all([machine.pop(), machine.pop()][::-1]),
-    "SETITEMS": lambda machine, _: machine.set_all(machine.pop_mark()),
-    "TUPLE": lambda machine, _: machine.stack.append(tuple(machine.pop_mark())),
-    "TUPLE1": lambda machine, _: machine.tuple_of(1),
-    "TUPLE2": lambda machine, _: machine.tuple_of(2),
-    "TUPLE3": lambda machine, _: machine.tuple_of(3),
+_Machine.operations = {
+    **Machine.operations,
     "GLOBAL": _Machine.find,
     "REDUCE": _Machine.call,
     "NEWOBJ": _Machine.make,
     "BUILD": _Machine.build,
     "BINPERSID": _Machine.storage,
-    "STOP": _Machine.stop,
 }

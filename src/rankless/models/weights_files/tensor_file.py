@@ -30,8 +30,6 @@ from rankless.runs.trained_weights import not_safetensors
 
 CHECKSUM = "crc32"
 """Metadata key of the checksum."""
-OLD_CHECKSUM = "sha256"
-"""Metadata key of the checksum in files from earlier versions, which can still be read."""
 _CHUNK = 1 << 20  # bytes read back at a time
 _LONGEST_HEADER = 100_000_000  # bytes; the library's limit
 
@@ -124,9 +122,9 @@ def read(path: Path, *, checked: bool = False) -> tuple[dict[str, Tensor], dict[
     header, data = _split(content)
     metadata: dict[str, str] = header.get("__metadata__") or {}
     ours = metadata.get("format", "").startswith("rankless ")
-    recorded = {key: metadata.pop(key) for key in (CHECKSUM, OLD_CHECKSUM) if ours and key in metadata}
+    recorded = metadata.pop(CHECKSUM, None) if ours else None
     unlisted = not checked and listed is None
-    if unlisted and any(text != _checksum(key, header, data) for key, text in recorded.items()):
+    if unlisted and recorded is not None and recorded != _checksum(header, data):
         raise UserError(
             f"{path}: is damaged, or was changed by another program: the checksum in its header does not "
             "match; use another copy of the file"
@@ -148,13 +146,9 @@ def metadata_of(path: Path) -> dict[str, str]:
     return {str(key): str(value) for key, value in dict(metadata).items()}
 
 
-def _checksum(kind: str, header: Mapping[str, Any], data: memoryview) -> str:
+def _checksum(header: Mapping[str, Any], data: memoryview) -> str:
     """Compute the checksum of the tensors' bytes and of the header without its checksum."""
-    if kind == CHECKSUM:
-        return f"{zlib.crc32(data, zlib.crc32(_encoded(header))):08x}"
-    sha = hashlib.sha256(_encoded(header))
-    sha.update(data)
-    return sha.hexdigest()
+    return f"{zlib.crc32(data, zlib.crc32(_encoded(header))):08x}"
 
 
 def _encoded(header: Mapping[str, Any]) -> bytes:

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from rankless.arguments import Text
 from rankless.errors import UserError
 from rankless.models.weights_files.matching import compare, mismatch
-from rankless.models.weights_files.tensor_file import CHECKSUM, OLD_CHECKSUM, metadata_of, raw, read, write
+from rankless.models.weights_files.tensor_file import CHECKSUM, metadata_of, raw, read, write
 from rankless.recipe.load import from_json, to_json
 from rankless.recipe.schema import Recipe
 
 FORMAT = "rankless 1"
 _NEEDED = frozenset({"format", "recipe", "class_names"})
-_RESERVED = _NEEDED | {CHECKSUM, OLD_CHECKSUM}
+_RESERVED = _NEEDED | {CHECKSUM}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The details that the report shows for a detector in addition to COCO's scores, at an IoU of 0.5."""
+"""The details that the report shows: for a detector, at an IoU of 0.5 and in addition to COCO's scores."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ SIDES = (0, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 """Lower bounds of the object size ranges. A size is the square root of an area, in pixels."""
 SHOWN_PAIRS = 50
 """Maximum number of confusions listed instead of the matrix if there are many classes."""
+BINS = 10
+"""Number of confidence ranges in the calibration."""
 Integers = NDArray[np.int64]
 
 
@@ -98,3 +100,43 @@ def confusion_entry(matrix: Integers) -> dict[str, Any]:
     order = np.argsort(-off, axis=None, kind="stable")[:SHOWN_PAIRS]
     pairs = [(int(at) // len(off), int(at) % len(off)) for at in order]
     return {"confused": [[row, column, int(off[row, column])] for row, column in pairs if off[row, column]]}
+
+
+def classification_details(probabilities: NDArray[np.float64], truth: NDArray[np.int64]) -> dict[str, Any]:
+    """Compute the details that the report shows from probabilities (N, C) and true classes (N,).
+
+    The predicted class is the most likely one, and its probability is the confidence. There must be at least
+    one image. The entries of the returned JSON-compatible dict are described in docs/report.md.
+    """
+    classes = probabilities.shape[1]
+    answers, confidence = probabilities.argmax(1), probabilities.max(1)
+    right = answers == truth
+    truths = np.bincount(truth, minlength=classes)
+    curve = threshold_curve(confidence, right, len(truth))
+    pr: list[list[float | None] | None] = [None] * classes
+    for label in most_frequent(truths):
+        if truths[label]:
+            of_class = precision_recall(probabilities[:, label], truth == label, int(truths[label]))
+            pr[label] = rounded(interpolated(*of_class))
+    return {
+        "images": len(truth),
+        "truths": truths.tolist(),
+        "thresholds": curve.as_json(),
+        "pr": pr,
+        "calibration": _calibration(confidence, right),
+    }
+
+
+def _calibration(confidence: NDArray[np.float64], right: NDArray[np.bool_]) -> dict[str, Any]:
+    """Compare confidence and accuracy (Guo et al., "On Calibration of Modern Neural Networks", 2017)."""
+    place = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
+    count = np.bincount(place, minlength=BINS)
+    sums = [np.bincount(place, weights=values, minlength=BINS) for values in (confidence, right)]
+    mean, accuracy = (np.divide(each, count, out=np.full(BINS, np.nan), where=count > 0) for each in sums)
+    error = float(np.nansum(np.abs(accuracy - mean) * count) / len(right))
+    return {
+        "count": count.tolist(),
+        "confidence": rounded(mean),
+        "accuracy": rounded(accuracy),
+        "error": error,
+    }
