@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.pretended_gpu import PretendedGpu
+from support.pretended_gpu import HERE, PretendedGpu
 
 pytestmark = pytest.mark.processes
 
@@ -16,6 +16,7 @@ FOUR_CARDS = {"PRETENDED_GPU_CARDS": "4"}
 IMAGES = "digits model.image_size=64 data.train_images=24"
 SMALL = f"{IMAGES} model.width=0.125"  # with four micro-batches
 SIXTEEN = f"{IMAGES} batch.images=16 batch.micro=1"
+HIDDEN = f"digits task={HERE / 'hides_a_shortage.py'}:HidesAShortage batch.images=8 batch.micro=4"
 RUNS: dict[str, tuple[int, str, dict[str, str]]] = {
     **{f"{size} ranks": (size, SMALL, FOUR_CARDS) for size in (1, 2, 3, 4)},
     "sync batch norm": (3, f"{SMALL} batch_norm=sync", FOUR_CARDS),
@@ -27,6 +28,8 @@ RUNS: dict[str, tuple[int, str, dict[str, str]]] = {
     "two of four cards": (2, SMALL, {**FOUR_CARDS, "CUDA_VISIBLE_DEVICES": "2,3"}),
     "tree": (1, SIXTEEN, {}),
     "plain": (1, f"{SIXTEEN} reduce=fast", {}),
+    "hidden shortage": (1, HIDDEN, {}),
+    "hidden shortage, fast": (1, f"{HIDDEN} reduce=fast", {}),
 }
 Group = tuple[str, tuple[tuple[str, int, int, int], ...]]
 """One collective: its name, or ``messages``, with the name, number, type and peer of each call."""
@@ -120,3 +123,14 @@ def test_ranks_that_share_a_card_do_not_use_nccl(name: str, runs: dict[str, Any]
 def test_the_tree_needs_log2_n_minus_1_sums_more_than_plain_accumulation(runs: dict[str, Any]):
     [tree], [plain] = runs["tree"], runs["plain"]
     assert (tree["memory"] - plain["memory"]) / tree["weights"] == pytest.approx(math.log2(16) - 1, abs=0.1)
+
+
+def test_memory_that_pytorch_does_without_is_an_error_because_its_other_algorithm_has_other_bits(
+    runs: dict[str, Any],
+):
+    [rank] = runs["hidden shortage"]
+    assert rank["problems"] == [
+        "the GPU is out of memory for the fastest algorithm of a layer; others need less memory, but their "
+        "results have other bits"
+    ]
+    assert runs["hidden shortage, fast"][0].get("finished"), runs["hidden shortage, fast"]
