@@ -26,6 +26,7 @@ RUNS: dict[str, tuple[int, str, dict[str, str]]] = {
     "one card": (2, SMALL, {}),
     "one of four cards": (2, SMALL, {**FOUR_CARDS, "CUDA_VISIBLE_DEVICES": "2"}),
     "two of four cards": (2, SMALL, {**FOUR_CARDS, "CUDA_VISIBLE_DEVICES": "2,3"}),
+    "one dies": (3, SMALL, {**FOUR_CARDS, "DIES": "1"}),
     "tree": (1, SIXTEEN, {}),
     "plain": (1, f"{SIXTEEN} reduce=fast", {}),
     "hidden shortage": (1, HIDDEN, {}),
@@ -118,6 +119,12 @@ def test_ranks_that_share_a_card_do_not_use_nccl(name: str, runs: dict[str, Any]
         assert rank.get("finished"), rank
         assert "nccl" not in rank["backend"]
         assert rank["calls"] == []
+
+
+def test_the_others_end_with_a_rank_that_dies(runs: dict[str, Any]):
+    first, dead, last = runs["one dies"]
+    assert first.get("lost") and last.get("lost"), (first, last)
+    assert "finished" not in dead
 
 
 def test_the_tree_needs_log2_n_minus_1_sums_more_than_plain_accumulation(runs: dict[str, Any]):

@@ -24,35 +24,38 @@ class Budget(NamedTuple):
 
     launches: int
     waits: int = 1
-    pageable: int = 9
+    pageable: int = 1
 
 
 QUICK = {
-    "digits": Budget(1097, pageable=17),
-    "digits precision=fp16": Budget(1038, 4, 17),
-    "digits batch_norm=sync": Budget(1892, 35, 51),
-    "digits check.recompute=1": Budget(1686, 4, 24),
-    "digits-classify": Budget(353, pageable=17),
-    f"yolov4-tiny {SMALL_DATA} batch.images=32 batch.micro=16": Budget(1440, pageable=21),
+    "digits": Budget(1090),
+    "digits precision=fp16": Budget(1030),
+    "digits batch_norm=sync": Budget(1877),
+    "digits check.recompute=1": Budget(1678, 4, 4),
+    "digits-classify": Budget(346),
+    f"yolov4-tiny {SMALL_DATA} batch.images=32 batch.micro=16": Budget(1433, pageable=13),
 }
 # Without detected boxes, the losses of the last ones take short cuts, and training waits more often.
 LONG = {
-    "digits optim.name=muon": Budget(1251, pageable=17),
-    "digits model.checkpointing=true": Budget(1374, pageable=17),
-    f"yolov3-tiny {SMALL_DATA} batch.images=16 batch.micro=8": Budget(729, pageable=21),
-    f"yolov3 {SMALL_DATA} batch.images=8 batch.micro=4": Budget(1930, pageable=27),
-    f"yolov4 {SMALL_DATA} batch.images=8 batch.micro=4": Budget(3341, pageable=27),
+    "digits optim.name=muon": Budget(1251),
+    "digits model.checkpointing=true": Budget(1374),
+    f"yolov3-tiny {SMALL_DATA} batch.images=16 batch.micro=8": Budget(729, pageable=13),
+    f"yolov3 {SMALL_DATA} batch.images=8 batch.micro=4": Budget(1930, pageable=19),
+    f"yolov4 {SMALL_DATA} batch.images=8 batch.micro=4": Budget(3341, pageable=19),
     "blood-cells data.root=digits data.train_images=64 batch.images=8 batch.micro=4": Budget(1463),
-    "digits-classify model.name=timm/vit_tiny_patch16_224": Budget(674, pageable=17),
+    "digits-classify model.name=timm/vit_tiny_patch16_224": Budget(674),
     "digits-classify model.name=densenet121 batch.images=32 batch.micro=16": Budget(1783),
     "digits-classify model.name=resnet50 batch.images=32 batch.micro=16": Budget(824),
-    "rtdetr data.root=digits data.train_images=64 batch.images=4 batch.micro=2": Budget(4627, 27, 23),
-    "digits model.name=torchvision/fcos_resnet50_fpn batch.images=2 batch.micro=1": Budget(2386, 37, 19),
+    "rtdetr data.root=digits data.train_images=64 batch.images=4 batch.micro=2": Budget(4627, 27, 15),
+    "digits model.name=torchvision/fasterrcnn_resnet50_fpn_v2 batch.images=2 batch.micro=1": Budget(
+        1508, 43, 23
+    ),
+    "digits model.name=torchvision/fcos_resnet50_fpn batch.images=2 batch.micro=1": Budget(2386, 37, 11),
     "digits model.name=torchvision/retinanet_resnet50_fpn_v2 batch.images=2 batch.micro=1": Budget(
-        2094, 35, 21
+        2094, 35, 13
     ),
     "digits model.name=torchvision/ssdlite320_mobilenet_v3_large batch.images=8 batch.micro=4": Budget(
-        1582, 41, 25
+        1582, 41, 17
     ),
 }
 BUDGETS = {**QUICK, **LONG} if THOROUGH else QUICK

@@ -2,8 +2,9 @@
 
     train_ranks.py '[[2, ["digits"], {"PRETENDED_GPU_CARDS": "2"}]]'
 
-Each run is a number of ranks, a recipe with its changes, and variables of the ranks. The line has one entry
-per rank: how it ended, its backend, its NCCL calls, and the most memory that it has asked for.
+Each run is a number of ranks, a recipe with its changes, and variables of the ranks; with ``DIES``, that rank
+ends after the first step. The line has one entry per rank: how it ended, its backend, its NCCL calls, and the
+most memory that it has asked for.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from rankless.recipe.load import load
 from rankless.runs.directory import RunDirectory
 from rankless.structures import Scores
 from rankless.tasks import classify, detect  # noqa: F401
-from rankless.world.process_group import join
+from rankless.world.process_group import is_lost_peer, join
 
 STEPS = 2  # the second one has the gradients in the order in which they arrived
 
@@ -57,11 +58,13 @@ def train_as_rank(rank: int, size: int, words: list[str], folder: Path) -> dict[
             }
     except UserError as error:
         return {"problems": error.problems}
-    except Exception:
-        return {"error": traceback.format_exc()}
+    except Exception as error:
+        return {"error": traceback.format_exc(), "lost": is_lost_peer(error)}
 
 
 def _measure(sizes: list[int], step: int, state: TrainingState, scores: Scores | None) -> None:
+    if os.environ.get("DIES") == os.environ["RANK"]:
+        os._exit(9)
     sizes.append(sum(parameter.nbytes for parameter in state.model.parameters()))
 
 
@@ -74,8 +77,8 @@ def run_ranks(size: int, words: list[str], more: dict[str, str]) -> list[dict[st
                 children.append(child)
                 continue
             os.environ |= {"PRETENDED_GPU_NCCL": str(folder / "nccl"), **more}
-            ended = train_as_rank(rank, size, words, folder)
-            (folder / f"ended.{rank}").write_text(json.dumps(ended))
+            answer = json.dumps(train_as_rank(rank, size, words, folder))
+            (folder / f"ended.{rank}").write_text(answer)
             os._exit(0)
         for child in children:
             os.waitpid(child, 0)
@@ -83,7 +86,8 @@ def run_ranks(size: int, words: list[str], more: dict[str, str]) -> list[dict[st
         for rank in range(size):
             calls = folder / f"nccl.{rank}"
             lines = calls.read_text().splitlines() if calls.exists() else []
-            found.append({**json.loads((folder / f"ended.{rank}").read_text()), "calls": lines})
+            ended = folder / f"ended.{rank}"
+            found.append({**(json.loads(ended.read_text()) if ended.exists() else {}), "calls": lines})
         return found
 
 
