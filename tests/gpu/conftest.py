@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from process_server import SHARED
 from support.pretended_gpu import PretendedGpu, UnavailableError, built
+from support.process_server import SHARED
 
 
 @pytest.fixture(scope="session")

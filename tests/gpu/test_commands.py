@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.pretended_gpu import PretendedGpu
-from thorough import THOROUGH
+from support.thorough import THOROUGH
 
 pytestmark = pytest.mark.processes
 

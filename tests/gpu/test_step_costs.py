@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from support.pretended_gpu import PretendedGpu
-from thorough import THOROUGH
+from support.thorough import THOROUGH
 
 pytestmark = pytest.mark.processes
 
