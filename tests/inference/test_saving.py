@@ -17,6 +17,7 @@ from rankless.data.datasets.classification_input import place, placement
 from rankless.data.images.image_file import Decoded
 from rankless.errors import UserError
 from rankless.inference import heatmaps, predict_classify
+from rankless.inference.finder import PredictOptions
 from rankless.inference.predict import predict
 from rankless.inference.predict_detect import BoxFinder
 from rankless.inference.saving import KINDS
@@ -133,7 +134,7 @@ def test_where_nothing_was_found_the_missing_crops_are_said(colors, painted_file
 
 def test_heat_lies_on_the_object(untrained):
     path = untrained(Recipe(model=Model(image_size=(96, 128), width=0.125)), ("a", "b"))
-    finder = BoxFinder(weights.load(path), 0.0, torch.device("cpu"), "w")
+    finder = BoxFinder(weights.load(path), PredictOptions(0.0), torch.device("cpu"), "w")
     image = torch.randint(0, 255, (3, 150, 300), dtype=torch.uint8)
     item = finder.item(Decoded(image, 1, (150, 300)))
     (plain,) = finder.answers([item], 1)

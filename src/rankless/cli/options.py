@@ -16,6 +16,7 @@ from rankless.data.builtin import is_built_in
 from rankless.data.path_checks import missing_data
 from rankless.errors import UserError, printable
 from rankless.files.reading import NAMES, read_text
+from rankless.task_kinds import BUILT_IN, wrong_model
 
 if TYPE_CHECKING:
     from rankless.data.images.image_file import Values
@@ -380,14 +381,13 @@ def _unknown_best(name: str | None, overrides: Sequence[str]) -> Iterator[str]:
 
 
 def _load_recipe(name: str | None, overrides: Sequence[str], *, check_model: bool) -> tuple[Recipe, str]:
-    from rankless.models.names import problem
     from rankless.recipe import load
     from rankless.recipe.familiar import imported, key_of_file, line_of_file
     from rankless.recipe.installed import shipped
 
     # Models are slow to import, and the models of shipped recipes exist.
     is_named = name not in (None, *shipped()) or any(word.partition("=")[0] in _MODEL for word in overrides)
-    check = problem if is_named and check_model else None
+    check = wrong_model if is_named and check_model else None
     keys = [word.partition("=")[0] for word in overrides]
     if name is None and _PRETRAINED in keys and not is_named:
         name = "fine-tune"
@@ -438,9 +438,7 @@ def check_target(target: Path) -> None:
 
 def not_given(recipe: Recipe) -> dict[str, str]:
     """Return an error message for each key whose value is still the placeholder ``path/to/…``."""
-    from rankless.recipe.schema import BUILT_IN_TASKS
-
-    root = recipe.data.root if recipe.task in BUILT_IN_TASKS else ""
+    root = recipe.data.root if recipe.task in BUILT_IN else ""
     return {
         key: f"{key} is not given: expected {expected}"
         for key, path, expected in (
@@ -459,13 +457,12 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
     from rankless.data.datasets.torchvision_sets import located
     from rankless.files import hub
     from rankless.recipe.familiar import PUBLISHED, is_by_name
-    from rankless.recipe.schema import BUILT_IN_TASKS
     from rankless.recipe.transformers_config import folder_of
     from rankless.runs.trained_weights import trained_weights_of
 
     without = not_given(recipe) if begins else {}
     problems = [*without.values()]
-    if recipe.task in BUILT_IN_TASKS and "data.root" not in without:
+    if recipe.task in BUILT_IN and "data.root" not in without:
         try:
             problems += _problems_of_data(located(recipe.data).root)
         except UserError as error:

@@ -27,7 +27,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from rankless.data import loader_server
-from rankless.data.alignment import aligned
+from rankless.data.alignment import Nowhere, aligned
 from rankless.data.order import Line
 from rankless.errors import ShortageError, UserError, counted
 from rankless.hardware.cpu_threads import one_thread
@@ -190,11 +190,6 @@ class _Sharing(ForkingPickler):
         return str, ()
 
 
-class _Nowhere:
-    def write(self, data: Any) -> int:
-        return len(data)
-
-
 def _share(batch: Any) -> None:
     """Move a batch to shared memory early, so that a failure can be reported.
 
@@ -202,7 +197,7 @@ def _share(batch: Any) -> None:
     forever.
     """
     try:
-        _Sharing(_Nowhere(), pickle.HIGHEST_PROTOCOL).dump(batch)
+        _Sharing(Nowhere(), pickle.HIGHEST_PROTOCOL).dump(batch)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UserError(
             f"collate() returned a value of type {type(batch).__name__}, which cannot be sent from a loader "

@@ -58,10 +58,14 @@ class _Result:
         """Return one dict per score."""
         raise NotImplementedError
 
+    def entry(self) -> dict[str, Any]:
+        """Return the rows by their key, as they are recorded for an image of a prediction."""
+        return {self._key: self.rows()}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, as in ``predictions.json``."""
         height, width = self.image.shape[:2]
-        return {"source": self.source, "width": width, "height": height, self._key: self.rows()}
+        return {"source": self.source, "width": width, "height": height, **self.entry()}
 
     def marks(self) -> list[Mark]:
         """Return the boxes and captions that :meth:`draw` draws."""
@@ -150,6 +154,9 @@ class ClassificationResult(_Result):
             {"score": round(score, 4), "label": label, "name": self.class_names[label]}
             for score, label in zip(self.scores.tolist(), self.classes.tolist(), strict=True)
         ]
+
+    def entry(self) -> dict[str, Any]:
+        return super().entry() if len(self) else {"detections": []}  # like an image without objects
 
     def marks(self) -> list[Mark]:
         height, width = self.image.shape[:2]

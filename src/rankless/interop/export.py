@@ -25,6 +25,7 @@ from rankless.models.weights_files import weights
 from rankless.models.weights_files.darknet_weights import write_weights
 from rankless.recipe.model_kinds import AnchorFreeModel, YoloModel
 from rankless.runs.trained_weights import trained_weights_of
+from rankless.task_kinds import kind_of
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def _files(stem: Path, endings: Sequence[str]) -> tuple[Path, ...]:
 
 def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> tuple[Path, ...]:
     recipe = loaded.recipe
-    if recipe.task != "detect":
+    if not kind_of(recipe.task).cfg:
         raise UserError(
             f"{source}: its task is '{recipe.task}', but --format darknet is only for detectors; use "
             "another --format"

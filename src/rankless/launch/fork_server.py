@@ -31,6 +31,7 @@ import msgspec
 from rankless.hardware.processes import die_with_parent, fork
 from rankless.launch.requests import STOP_SIGNALS
 from rankless.messages import Lines, line
+from rankless.task_kinds import BUILT_IN, kind_of
 
 # Modules that every rank imports in addition to those that the launcher imports.
 _PRELOADED = ("rankless.launch.worker", "rankless.launch.rank_job")
@@ -170,10 +171,8 @@ def start(task: str | None = None) -> None:
         os.close(os.pidfd_open(os.getpid()))
     except OSError:  # an old kernel, or a sandbox
         return
-    from rankless.tasks.custom import BUILT_IN
-
     if task in BUILT_IN:
-        importlib.import_module(f"rankless.tasks.{task}")
+        kind_of(task).open.load()
     ours, theirs = socket.socketpair()
     launcher = os.getpid()
     for stream in (sys.stdout, sys.stderr):

@@ -48,8 +48,9 @@ from rankless.recipe.schema import IN_RECIPE, Recipe
 from rankless.recipe.used import refuse_unused_in_scoring
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory, weights_of
+from rankless.task_kinds import BUILT_IN
 from rankless.tasks import resolve_recipe, split_names, trained
-from rankless.tasks.custom import BUILT_IN, refuse_unasked, with_absolute_names
+from rankless.tasks.custom import refuse_unasked, with_absolute_names
 from rankless.user_modules import absolute, name_of
 
 

@@ -35,9 +35,9 @@ from rankless.recipe.load import from_json
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.structures import Unreadable
+from rankless.task_kinds import BUILT_IN
 from rankless.tasks import open_task
 from rankless.tasks.capabilities import capabilities
-from rankless.tasks.custom import BUILT_IN
 from rankless.tasks.protocol import Task
 from rankless.user_code import blamed
 from rankless.world.process_group import TIMEOUT, LostPeerError, World, is_lost_peer, join, ranks_here

@@ -138,6 +138,12 @@ def variant(model: model_kinds.ModelKeys) -> Classifier:
     return _with_densenet(chosen, options)
 
 
+def published(model: model_kinds.ModelKeys) -> tuple[int, tuple[int, int]]:
+    """Return the published number of classes, and the (height, width) of the input."""
+    chosen = variant(model)
+    return chosen.classes, _size(model) or (chosen.side, chosen.side)
+
+
 def build_classifier(model: model_kinds.ModelKeys, classes: int) -> nn.Module:
     """Build a classifier on the CPU that maps normalized images (B, 3, H, W) to logits (B, classes).
 
