@@ -39,8 +39,8 @@ def test_an_invalid_index_ends_a_run_at_once(
 
 
 def test_a_full_card_ends_a_run_at_once(pretended_gpu: PretendedGpu, tmp_path: Path):
-    words = ["train", "digits", *DATA, "model.image_size=1024", "batch.micro=12", "--inline"]
-    code, _, errors = command(pretended_gpu, tmp_path, *words, PRETENDED_GPU_GIB="2")
+    words = ["train", "digits", *DATA, "model.image_size=1024", "batch.images=12", "batch.micro=12"]
+    code, _, errors = command(pretended_gpu, tmp_path, *words, "--inline", PRETENDED_GPU_GIB="2")
     assert code == 2
     (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert line.startswith("error: the GPU is out of memory: ") and "Traceback" not in errors, errors

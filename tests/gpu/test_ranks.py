@@ -14,7 +14,7 @@ pytestmark = pytest.mark.processes
 
 FOUR_CARDS = {"PRETENDED_GPU_CARDS": "4"}
 IMAGES = "digits model.image_size=64 data.train_images=24"
-SMALL = f"{IMAGES} model.width=0.125"  # with four micro-batches
+SMALL = f"{IMAGES} model.width=0.125 batch.images=12 batch.micro=3"  # four micro-batches
 SIXTEEN = f"{IMAGES} batch.images=16 batch.micro=1"
 HIDDEN = f"digits task={HERE / 'hides_a_shortage.py'}:HidesAShortage batch.images=8 batch.micro=4"
 RUNS: dict[str, tuple[int, str, dict[str, str]]] = {
@@ -22,7 +22,7 @@ RUNS: dict[str, tuple[int, str, dict[str, str]]] = {
     "sync batch norm": (3, f"{SMALL} batch_norm=sync", FOUR_CARDS),
     "recompute": (3, f"{SMALL} check.recompute=2", FOUR_CARDS),
     "fast": (2, f"{SMALL} reduce=fast", FOUR_CARDS),
-    "too many": (3, f"{SMALL} batch.micro=6", FOUR_CARDS),
+    "too many": (3, f"{IMAGES} batch.images=12 batch.micro=6", FOUR_CARDS),
     "one card": (2, SMALL, {}),
     "one of four cards": (2, SMALL, {**FOUR_CARDS, "CUDA_VISIBLE_DEVICES": "2"}),
     "two of four cards": (2, SMALL, {**FOUR_CARDS, "CUDA_VISIBLE_DEVICES": "2,3"}),

@@ -382,7 +382,6 @@ def _unknown_best(name: str | None, overrides: Sequence[str]) -> Iterator[str]:
 
 def _load_recipe(name: str | None, overrides: Sequence[str], *, check_model: bool) -> tuple[Recipe, str]:
     from rankless.recipe import load
-    from rankless.recipe.familiar import imported, key_of_file, line_of_file
     from rankless.recipe.installed import shipped
 
     # Models are slow to import, and the models of shipped recipes exist.
@@ -395,13 +394,9 @@ def _load_recipe(name: str | None, overrides: Sequence[str], *, check_model: boo
         try:
             return load.default(overrides, check_name=check), "run"
         except UserError as error:
-            if "data" not in keys:  # ``data`` comes from other programs, whose command lines need no recipe
-                raise
-            values = dict(word.partition("=")[::2] for word in overrides)
-            file = values.get("model", "")
-            instead = line_of_file(file, values) if key_of_file(file, "") else _NO_RECIPE
-            note = imported(file)[1]  # the message's last line repeats the note
-            raise UserError([*(one.removesuffix(f" {note}") for one in error.problems), instead]) from None
+            # ``data=`` comes from other programs, whose command lines need no recipe.
+            needs_none = "data" not in keys or "model" in keys
+            raise UserError([*error.problems, *([] if needs_none else [_NO_RECIPE])]) from None
     recipe = load.load(name or "digits", overrides, check_name=check)
     if name == "fine-tune" and check_model:
         chosen = _fine_tuning(recipe)

@@ -87,7 +87,7 @@ def select(
     data: dict[str, Any] = {"root": root, "format": format, "train": split, "classes": classes}
     if made := named(root):
         refuse_classes(made.TITLE, classes)
-        scenes = made.detection(split, _SCENES, 0)
+        scenes = made.detection(split, _SCENES, 0, made.SIZE)
         return _generated(scenes, data, count, seed, class_name, augmented)
     whole = examine(root, split, format, classes=classes)
     if augmented is not None:

@@ -67,7 +67,7 @@ class BoxFinder(Finder):
     def scene(self, data: Data, split: str, index: int) -> Tensor:
         # As in training, validation scenes do not depend on the seed.
         seed = self.task.recipe.seed if split == "train" else 0
-        return open_images(data, split, index + 1, seed).read(index).image
+        return open_images(data, split, index + 1, seed, self.task.size).read(index).image
 
     def item(self, view: Decoded) -> DetectionItem:
         fit = self.task.recipe.data.fit

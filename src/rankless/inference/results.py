@@ -16,6 +16,7 @@ from PIL import Image
 from rankless.data.images.drawing import Mark, annotate
 from rankless.data.images.image_file import Pixels
 from rankless.errors import UserError, counted, escaped
+from rankless.inference.sources import scenes
 
 if TYPE_CHECKING:
     import supervision
@@ -25,6 +26,7 @@ BEST = 5
 _WIDEST = 640  # maximum side length of an image in a notebook, in pixels
 _ROWS = 10  # maximum number of rows in the table below an image
 _SHOWN = 12  # maximum number of images that a notebook shows for a list
+_SCENE = 320  # side length up to which built-in scenes are enlarged, in pixels
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -72,8 +74,17 @@ class _Result:
         raise NotImplementedError
 
     def draw(self) -> Image.Image:
-        """Return a copy of the image with boxes and labels drawn on it."""
-        return annotate(Image.fromarray(self.image), self.marks())
+        """Return a copy of the image with boxes and labels drawn on it.
+
+        A built-in scene, which is as small as the network's input, is enlarged to make room for the labels.
+        """
+        image, marks = Image.fromarray(self.image), self.marks()
+        factor = _SCENE // max(image.size) if scenes(self.source) else 1
+        if factor > 1:
+            enlarged = (image.width * factor, image.height * factor)
+            image = image.resize(enlarged, Image.Resampling.BICUBIC)
+            marks = [mark.scaled(factor) for mark in marks]
+        return annotate(image, marks)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

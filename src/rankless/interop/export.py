@@ -205,9 +205,8 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
     if isinstance(model, YoloModel | AnchorFreeModel):
         model = replace(model, dropout=0.0)
     made = network(model, len(loaded.class_names))
-    size = recipe.model.image_size
-    if size != "auto":
-        made = replace(made, size=(size, size) if isinstance(size, int) else size)
+    if size := recipe.model.input_size():
+        made = replace(made, size=size)
     letterbox, nms = recipe.data.fit == "letterbox", recipe.evaluate.nms
     text = write_cfg(made, letterbox=letterbox, nms=nms, foreign=True)
     files = _files(stem, _ENDINGS["darknet"])

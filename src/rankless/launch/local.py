@@ -18,10 +18,10 @@ from rankless.data.path_checks import refuse_gone
 from rankless.errors import INTERRUPTED, UserError, counted, listed, remedy
 from rankless.files.numbered import given_or_numbered
 from rankless.hardware.compute_device import compute_device
+from rankless.hardware.forking import ForkServer
 from rankless.hardware.instruction_set import refuse_unable
 from rankless.launch import environments, fork_server
 from rankless.launch.devices import LeftOut, visible
-from rankless.launch.fork_server import ForkServer
 from rankless.launch.inline import refuse as refuse_inline
 from rankless.launch.inline import train as train_inline
 from rankless.launch.job import DRY_RUN_IMAGES, Job, check_parallel, job_folder, write_job

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from rankless.data import loader_server
 from rankless.data.loader import LoaderDiedError
 from rankless.engine import evaluate as engine
 from rankless.engine import loop
@@ -26,6 +25,7 @@ from rankless.engine.setup import DryRun
 from rankless.engine.sinks.sink import sink_class
 from rankless.engine.watchdog import Pulse
 from rankless.errors import LOST_PEER, ShortageError, TaskError, UserError, of_a_path
+from rankless.hardware import forking
 from rankless.hardware.computing import computes_like
 from rankless.hardware.device_errors import device_error
 from rankless.hardware.shortages import shortage
@@ -181,10 +181,10 @@ def fork_loaders_early(recipe: Recipe) -> None:
     # Do not ask PyTorch for GPUs yet, because starting CUDA starts threads.
     on_gpus = Path("/proc/driver/nvidia").exists() and not os.environ.get("RANKLESS_CPU")
     kind = "cuda" if on_gpus else "cpu"
-    if sys.platform == "linux" and loader_processes(recipe, ranks_here(), kind):
+    if loader_processes(recipe, ranks_here(), kind):
         if recipe.task in BUILT_IN:
             importlib.import_module(f"rankless.tasks.{recipe.task}")
-        loader_server.fork_early()
+        forking.fork_early()
 
 
 def understood(error: Exception) -> UserError | None:

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Protocol
 
 from rankless.errors import LOST_PEER, UserError
-from rankless.launch.fork_server import ForkServer
+from rankless.hardware.forking import ForkServer
+from rankless.hardware.processes import stop_signals_blocked
+from rankless.launch.fork_server import run_worker
 from rankless.launch.hanging import FORK_SERVER, HangDetector
 from rankless.launch.job import Job, Place, leave_cause, log_of, read_notes, read_pulse, take_cause
 from rankless.launch.rank_log import exception_in, last_start, last_traceback
-from rankless.launch.requests import STOP_SIGNALS, Requests
+from rankless.launch.requests import Requests
 from rankless.launch.rounds import Death, Failure, RoundEnd, how_it_ended
 from rankless.runs.directory import RunDirectory
 from rankless.runs.saving import saving_process
@@ -86,17 +88,14 @@ class Ranks:
 
     def _start(self, meeting: Path | None) -> None:
         words = [str(self.path), str(os.getpid()), *([str(meeting)] if meeting else [])]
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        try:
+        with stop_signals_blocked():
             for local in range(self.count):
                 environment = {**os.environ, **self.more, **self._variables(local)}
                 self.processes[self.first + local] = (
-                    self.server.fork(words, environment)
+                    self.server.fork(run_worker, words, environment)
                     if self.server
                     else subprocess.Popen([*_INTERPRETER, *words], env=environment, start_new_session=True)
                 )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _variables(self, local: int) -> dict[str, str]:
         place = self.place

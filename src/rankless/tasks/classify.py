@@ -38,8 +38,7 @@ class Classify:
     ) -> None:
         self.recipe, self._exported = recipe, exported
         chosen = variant(recipe.model)
-        side = chosen.side if recipe.model.image_size == "auto" else recipe.model.image_size
-        self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
+        self.size = recipe.model.input_size() or (chosen.side, chosen.side)
         self.mean = (0.0, 0.0, 0.0) if exported else tuple(chosen.mean)
         self.std = (1.0, 1.0, 1.0) if exported else tuple(chosen.std)
         self._learns = class_names is None

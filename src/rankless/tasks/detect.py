@@ -35,7 +35,6 @@ from rankless.tasks.best import unknown_best
 from rankless.tasks.report_details import as_truth, boxes_of_training, of_detections
 from rankless.tasks.tta import TTA, apply_transform, restore_boxes
 
-# Built-in scenes do not depend on the network's input size, so that models can be compared.
 _NO_MARGIN = (
     "evaluate.rectangular is true, but data.fit is 'stretch', which leaves no margin to remove; remove one "
     "of the two keys"
@@ -52,8 +51,7 @@ class Detect:
     ) -> None:
         self.recipe, self.validation_loss = recipe, not exported
         self.spec = zoo.spec(recipe.model, recipe.loss)
-        side = self.spec.size if recipe.model.image_size == "auto" else recipe.model.image_size
-        self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
+        self.size = recipe.model.input_size() or self.spec.size
         self.placing, self.exports = placing_of(recipe.data), self.spec.exports
         problems = [*_without_effect(recipe, self.size), *unknown_best(recipe.evaluate.best, coco.NAMES)]
         if not class_names and problems:
@@ -153,7 +151,7 @@ class Detect:
     @cached_property
     def _training(self) -> DetectionExamples:
         data = self.recipe.data
-        samples = open_images(located(data), data.train, data.train_images, self.recipe.seed)
+        samples = open_images(located(data), data.train, data.train_images, self.recipe.seed, self.size)
         sizes = StepSizes(self.size, data.multi_scale, data.multi_scale_every, self.recipe.seed)
         return DetectionExamples(
             samples,
@@ -172,9 +170,9 @@ class Detect:
         # Always seed 0, so that runs with different seeds are evaluated on the same scenes.
         if self.recipe.evaluate.rectangular and data.fit == "stretch":
             raise UserError(_NO_MARGIN)
-        samples = self._with_classes_of_model(open_images(located(data), data.val, data.val_images))
+        samples = open_images(located(data), data.val, data.val_images, size=self.size)
         return DetectionExamples(
-            samples,
+            self._with_classes_of_model(samples),
             self.size,
             self.recipe.seed,
             None,

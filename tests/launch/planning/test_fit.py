@@ -134,6 +134,7 @@ def test_norms_over_the_whole_batch_need_room_for_a_share_of_the_step() -> None:
 ONE_PIXEL = (
     *(word.replace("image_size=64", "image_size=32") for word in SMALL if not word.startswith("batch.")),
     "data.multi_scale=0",
+    "model.name=yolov4-tiny-anchor-free",
 )
 FOUR, ONE = ("batch.images=4", "batch.micro=2"), ("batch.images=1", "batch.micro=1")
 

@@ -197,11 +197,16 @@ def _padded(lists: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return padded, valid
 
 
-def open_images(data: Data, split: str, images: int, seed: int = 0) -> DetectionImages:
-    """Open the images of a split for detection. Built-in data has ``images`` images with this ``seed``."""
+def open_images(
+    data: Data, split: str, images: int, seed: int = 0, size: tuple[int, int] | None = None
+) -> DetectionImages:
+    """Open the images of a split for detection.
+
+    Built-in data has ``images`` images with this ``seed`` and ``size``, the (H, W) of the network's input.
+    """
     if made := builtin.named(data.root):
         refuse_classes(made.TITLE, data.classes, data.ignore_class)
-        return made.detection(split, images, seed)
+        return made.detection(split, images, seed, size or made.SIZE)
     annotations = opened(data, split)
     if not annotations.has_boxes:
         raise UserError(

@@ -104,18 +104,18 @@ def read(texts: Mapping[str, str], source: str) -> Facts:
     recipe = from_json(texts.get("recipe", ""), f"{source}: the recipe inside")
     if recipe.task not in BUILT_IN:
         raise UserError(f"{source}: its task is '{printable(recipe.task)}'; expected {one_of(BUILT_IN)}")
-    size, names = recipe.model.image_size, _parsed(texts, "class_names", source)
+    size, names = recipe.model.input_size(), _parsed(texts, "class_names", source)
     nms = _parsed(texts, "nms", source) if "nms" in texts else None
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise _damaged(source, "class_names")
     if nms is not None and not (isinstance(nms, dict) and isinstance(nms.get("confidence"), float | int)):
         raise _damaged(source, "nms")
-    if size == "auto":
+    if size is None:
         raise _damaged(source, "recipe")
     return Facts(
         recipe,
         tuple(names),
-        (size, size) if isinstance(size, int) else size,
+        size,
         None if nms is None else float(nms["confidence"]),
         texts.get("digest", ""),
     )
