@@ -110,7 +110,7 @@ def train(
         recipe = resolve_recipe(recipe)
         if not resume:
             prefetch(recipe.model)
-        ranks = 1 if inline and not in_threads else ranks_for(wanted, recipe)
+        ranks = 1 if inline and not in_threads else ranks_for(wanted, recipe, may_share=bool(dry_run_steps))
         with opened(directory, recipe, resume=resume) as recipe:
             if resume and is_finished(directory, recipe):
                 return 0
@@ -288,8 +288,11 @@ def server_for(job: Job) -> ForkServer | None:
     return fork_server.running() if native and compute_device().type == "cpu" else None
 
 
-def ranks_for(devices: int | None, recipe: Recipe | None) -> int:
-    """Return the number of ranks to start on this machine."""
+def ranks_for(devices: int | None, recipe: Recipe | None, *, may_share: bool = False) -> int:
+    """Return the number of ranks to start on this machine.
+
+    Only with ``may_share``, as in a dry run that compares bits, may several ranks use one GPU.
+    """
     if devices is None:
         devices = devices_here(recipe.threads if recipe else 1)
         if recipe and devices > (most := recipe.batch.micro_batches):
@@ -301,4 +304,11 @@ def ranks_for(devices: int | None, recipe: Recipe | None) -> int:
         raise UserError(f"--devices is {devices}: expected a whole number of at least 1, or 'auto'")
     if recipe:
         refuse_idle("--devices is {}", [devices], recipe)
+    there = gpu_count()
+    if devices > there > 0 and not may_share:
+        raise UserError(
+            f"--devices is {devices}, but there {'is' if there == 1 else 'are'} {counted(there, 'GPU')}; "
+            f"expected at most one rank per GPU; use --devices {there}, which gives the same weights, or "
+            f"--device cpu to train with {counted(devices, 'process', 'processes')} on the CPU"
+        )
     return devices

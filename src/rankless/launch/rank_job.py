@@ -27,6 +27,7 @@ from rankless.engine.watchdog import Pulse
 from rankless.errors import LOST_PEER, ShortageError, TaskError, UserError, of_a_path
 from rankless.hardware import forking
 from rankless.hardware.computing import computes_like
+from rankless.hardware.device_errors import device_error
 from rankless.hardware.shortages import shortage
 from rankless.launch.job import LEFT_OUT, Job, leave_cause, leave_note, leave_pulse
 from rankless.printing import ProgressBar
@@ -188,7 +189,7 @@ def fork_loaders_early(recipe: Recipe) -> None:
 
 def understood(error: Exception) -> UserError | None:
     """Return a UserError for an error that a restart would only repeat, or None for other errors."""
-    return shortage(error) or of_a_path(error) or blamed(error)
+    return shortage(error) or device_error(error) or of_a_path(error) or blamed(error)
 
 
 def note_of(error: UserError, job: Job) -> dict[str, Any]:
