@@ -426,6 +426,15 @@ def test_pickles_and_missing_files_are_refused_by_name(tmp_path: Path) -> None:
         read_config(str(tmp_path / "nothing"))
 
 
+def test_the_meta_device_gives_the_shapes_of_the_cpu() -> None:
+    images = batch(1).images.float() / 255
+    with torch.no_grad():
+        raw, without_values = (
+            built("rt_detr").eval().to(device)(images.to(device)) for device in ("cpu", "meta")
+        )
+    assert without_values[1].logits.shape == raw[1].logits.shape and without_values[1].logits.is_meta
+
+
 @thorough_only
 @pytest.mark.parametrize("kind", ["rt_detr", "d_fine", "deformable_detr"])
 def test_onnxruntime_finds_the_same_boxes(kind: str, tmp_path: Path) -> None:
