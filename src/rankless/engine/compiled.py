@@ -50,7 +50,7 @@ class Compiled:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # read when the compiler is imported
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = _folder()
         torch.compiler.reset()  # the number of variants of a function is limited, also over several runs
-        torch.compiler.config.force_disable_caches = True  # type: ignore[attr-defined]
+        torch.compiler.config.force_disable_caches = True
         warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
         self.was_called = False
         self.passes: Any = torch.compile(model.forward, fullgraph=True, dynamic=False, options=_OPTIONS)
@@ -60,9 +60,8 @@ class Compiled:
             self.was_called = True
             return self.passes(*inputs, **named)
 
-        made = object.__new__(type(kind.__name__, (kind,), {"forward": forward}))
-        made.__dict__ = model.__dict__
-        self.model: nn.Module = made
+        self.model: nn.Module = object.__new__(type(kind.__name__, (kind,), {"forward": forward}))
+        self.model.__dict__ = model.__dict__
 
     @contextmanager
     def checked(self) -> Iterator[None]:
