@@ -147,9 +147,7 @@ def test_a_network_that_cannot_be_compiled_says_so() -> None:
 
 def test_a_missing_compiler_is_reported_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nowhere/g++")
-    with pytest.raises(
-        UserError, match=r"needs a C\+\+ compiler, but '/nowhere/g\+\+' cannot be run"
-    ):
+    with pytest.raises(UserError, match=r"needs a C\+\+ compiler, but '/nowhere/g\+\+' cannot be run"):
         compare_ranks(World(0, 1, CPU, 0), COMPILED, None)
 
 
