@@ -69,7 +69,7 @@ test-fast: $(COMPILED)  ## run the tests that start no processes and compute onl
 	@$(PYTEST) -n $(WORKERS) $(TESTS) -m 'not processes and not slow'
 
 fuzz: $(STAMP)  ## try 10,000 damaged files and odd command lines (FUZZ="--seed 1 --cases 50000")
-	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run_fuzz.py $(FUZZ)
+	@OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m support.fuzz.run $(FUZZ)
 
 check: $(STAMP)  ## check lint, formatting, types, the direction of imports and the documentation
 	@$(BIN)/ruff check .
@@ -163,7 +163,7 @@ echo "installing into $(VENV); PyTorch is a large download" >&2
 case $(DEPENDENCIES) in
     pinned) set -- --constraint constraints.txt ;;
     newest) set -- --upgrade ;;
-    lowest) $(BIN)/python tests/lower_bounds.py > $(VENV)/lower-bounds.txt
+    lowest) $(BIN)/python tests/support/lower_bounds.py > $(VENV)/lower-bounds.txt
         set -- --constraint $(VENV)/lower-bounds.txt ;;
 esac
 # Skip bytecode: compiling modules that are never imported would take half of the installation's time.

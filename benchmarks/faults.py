@@ -30,11 +30,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "faults"))
-from harness_for_faults import STEPS, OrphansError, Run, finish, kill, outcome, small_disk, undisturbed
-
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from rankless.engine.checkpoint import newest
 from rankless.runs.directory import RunDirectory
+from support.faults.harness import STEPS, OrphansError, Run, finish, kill, outcome, small_disk, undisturbed
 
 CHAIN = 4  # faults that one run meets
 MOST = 4  # ranks: one per micro-batch

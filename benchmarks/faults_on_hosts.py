@@ -23,13 +23,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "faults"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "machines"))
-from harness_for_faults import undisturbed
-from harness_for_machines import HostsRun, machines
-from rig import CLIENT, Rig, why_not
-
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from rankless.runs import journal
+from support.faults.harness import undisturbed
+from support.machines.harness import HostsRun, machines
+from support.machines.rig import CLIENT, Rig, why_not
 
 CHAIN = 4  # faults that one run meets
 WORDS = ("epochs=30", "checkpoint.every=3")  # 150 steps

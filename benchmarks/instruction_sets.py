@@ -61,7 +61,7 @@ def train(name: str, cpu_isa: str, steps: int, overrides: list[str]) -> None:
     from rankless.engine.setup import DryRun
     from rankless.hardware.computing import computes_like
     from rankless.hardware.precision import resolve
-    from rankless.models.checkpoints.weights import digest
+    from rankless.models.weights_files.weights import digest
     from rankless.recipe.load import load
     from rankless.runs.directory import RunDirectory
     from rankless.tasks import resolve_recipe

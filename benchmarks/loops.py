@@ -26,7 +26,7 @@ from rankless.structures import DetectionBatch, Scores
 from rankless.tasks import open_task
 from rankless.tasks.protocol import Task
 from rankless.world.process_group import World, join
-from rankless.world.threads import Meeting, thread_ranks
+from rankless.world.thread_transport import Meeting, thread_ranks
 from turns import Finished, Turns
 
 Observer = Callable[[int, Any, Any], None]

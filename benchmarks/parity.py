@@ -32,10 +32,10 @@ from rankless.errors import UserError
 from rankless.inference.predict import predict
 from rankless.interop.importing import import_weights
 from rankless.models import zoo
-from rankless.models.checkpoints import weights
-from rankless.models.checkpoints.darknet_weights import read_weights, write_weights
 from rankless.models.darknet.cfg import Cfg, read_cfg
 from rankless.models.darknet.network import Network
+from rankless.models.weights_files import weights
+from rankless.models.weights_files.darknet_weights import read_weights, write_weights
 from rankless.recipe.schema import Model
 
 CONFIDENCE, IOU, BETA = 0.1, 0.45, 0.6

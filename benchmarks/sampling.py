@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankless.models.detectors.sampling import bilinear
+from rankless.models.detectors.bilinear_sampling import bilinear
 
 REPEATS = 5
 

@@ -22,10 +22,11 @@ from typing import IO, Any
 
 import pytest
 
+from support import thorough  # noqa: F401  # registers the profiles that test modules name
+from support.process_server import AVAILABLE, RANKS, SERVER, SHARED, STARTED, RankServer
+
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # where helpers of several folders' tests lie
-import thorough  # noqa: E402, F401  # registers the profiles that test modules name
-from process_server import AVAILABLE, RANKS, SERVER, SHARED, STARTED, RankServer  # noqa: E402
+SUPPORT = HERE / "support"
 
 # A shell ignores these for what it starts in the background, and so would all that tests start and interrupt.
 for number in (signal.SIGINT, signal.SIGQUIT):
@@ -43,20 +44,20 @@ def pytest_configure(config: pytest.Config) -> None:
     import numpy.testing  # noqa: F401 - older releases run lscpu in this import; here it is not inside a test
     import torch  # noqa: F401 - so does its import, by way of the bindings for CUDA
 
-    from rankless.engine import workers
+    from rankless.engine import loader_count
     from rankless.hardware.heap import fill_with_nan
     from rankless.launch import fork_server
 
     if AVAILABLE:  # the ranks that tests start in their own process are forked, as those of the command are
         fork_server._running = RankServer()  # type: ignore[assignment]
-    workers.usable_cores = lambda: 1  # so that tests alone decide about loader processes
+    loader_count.usable_cores = lambda: 1  # so that tests alone decide about loader processes
     fill_with_nan()  # so that what reads memory that nobody wrote shows
 
 
 def _forked_python() -> str:
     """A program like Python's, with which torchrun starts ranks that have PyTorch at once."""
     program = Path(CACHE.name) / "python"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{HERE / "forked_python.py"}" "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{SUPPORT / "forked_python.py"}" "$@"\n')
     program.chmod(0o755)
     return str(program)
 
@@ -173,7 +174,7 @@ class Rank:
         environment = {**os.environ, "RANKLESS_CPU": "1"}
         if sys.platform == "linux":
             environment["GLOO_SOCKET_IFNAME"] = "lo"
-        words = [str(HERE / "rank_process.py")]
+        words = [str(SUPPORT / "rank_process.py")]
         with os.fdopen(takes, "rb") as jobs_end, os.fdopen(gives, "wb") as answers_end:
             self.process = RANKS.start(
                 words,

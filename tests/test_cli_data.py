@@ -15,7 +15,7 @@ from rankless.errors import UserError
 from rankless.recipe.load import load
 from rankless.recipe.schema import Data
 from rankless.tasks import _read_data
-from thorough import THOROUGH
+from support.thorough import THOROUGH
 
 VERBS = ("check", "stats", "show", "anchors", "convert", "split", "pack")
 

@@ -13,7 +13,7 @@ from rankless import cli
 from rankless.cli.new import holds_data, recipe_for, say_fine_tuning
 from rankless.cli.options import load_recipe
 from rankless.errors import UserError
-from rankless.models.checkpoints.weights import save
+from rankless.models.weights_files.weights import save
 from rankless.recipe import load
 
 

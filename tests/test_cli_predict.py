@@ -132,26 +132,6 @@ def test_where_no_source_can_be_read_there_is_only_the_error(asked, capsys):
     assert (len(json.loads(out)["images"]), err) == (1, "talk.mp4: not a video\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "twice", "ours"),
-    [
-        ("conf=0.4 --conf 0.4", "'conf=0.4': means the same as --conf;", "--confidence 0.4"),
-        ("conf=0.4 --confidence=0.3", "'conf=0.4': means the same as --confidence;", "--confidence=0.3"),
-        ("imgsz=64 model.image_size=32", "'imgsz=64': means the same as model.im", "model.image_size=32"),
-        (
-            "iou=0.5 conf=0.4 --confidence 0.3",
-            "'iou=0.5': unknown argument; 'conf=0.4': means the same as --confidence;",
-            "--confidence 0.3 --iou 0.5",
-        ),
-    ],
-)
-def test_a_word_of_another_program_that_is_there_in_ours_is_not_advised(asked, capsys, words, twice, ours):
-    assert cli.main(["predict", "w.safetensors", "a.jpg", *words.split()]) == 2
-    said = capsys.readouterr().err.removeprefix("error: ")
-    assert said.startswith(twice) and said.endswith(f"; run: rankless predict w.safetensors a.jpg {ours}\n")
-    assert cli.main(["predict", "w.safetensors", "a.jpg", *ours.split()]) == 0
-
-
 def test_a_number_is_told_from_a_camera(asked, capsys):
     assert cli.main(["predict", "w.safetensors", "0"]) == 2
     there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from hub_server import COMMIT, running
 from rankless import cli
 from rankless.files.download import Offer
 from rankless.models import published, zoo
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.load import default
 from rankless.runs import journal
+from support.hub_server import COMMIT, running
 
 
 def problem(capsys: pytest.CaptureFixture[str], *words: str) -> str:

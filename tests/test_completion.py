@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rankless import cli
-from thorough import THOROUGH
+from support.thorough import THOROUGH
 
 SHELLS = {"bash": ["bash", "-i"], "zsh": ["zsh", "-i"], "fish": ["fish", "-i"]}
 COLORS = r"\x1b\(B|\x1b\[[0-9;?]*[a-zA-Z]"

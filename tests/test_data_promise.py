@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import whole_runs
 from rankless import cli
 from rankless.runs.directory import RunDirectory
+from support import whole_runs
 
 pytestmark = pytest.mark.processes
 

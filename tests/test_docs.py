@@ -7,7 +7,6 @@ import inspect
 import re
 import runpy
 import shlex
-import sys
 import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -22,9 +21,7 @@ from rankless import cli
 from rankless.cli.options import recipe_and_overrides
 from rankless.recipe import load
 from rankless.recipe.installed import shipped
-
-sys.path.insert(0, str(Path(__file__).parent))
-from documented import PAGES, ROOT, Line, code, commands, makes, scripts
+from support.documented import PAGES, ROOT, Line, code, commands, makes, scripts
 
 README, CHINESE = ROOT / "README.md", ROOT / "README.zh-CN.md"
 EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])

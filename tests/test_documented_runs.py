@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -21,13 +20,11 @@ from rankless import cli
 from rankless.curation.converting import convert
 from rankless.inference.video import Writer
 from rankless.interop.export import export
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.models.zoo import build
 from rankless.recipe.load import load
 from rankless.recipe.schema import Data, Model, Recipe
-
-sys.path.insert(0, str(Path(__file__).parent))
-from documented import Line, commands
+from support.documented import Line, commands
 
 VERBS = {"data", "digest", "errors", "export", "predict", "recipes"}
 SAVED = "checkpoints/step-000000001/model.safetensors"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rankless import digest
-from rankless.models.checkpoints.weights import load
+from rankless.models.weights_files.weights import load
 from rankless.runs.directory import weights_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]

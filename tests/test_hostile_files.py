@@ -19,9 +19,9 @@ from PIL import Image
 from rankless.cli import main
 from rankless.errors import HARMFUL, UserError
 from rankless.models import zoo
-from rankless.models.checkpoints import weights
 from rankless.models.classifiers import catalog
 from rankless.models.detectors import darknet
+from rankless.models.weights_files import weights
 from rankless.recipe import load
 from rankless.recipe.model_kinds import Densenet, Model
 

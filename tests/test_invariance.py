@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+from invariance import PAGE, RESULTS, STOP, Seen, compared, finished, read_run, repeated, tables
+from invariance_record import Job, Recorder
 
-from invariance import PAGE, RESULTS, STOP, Seen, compared, finished, read_run, repeated, tables  # noqa: E402
-from invariance_record import Job, Recorder  # noqa: E402
+ROOT = Path(__file__).parents[1]
 
 STEPS, SIZE = 3, 4
 IMAGES = torch.rand(STEPS, SIZE, 3, 2, 2, generator=torch.Generator().manual_seed(3))

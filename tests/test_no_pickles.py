@@ -28,11 +28,9 @@ SAFE = ("weights_only", "allow_pickle", "Loader")
 
 ALLOWED = {
     # torch.load with weights_only=True, after pickle_inspection.py has walked through the pickle.
-    ("models/checkpoints/foreign.py", "torch.load(weights_only=True)"),
-    # Names the operations of a pickle one by one; makes nothing of them.
-    ("models/checkpoints/pickle_inspection.py", "pickletools"),
-    # Follows the operations of CIFAR's files as far as plain values go; calls and imports nothing.
-    ("data/formats/cifar.py", "pickletools"),
+    ("models/weights_files/foreign.py", "torch.load(weights_only=True)"),
+    # Follows the operations of a pickle as far as plain values go; calls and imports nothing.
+    ("files/pickle_machine.py", "pickletools"),
     # The file that this process has just written into a folder of its own, compared with PyTorch.
     ("interop/torch_files.py", "torch.jit.load"),
     ("interop/torch_files.py", "torch.export.load"),
@@ -48,7 +46,7 @@ ALLOWED = {
     ("data/index/scan_worker.py", "multiprocessing"),
     ("data/index/scan_worker.py", "ProcessPoolExecutor"),
     # safetensors.torch.load: a format without code.
-    ("models/checkpoints/tensor_file.py", "safetensors.torch.load"),
+    ("models/weights_files/tensor_file.py", "safetensors.torch.load"),
     # Its values are read as bytes; the one of rank 0 listens at one address.
     ("world/rendezvous.py", "TCPStore"),
     # Arrays; pickled ones are refused, which is NumPy's default too.

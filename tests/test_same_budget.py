@@ -1,16 +1,14 @@
 """The data and the page of ``benchmarks/same_budget.py``."""
 
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image, ImageDraw
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
+import same_budget
+from same_budget_data import SHAPES, draw
 
-import same_budget  # noqa: E402
-from same_budget_data import SHAPES, draw  # noqa: E402
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize("shape", SHAPES)

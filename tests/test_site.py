@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-import browser
+from support import browser
 
 ROOT = Path(__file__).parents[1]
 LOOK = """<!DOCTYPE html><body><script>

@@ -15,7 +15,7 @@ from PIL import Image
 from rankless import cli
 from rankless.errors import UserError
 from rankless.launch import local
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.models.zoo import build
 from rankless.recipe.schema import Batch, Data, Model, Recipe
 

@@ -53,7 +53,7 @@ def on_ranks(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recipe(task: str, file: str) -> Recipe:
-    return load(file, [*SMALL, f"task=tasks_that_cheat:{task}"])
+    return load(file, [*SMALL, f"task=support.tasks_that_cheat:{task}"])
 
 
 @pytest.mark.processes
@@ -79,7 +79,7 @@ def test_it_tells_where_worlds_part(small_recipe: str, task: str, difference: st
 @pytest.mark.processes
 @pytest.mark.usefixtures("on_ranks")
 def test_networks_that_branch_are_the_same_on_any_number_of_ranks() -> None:
-    words = ["task=networks_that_branch:Task", "workers=0", "evaluate.every=0"]
+    words = ["task=support.networks_that_branch:Task", "workers=0", "evaluate.every=0"]
     branching = load("digits", [*SMALL, *words, "batch_norm=sync", "precision=bf16"])
     report = verify(branching, [1, 2, 3], 2, print)
     assert report.ok and report.worlds[0].images_per_second > 0
@@ -91,7 +91,7 @@ def command(forked: Any) -> Any:
     """The real thing, from the folder that holds the task."""
 
     def run(task: str, file: str, *more: str) -> Any:
-        words = [file, *SMALL, f"task=tasks_that_cheat:{task}", "--steps", "2", *more]
+        words = [file, *SMALL, f"task=support.tasks_that_cheat:{task}", "--steps", "2", *more]
         return forked("-m", "rankless", "verify", *words, cwd=HERE)
 
     return run

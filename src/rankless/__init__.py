@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rankless.data.torch_dataset import from_dataset, seeded
-    from rankless.engine.plain_loop import Steps
+    from rankless.engine.custom_loop import Steps
     from rankless.engine.sinks.sink import Sink
     from rankless.errors import UserError
     from rankless.inference.predict import predict
     from rankless.inference.predictor import Predictor, load
     from rankless.inference.results import ClassificationResult, DetectionResult
     from rankless.interop.export import export
+    from rankless.launch.joining import join
     from rankless.launch.local import evaluate, train
-    from rankless.launch.plain_loop import join
-    from rankless.models.checkpoints.weights import digest, digest_file
+    from rankless.models.weights_files.weights import digest, digest_file
     from rankless.randomness import generator
     from rankless.recipe.load import load as load_recipe
     from rankless.recipe.schema import Recipe
@@ -40,16 +40,16 @@ _HOMES = {
     "Report": "rankless.report.page:Report",
     "Scores": "rankless.structures:Scores",
     "Sink": "rankless.engine.sinks.sink:Sink",
-    "Steps": "rankless.engine.plain_loop:Steps",
+    "Steps": "rankless.engine.custom_loop:Steps",
     "Task": "rankless.tasks.protocol:Task",
     "UserError": "rankless.errors:UserError",
-    "digest": "rankless.models.checkpoints.weights:digest",
-    "digest_file": "rankless.models.checkpoints.weights:digest_file",
+    "digest": "rankless.models.weights_files.weights:digest",
+    "digest_file": "rankless.models.weights_files.weights:digest_file",
     "evaluate": "rankless.launch.local:evaluate",
     "export": "rankless.interop.export:export",
     "from_dataset": "rankless.data.torch_dataset:from_dataset",
     "generator": "rankless.randomness:generator",
-    "join": "rankless.launch.plain_loop:join",
+    "join": "rankless.launch.joining:join",
     "load": "rankless.inference.predictor:load",
     "load_recipe": "rankless.recipe.load:load",
     "predict": "rankless.inference.predict:predict",

@@ -1,13 +1,10 @@
-"""Tests here import ``small_data``, and each has a cache of its own."""
+"""Each test here has a cache of its own."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from small_data import classes, detection, write_image
 
 from rankless.curation.checking import LEAK, NEAR_LEAK, TWIN, check, disagreements
 from rankless.curation.fixing import BY_HAND, fix, remedy
 from rankless.errors import UserError
+from support.small_data import classes, detection, write_image
 
 GOOD = [[[1, 1, 9, 9, 0]], [[2, 2, 30, 30, 1]], [[3, 3, 9, 9, 2]]]
 

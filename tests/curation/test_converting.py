@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from small_data import detection
 
 from rankless.curation.converting import compare, convert
 from rankless.errors import UserError
+from support.small_data import detection
 
 SPLITS = {"train": [[[1, 1, 9, 9, 0], [2, 2, 30, 30, 1]], []], "val": [[[3, 3, 9, 9, 2]]]}
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_data import detection
 
 from rankless.curation.data_set import folder_beside, join_splits, names_below, open_data_set
 from rankless.data.index.annotations import subset
 from rankless.errors import UserError
+from support.small_data import detection
 
 TRAIN = [[[1, 1, 9, 9, 0], [2, 2, 8, 8, 1]], [], [[3, 3, 9, 9, 2]], [[5, 5, 50, 30, 1]]]
 VAL = [[[10, 10, 20, 20, 2]]]

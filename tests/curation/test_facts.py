@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_data import classes, detection, write_image
 
 from rankless.curation.facts import facts_of
 from rankless.curation.new_recipe import settings, text
@@ -15,6 +14,7 @@ from rankless.curation.splitting import split
 from rankless.data.formats.splits import VAL_FRACTION
 from rankless.errors import UserError
 from rankless.recipe import load
+from support.small_data import classes, detection, write_image
 
 BOX = [[0, 0, 20, 10, 0]]  # of an image of 60 × 40
 

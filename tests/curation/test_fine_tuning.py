@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rankless.curation.fine_tuning import EPOCHS, knows, overrides
 from rankless.engine.schedule import StepSchedule
-from rankless.models.checkpoints.weights import save
+from rankless.models.weights_files.weights import save
 from rankless.recipe import load
 
 

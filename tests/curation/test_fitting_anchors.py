@@ -1,11 +1,11 @@
 """Anchors of data whose best anchors are known."""
 
 import pytest
-from small_data import detection, write_image
 
 from rankless.curation.fitting_anchors import fitted_anchors
 from rankless.errors import UserError
 from rankless.recipe import load
+from support.small_data import detection, write_image
 
 
 @pytest.fixture

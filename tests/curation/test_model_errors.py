@@ -22,7 +22,7 @@ from rankless.errors import UserError
 from rankless.geometry.letterbox import to_source
 from rankless.metrics.box_matching import image_boxes
 from rankless.metrics.coco import Truth
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.schema import Batch, Data, Model, Recipe
 from rankless.structures import Classification, Detections
 from rankless.tasks.classify import Classify

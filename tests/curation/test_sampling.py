@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFont
-from small_data import classes, detection
 
 from rankless.curation import contact_sheet
 from rankless.curation.sampling import Selection, Shown, select
@@ -19,6 +18,7 @@ from rankless.errors import UserError
 from rankless.files.outputs import SHEETS, drawing
 from rankless.recipe import load
 from rankless.tasks.detect import Detect
+from support.small_data import classes, detection
 
 BOXES = [[[1, 1, 9, 9, number % 3]] for number in range(12)]
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_data import classes, detection
 
 from rankless.curation.data_set import open_data_set
 from rankless.curation.splitting import by_hash, split, stratified
 from rankless.errors import UserError
+from support.small_data import classes, detection
 
 
 def names(whole):

@@ -7,7 +7,6 @@ from itertools import combinations
 import numpy as np
 import pytest
 from PIL import Image
-from small_data import classes, detection, write_image
 
 from rankless.curation import contact_sheet
 from rankless.curation.data_set import open_data_set
@@ -16,7 +15,8 @@ from rankless.curation.statistics import box_centers, box_sides, object_areas, s
 from rankless.curation.statistics_plot import figure, plot
 from rankless.errors import UserError
 from rankless.files.outputs import CHARTS, SHEETS, drawing
-from small_disk import small_files
+from support.small_data import classes, detection, write_image
+from support.small_disk import small_files
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from examples_for_loader import Made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -21,6 +20,7 @@ from rankless.data.index.raw import RawBuilder
 from rankless.data.index.validation import validate
 from rankless.errors import UserError
 from rankless.recipe.schema import Data
+from support.examples_for_loader import Made
 
 SIDES = st.integers(4, 400).map(lambda side: side / 4)
 

@@ -15,7 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from examples_for_loader import (
+from torchvision import tv_tensors
+
+from rankless.data.datasets.detection import DetectionExamples, collate
+from rankless.data.images.image_file import UnreadableImage
+from rankless.data.loader import LoaderDiedError, MicroBatches
+from rankless.data.order import Line, micro_batch
+from rankless.errors import TaskError, UserError
+from rankless.hardware.cpu_threads import set_threads
+from rankless.randomness import torch_seed
+from rankless.recipe.schema import Augment, Batch
+from rankless.structures import Unreadable
+from support.examples_for_loader import (
     Facts,
     Made,
     Rows,
@@ -27,18 +38,7 @@ from examples_for_loader import (
     noise,
     with_threads,
 )
-from torchvision import tv_tensors
-
-from process_server import SERVER
-from rankless.data.datasets.detection import DetectionExamples, collate
-from rankless.data.images.image_file import UnreadableImage
-from rankless.data.loader import LoaderDiedError, MicroBatches
-from rankless.data.order import Line, micro_batch
-from rankless.errors import TaskError, UserError
-from rankless.hardware.threads import set_threads
-from rankless.randomness import torch_seed
-from rankless.recipe.schema import Augment, Batch
-from rankless.structures import Unreadable
+from support.process_server import SERVER
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -258,7 +258,7 @@ sys.path.insert(0, {folder!r})
 from rankless.data import loader_server
 from rankless.data.loader import MicroBatches
 from rankless.data.order import Line
-from examples_for_loader import Facts
+from support.examples_for_loader import Facts
 
 def save_and_wait(number, frame):
     time.sleep(0.5)
@@ -280,7 +280,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("waits", [True, False])
 def test_processes_live_exactly_as_long_as_their_rank(tmp_path: Path, waits: bool) -> None:
     script = tmp_path / "rank.py"
-    script.write_text(RANK.format(folder=str(Path(__file__).parent), waits=waits))
+    script.write_text(RANK.format(folder=str(Path(__file__).parents[1]), waits=waits))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     takes, gives = os.pipe()
     with os.fdopen(takes) as said:
@@ -320,9 +320,9 @@ def server_of_loaders(examples):
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
     if sys.argv[2] == "before":
-        from examples_for_loader import Facts
+        from support.examples_for_loader import Facts
     loader_server.fork_early()
-    from examples_for_loader import Facts
+    from support.examples_for_loader import Facts
     server, name = server_of_loaders(Facts())
     print(name)
     assert server_of_loaders(Facts()) == (server, name), "the same for the next loader"
@@ -338,6 +338,6 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("imported", ["before", "after"])
 def test_loaders_are_forked_from_the_rank_if_it_had_what_they_need(tmp_path: Path, imported: str) -> None:
     (tmp_path / "early.py").write_text(EARLY)
-    run = SERVER.run(str(tmp_path / "early.py"), str(Path(__file__).parent), imported, cwd=tmp_path)
+    run = SERVER.run(str(tmp_path / "early.py"), str(Path(__file__).parents[1]), imported, cwd=tmp_path)
     assert run.returncode == 0 and not run.stderr, run.stderr
     assert (run.stdout == "loader server\n") == (imported == "before")

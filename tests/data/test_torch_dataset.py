@@ -262,7 +262,7 @@ def test_albumentations_keeps_the_promise():
 def train(world: Any, folder: str, workers: int) -> str:
     from rankless.engine import loop
     from rankless.hardware.computing import computes_like
-    from rankless.models.checkpoints.weights import digest_file
+    from rankless.models.weights_files.weights import digest_file
     from rankless.recipe.schema import Recipe
     from rankless.runs.directory import RunDirectory, weights_of
     from rankless.tasks import open_task

@@ -13,22 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import networks_that_branch
-from networks_that_branch import NETWORKS, images
 from rankless.engine.accumulate import make_accumulator
+from rankless.engine.running_statistics import RunningStatistics, batch_norms
 from rankless.engine.schedule import set_rate
 from rankless.engine.state import TrainingState
-from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Flags
 from rankless.errors import UserError
-from rankless.models.checkpoints.weights import digest
+from rankless.models.weights_files.weights import digest
 from rankless.randomness import GENERATORS, key, torch_seed
 from rankless.recipe.schema import Batch, Recipe
 from rankless.structures import LossSum
 from rankless.world.process_group import World, join
-from small_task import steps
-from thorough import THOROUGH
-from thread_ranks import CPU, together
+from support import networks_that_branch
+from support.networks_that_branch import NETWORKS, images
+from support.small_task import steps
+from support.thorough import THOROUGH
+from support.thread_ranks import CPU, together
 
 ALONE = World(0, 1, CPU, 0)
 """A process that is the only rank."""

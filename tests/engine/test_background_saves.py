@@ -20,7 +20,7 @@ from rankless.engine.checkpoint import Copies, Snapshot
 from rankless.engine.saver import Saver
 from rankless.runs.directory import RunDirectory
 from rankless.runs.saving import saving_process
-from small_saves import messages_of, saver_of
+from support.small_saves import messages_of, saver_of
 
 
 class State(SimpleNamespace):

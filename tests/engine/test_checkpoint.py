@@ -18,7 +18,7 @@ from torch import nn
 from rankless.engine import checkpoint
 from rankless.engine.checkpoint import Snapshot
 from rankless.errors import UserError
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory, recover, weights_of
 

@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,14 @@ from rankless.launch.hosts import messages
 from rankless.launch.hosts.host import HostProcess
 from rankless.launch.resume import check_resume, recipe_of_run
 from rankless.launch.run_lock import locked
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.load import dump
 from rankless.recipe.schema import Optim, Recipe
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory, damage, weights_of
 from rankless.runs.journal import Journal
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
-from mutations import damaged_value
-
-from checkpoint_damage import Damage, byte_damage, hostile_json, text_of
+from support.checkpoint_damage import Damage, byte_damage, hostile_json, text_of
+from support.fuzz.mutations import damaged_value
 
 RECIPE = Recipe(epochs=7, precision="fp32", optim=Optim(lr=0.0123), seed=12)
 STATE = {

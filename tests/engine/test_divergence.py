@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from rankless.engine.divergence import DivergedError
 from rankless.engine.state import TrainingState
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Optim, Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.structures import LossSum
 from rankless.world.process_group import World
-from small_task import Regression, steps, train
+from support.small_task import Regression, steps, train
 
 IMAGES, MICRO, LEAVES = 12, 3, 4
 BAD_STEP, BAD_LEAF = 2, 1  # from 0; an odd micro-batch adds its gradient to its sibling's

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import whole_runs
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
-from whole_runs import work
+from support import whole_runs
+from support.whole_runs import work
 
 pytestmark = pytest.mark.processes
 

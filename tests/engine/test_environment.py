@@ -16,7 +16,7 @@ import torch
 from rankless.engine import environment
 from rankless.engine.environment import compare_ranks, describe, record
 from rankless.errors import UserError
-from rankless.models.checkpoints.weights import digest_file
+from rankless.models.weights_files.weights import digest_file
 from rankless.recipe.schema import Check, Recipe
 from rankless.runs.directory import weights_of
 from rankless.world.process_group import World

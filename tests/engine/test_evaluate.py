@@ -21,8 +21,8 @@ from rankless.recipe.schema import Batch, Data, Evaluate, Recipe
 from rankless.structures import Unreadable
 from rankless.tasks.checks import check_order
 from rankless.world.process_group import World
-from small_task import Regression
-from thread_ranks import together
+from support.small_task import Regression
+from support.thread_ranks import together
 
 
 class Numbers:

@@ -17,15 +17,15 @@ from torch.nn.utils import parametrizations, spectral_norm
 
 from rankless.engine.accumulate import make_accumulator
 from rankless.engine.forward_state import ForwardState
-from rankless.engine.statistics import RunningStatistics, batch_norms
+from rankless.engine.running_statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Flags
 from rankless.errors import UserError
 from rankless.files.reading import read_text
-from rankless.models.checkpoints.weights import digest
+from rankless.models.weights_files.weights import digest
 from rankless.recipe.schema import Recipe
 from rankless.world.process_group import World, join
-from small_task import Regression, train
-from thread_ranks import CPU, together
+from support.small_task import Regression, train
+from support.thread_ranks import CPU, together
 
 WIDTH, LEAVES = 4, 6
 ALONE = World(0, 1, CPU, 0)

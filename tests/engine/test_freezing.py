@@ -27,7 +27,7 @@ from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from rankless.structures import LossSum, Scores
 from rankless.world.process_group import World
-from small_task import Regression, train
+from support.small_task import Regression, train
 
 IMAGES = 10
 # 10 images, 6 a step: 2 epochs are 20 images, which are seen whole when step 4 begins (after 24).

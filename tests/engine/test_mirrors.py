@@ -21,14 +21,14 @@ from rankless.engine import checkpoint, loop
 from rankless.engine.mirrors import find
 from rankless.errors import UserError
 from rankless.hardware.computing import computes_like
-from rankless.models.checkpoints.weights import digest_file
+from rankless.models.weights_files.weights import digest_file
 from rankless.recipe.load import changed, default, dump
 from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Optim, Recipe
 from rankless.runs import chain, journal
 from rankless.runs.directory import RunDirectory, damage
 from rankless.world.process_group import World
-from small_disk import fill, small_disk
-from small_task import Regression
+from support.small_disk import fill, small_disk
+from support.small_task import Regression
 
 pytestmark = pytest.mark.processes
 

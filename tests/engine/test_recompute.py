@@ -6,18 +6,18 @@ from typing import Any, cast
 
 import pytest
 
-import networks_that_branch
-from networks_that_branch import NETWORKS, images
 from rankless.engine.loop import update
 from rankless.engine.recompute import Checks, SilentErrorCheck, Votes, differing_results, judge
 from rankless.engine.state import TrainingState
 from rankless.engine.totals import Compared, Flags
 from rankless.errors import UserError
-from rankless.models.checkpoints.weights import digest
+from rankless.models.weights_files.weights import digest
 from rankless.recipe.load import load
 from rankless.recipe.schema import Batch, Check, Recipe
 from rankless.world.process_group import World
 from rankless.world.tree import own_micro_batches
+from support import networks_that_branch
+from support.networks_that_branch import NETWORKS, images
 
 LEAVES = 6
 Opinion = tuple[tuple[int, int], str]

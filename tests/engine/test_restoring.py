@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import rankless
 from rankless.recipe.schema import Batch, Checkpoint, Evaluate, Optim, Recipe
-from small_task import Regression
+from support.small_task import Regression
 
 RECIPE = Recipe(
     batch=Batch(images=8, micro=8),

@@ -20,9 +20,9 @@ from rankless.engine.saver import Saver
 from rankless.errors import UserError
 from rankless.runs.directory import RunDirectory, weights_of
 from rankless.world.process_group import World
-from small_disk import small_disk
-from small_saves import RECIPE, Wide, messages_of, saver_of
-from small_task import train
+from support.small_disk import small_disk
+from support.small_saves import RECIPE, Wide, messages_of, saver_of
+from support.small_task import train
 
 
 def resize(folder: Path, size: int) -> None:

@@ -20,7 +20,7 @@ from rankless.runs.directory import RunDirectory
 from rankless.structures import Scores
 from rankless.world.bits import short_hash
 from rankless.world.process_group import World
-from small_task import Regression, train
+from support.small_task import Regression, train
 
 
 class DrawsFromNumpy(Regression):

@@ -20,7 +20,7 @@ from rankless.structures import DetectionBatch, Detections, Scores
 from rankless.tasks.detect import Detect
 from rankless.world.notes import SharedStop
 from rankless.world.process_group import World
-from whole_runs import outcome
+from support.whole_runs import outcome
 
 pytestmark = pytest.mark.processes
 

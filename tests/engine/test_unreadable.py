@@ -18,7 +18,7 @@ from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from rankless.structures import Detections, Unreadable
 from rankless.tasks import open_task
-from whole_runs import outcome, work
+from support.whole_runs import outcome, work
 
 DAMAGED = (3, 17)
 SCORED = 5

@@ -24,8 +24,8 @@ from rankless.runs.directory import RunDirectory
 from rankless.structures import Unreadable
 from rankless.tasks import open_task, resolve_recipe
 from rankless.world.process_group import World
-from small_task import Regression, train
-from thorough import THOROUGH
+from support.small_task import Regression, train
+from support.thorough import THOROUGH
 
 DIGITS = ["data.val_images=11", "data.train_images=12", "batch.images=8", "batch.micro=4", "precision=fp32"]
 NETS = {

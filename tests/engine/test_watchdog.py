@@ -20,8 +20,8 @@ from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Optim, Reci
 from rankless.runs import journal
 from rankless.structures import LossSum
 from rankless.world.process_group import World
-from small_task import Regression, train
-from thread_ranks import together
+from support.small_task import Regression, train
+from support.thread_ranks import together
 
 HOST = os.uname().nodename
 RECIPE = Recipe(

@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from harness_for_faults import undisturbed_once
+from support.faults.harness import undisturbed_once
 
 
 @pytest.fixture(scope="session")

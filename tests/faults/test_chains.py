@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
-from harness_for_faults import undisturbed_once
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "benchmarks"))
 import faults
+from support.faults.harness import undisturbed_once
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from harness_for_faults import Run, outcome
 
 from rankless.errors import HARMFUL
+from support.faults.harness import Run, outcome
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import resource
 
 import pytest
-from harness_for_faults import Run, finish, outcome
 
-from small_disk import fill, small_disk
+from support.faults.harness import Run, finish, outcome
+from support.small_disk import fill, small_disk
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 

@@ -6,10 +6,10 @@ import os
 import signal
 
 import pytest
-from harness_for_faults import Run, finish, kill, outcome, parent
 
 from rankless.engine.checkpoint import newest, remove_old
 from rankless.runs.directory import RunDirectory
+from support.faults.harness import Run, finish, kill, outcome, parent
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 SLOW = {"FAULT_SLEEP": "0.05"}

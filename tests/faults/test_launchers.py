@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_for_faults import FINDS_TASK, HERE, RECIPE, entries, outcome, reached
-from listening import listening
 
-from process_server import SERVER, Forked
 from rankless.hardware.network import public_address
 from rankless.runs.directory import RunDirectory
-from waiting import until
+from support.faults.harness import FINDS_TASK, HERE, RECIPE, entries, outcome, reached
+from support.faults.listening import listening
+from support.process_server import SERVER, Forked
+from support.waiting import until
 
 pytestmark = [
     pytest.mark.processes,

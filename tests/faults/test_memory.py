@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness_for_faults import HERE, Run, finish, kill, loaders, outcome, recipe_file
-from small_task_for_faults import Small
 
-from process_server import SERVER
 from rankless import load_recipe
 from rankless.errors import ShortageError
 from rankless.launch.job import Job
 from rankless.launch.rank_job import note_of
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.load import to_json
+from support.faults.harness import HERE, Run, finish, kill, loaders, outcome, recipe_file
+from support.faults.small_task_for_faults import Small
+from support.process_server import SERVER
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 HAS_NAMESPACES = not subprocess.run(
@@ -104,7 +104,7 @@ import subprocess
 from rankless.data.loader import MicroBatches
 from rankless.data.order import Line
 from rankless.errors import UserError
-from large_items_for_faults import Large, collate
+from support.faults.large_items import Large, collate
 for size in ("4k", "1m"):  # not even the semaphores; not the batches
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", "/dev/shm"], check=True)
     try:
@@ -120,7 +120,7 @@ for size in ("4k", "1m"):  # not even the semaphores; not the batches
 def test_a_small_shared_memory_is_reported():
     done = subprocess.run(
         ["unshare", "--mount", sys.executable, "-c", SCRIPT],
-        cwd=HERE, capture_output=True, text=True, timeout=120, check=False,
+        cwd=HERE.parents[1], capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     said = done.stdout.splitlines()
     assert len(said) == 2, done

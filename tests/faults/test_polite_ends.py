@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from harness_for_faults import HERE, Run, finish, kill, outcome, recipe_file
 
-from process_server import SERVER
 from rankless.launch.requests import Requests
+from support.faults.harness import HERE, Run, finish, kill, outcome, recipe_file
+from support.process_server import SERVER
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 SLOW = {"FAULT_SLEEP": "0.1"}

@@ -6,16 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from harness_for_faults import FINDS_TASK, RECIPE, outcome, reached
 
 from rankless.runs.directory import RunDirectory
-from waiting import until
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "machines"))
-from rig import Rig, why_not
+from support.faults.harness import FINDS_TASK, RECIPE, outcome, reached
+from support.machines.rig import Rig, why_not
+from support.waiting import until
 
 pytestmark = [
     pytest.mark.processes,

@@ -7,11 +7,11 @@ import signal
 import time
 
 import pytest
-from harness_for_faults import Run, finish, kill
 
 from rankless.engine import checkpoint
 from rankless.launch.ranks import NOTICE
 from rankless.runs.saving import saving_process
+from support.faults.harness import Run, finish, kill
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 SLOW = {"FAULT_SAVE": str((NOTICE + 1) / 2)}  # of the model and of its average, each

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harness_for_faults import Run, finish, outcome
 
 from rankless.runs import journal
+from support.faults.harness import Run, finish, outcome
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 # Every second step, each rank first computes one micro-batch more. Passes of ranks 1 and 2 of three, with one

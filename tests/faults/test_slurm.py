@@ -9,12 +9,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from harness_for_faults import FINDS_TASK, HERE, RECIPE, entries, outcome
 
 from rankless.runs.directory import RunDirectory
-
-sys.path.insert(0, str(HERE.parent / "machines"))
-from slurm_rig import Slurm, missing
+from support.faults.harness import FINDS_TASK, RECIPE, entries, outcome
+from support.machines.slurm_rig import Slurm, missing
 
 pytestmark = [
     pytest.mark.processes,

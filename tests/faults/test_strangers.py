@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from harness_for_faults import HERE, RECIPE, Run, outcome
-from listening import Socket, listening
 
-from process_server import SERVER, Forked
 from rankless.launch.job import Job, read_notes, write_job
 from rankless.recipe.load import load, to_json
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
-from waiting import until
+from support.faults.harness import HERE, RECIPE, Run, outcome
+from support.faults.listening import Socket, listening
+from support.process_server import SERVER, Forked
+from support.waiting import until
 
 pytestmark = [
     pytest.mark.processes,

@@ -9,13 +9,13 @@ import shutil
 import socket
 
 import pytest
-from harness_for_faults import HERE, Run, finish, kill, outcome, recipe_file
-from small_task_for_faults import IMAGES
 
 from rankless import UserError, load_recipe, train
 from rankless.data.order import micro_batch
 from rankless.recipe.load import load
 from rankless.recipe.schema import Batch
+from support.faults.harness import HERE, Run, finish, kill, outcome, recipe_file
+from support.faults.small_task_for_faults import IMAGES
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 

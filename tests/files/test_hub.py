@@ -8,9 +8,9 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from hub_server import COMMIT, FILES, Hub, running
 from rankless.errors import UserError
 from rankless.files.hub import HubAddress, fetch, file_of, parse
+from support.hub_server import COMMIT, FILES, Hub, running
 
 
 @pytest.fixture

@@ -6,21 +6,21 @@ import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
-import fuzz_seeds as seeds
 import pytest
-from fuzz_case import Case, Entry, Link
-from fuzz_judge import Judge, Verdict
 from hypothesis import HealthCheck, Phase, given, settings
-from run_fuzz import KINDS
 
-from thorough import THOROUGH
+from support.fuzz import seeds
+from support.fuzz.case import Case, Entry, Link
+from support.fuzz.judge import Judge, Verdict
+from support.fuzz.run import KINDS
+from support.thorough import THOROUGH
 
 # A process: the first import of Matplotlib asks the system for its fonts.
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 EACH = 100 if THOROUGH else 5
 """Cases of a kind."""
 KEPT = Path(__file__).parents[2] / "build" / "fuzz"
-"""Where a case that went wrong is kept, to be run again: ``python tests/fuzz/run_fuzz.py --again FILE``."""
+"""Where a case that went wrong is kept, to be run again: ``make fuzz FUZZ="--again FILE"``."""
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rankless.hardware.precision import autocast
-from rankless.models.checkpointing import checkpoint_activations
+from rankless.models.activation_checkpointing import checkpoint_activations
 
 CPU = torch.device("cpu")
 Numbers = dict[str, Tensor]

@@ -15,7 +15,7 @@ import torch
 
 from rankless.errors import UserError
 from rankless.hardware.instruction_set import fix, model, of_onednn, refuse_unable, variables
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.models.zoo import build
 from rankless.recipe.recorded import instruction_set_of
 from rankless.recipe.schema import Model, Recipe

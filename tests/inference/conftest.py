@@ -15,7 +15,7 @@ import rankless.inference.predict_detect as predict_detect
 from rankless.data.datasets.detection import collate
 from rankless.geometry.letterbox import Placing, to_source
 from rankless.models import zoo
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.schema import Model, Recipe
 from rankless.structures import Detections
 from rankless.tasks import open_task

@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 from rankless.inference.formats import Labeling
-from rankless.inference.journal import Entry
 from rankless.inference.predict import predict
+from rankless.inference.prediction_journal import Entry
 
 
 @pytest.fixture

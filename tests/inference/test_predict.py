@@ -15,7 +15,7 @@ import rankless.inference.predict as page
 from rankless.data.images.drawing import Mark, annotate, color
 from rankless.errors import UserError
 from rankless.inference.sources import find
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.schema import Evaluate, Recipe
 from rankless.structures import Detections, Letterbox
 from rankless.tasks.detect import Detect

@@ -12,7 +12,7 @@ from torch import nn
 
 import rankless.inference.predict as page
 from rankless.inference import predict_classify
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.schema import Model, Recipe
 from rankless.tasks.classify import Classify
 

@@ -16,7 +16,7 @@ from torch import nn
 from rankless import cli
 from rankless.errors import TaskError, UserError
 from rankless.inference.predict import predict
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.schema import Recipe
 
 TASK = """\

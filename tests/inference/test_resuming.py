@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from rankless.errors import UserError
-from rankless.inference.journal import NAME, Entry, Journal
 from rankless.inference.predict import predict
+from rankless.inference.prediction_journal import NAME, Entry, Journal
 from rankless.recipe.schema import Model, Recipe
 
 KILLED = """

@@ -20,7 +20,7 @@ from rankless.inference import heatmaps, predict_classify
 from rankless.inference.predict import predict
 from rankless.inference.predict_detect import BoxFinder
 from rankless.inference.saving import KINDS
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.schema import Model, Recipe
 
 BOXES = {"red": (40, 60, 140, 220), "green": (200, 20, 380, 120), "blue": (220, 160, 300, 280)}

@@ -21,8 +21,8 @@ from PIL import Image
 from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import UserError
 from rankless.inference import recording, video
-from rankless.inference.journal import NAME
 from rankless.inference.predict import predict
+from rankless.inference.prediction_journal import NAME
 from rankless.inference.sources import is_video, output_names, public
 
 av = pytest.importorskip("av")

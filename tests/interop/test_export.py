@@ -14,7 +14,7 @@ from rankless.cli import main
 from rankless.errors import UserError
 from rankless.files.outputs import Outputs
 from rankless.interop.export import export
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.models.zoo import build
 from rankless.recipe.schema import Data, Evaluate, Model, Recipe
 

@@ -23,19 +23,19 @@ from rankless.cli import main
 from rankless.errors import UserError
 from rankless.inference.predict import predict
 from rankless.interop.export import export
-from rankless.interop.plan import Plan
+from rankless.interop.export_plan import Plan
 from rankless.launch import rank_job
-from rankless.launch.benchmark import benchmark
+from rankless.launch.export_benchmark import benchmark
 from rankless.launch.job import Job
-from rankless.models.checkpoints import weights
 from rankless.models.classifiers.catalog import build_classifier
 from rankless.models.exported.modules import ExportedDetector
+from rankless.models.weights_files import weights
 from rankless.recipe import load
 from rankless.recipe.loss_kinds import CrossEntropyLoss
 from rankless.recipe.model_kinds import AnyModel, Densenet, DensenetModel
 from rankless.recipe.schema import Data, Recipe
 from rankless.world.process_group import join
-from small_detector import (
+from support.small_detector import (
     CONFIDENCE,
     IOU,
     NAMES,

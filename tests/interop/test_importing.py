@@ -16,10 +16,10 @@ import torch
 from rankless import cli
 from rankless.interop.importing import checked_name, import_weights
 from rankless.models import zoo
-from rankless.models.checkpoints import ports, weights
 from rankless.models.classifiers.catalog import build_classifier
 from rankless.models.detectors import darknet
 from rankless.models.detectors.convolutional import DetectionModel
+from rankless.models.weights_files import ports, weights
 from rankless.recipe.schema import Model
 
 NARROW = "model.width=0.125"

@@ -19,8 +19,8 @@ from rankless.cli import main
 from rankless.errors import UserError
 from rankless.interop.export import export
 from rankless.interop.model_folder import FILES
-from rankless.models.checkpoints import weights
-from rankless.models.checkpoints.pretrained import start_from
+from rankless.models.weights_files import weights
+from rankless.models.weights_files.pretrained import start_from
 from rankless.models.zoo import build
 from rankless.recipe.load import load
 from rankless.recipe.schema import Data, Model, Recipe

@@ -23,7 +23,7 @@ from PIL import Image
 
 from rankless.interop.export import export
 from rankless.models.exported.sessions import OnnxSession, OpenVinoSession
-from small_detector import CONFIDENCE, IOU, NAMES, SIDE, of_page, prints_the_objects, save
+from support.small_detector import CONFIDENCE, IOU, NAMES, SIDE, of_page, prints_the_objects, save
 
 pytestmark = pytest.mark.slow
 

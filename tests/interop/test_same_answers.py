@@ -22,10 +22,10 @@ from rankless.inference.predict import predict
 from rankless.interop.export import export
 from rankless.interop.importing import import_weights
 from rankless.models import zoo
-from rankless.models.checkpoints import weights
-from rankless.models.checkpoints.darknet_weights import read_weights, write_weights
 from rankless.models.darknet.cfg_text import write_cfg
 from rankless.models.detectors import darknet
+from rankless.models.weights_files import weights
+from rankless.models.weights_files.darknet_weights import read_weights, write_weights
 from rankless.recipe.schema import Model
 
 pytestmark = pytest.mark.slow

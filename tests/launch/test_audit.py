@@ -21,7 +21,7 @@ from rankless.errors import UserError
 from rankless.files import checksums
 from rankless.launch.audit import Audit, AuditReport, Interval, examine, other_facts
 from rankless.launch.requests import Requests
-from rankless.models.checkpoints.tensor_file import metadata_of
+from rankless.models.weights_files.tensor_file import metadata_of
 from rankless.recipe.load import load
 from rankless.recipe.schema import Recipe
 from rankless.runs import chain

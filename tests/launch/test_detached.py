@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-from harness_for_faults import FINDS_TASK, RECIPE
-
-from process_server import SERVER
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
+from support.faults.harness import FINDS_TASK, RECIPE
+from support.process_server import SERVER
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankless import UserError, cli, evaluate, train
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.load import changed, load
 from rankless.runs.directory import RunDirectory
 

@@ -15,7 +15,7 @@ from rankless.errors import UserError
 from rankless.launch import ranks
 from rankless.launch.hanging import FORK_SERVER, STOPPED, HangDetector, patience
 from rankless.launch.job import Pulse, leave_pulse, read_pulse
-from waiting import until
+from support.waiting import until
 
 
 class Watched:

@@ -8,16 +8,11 @@ import itertools
 import json
 import os
 import signal
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from harness_for_hosts import DONE, FAILED, STOPPED, Cluster, Machine, cluster, interrupt, reached
 
 from rankless.cli import main
 from rankless.errors import LOST_PEER, UserError
@@ -26,6 +21,7 @@ from rankless.launch.hosts.host import HostProcess
 from rankless.launch.hosts.host_pool import HostPool
 from rankless.launch.hosts.names import parse_hosts
 from rankless.launch.job import LEFT_OUT
+from support.hosts import DONE, FAILED, STOPPED, Cluster, Machine, cluster, interrupt, reached
 
 
 def connected(*machines: Machine) -> HostPool:

@@ -18,7 +18,7 @@ import rankless
 from rankless.cli import main
 from rankless.errors import INTERRUPTED, UserError
 from rankless.launch.requests import TWICE
-from rankless.models.checkpoints.weights import digest_file
+from rankless.models.weights_files.weights import digest_file
 from rankless.recipe.load import load
 from rankless.runs.directory import RunDirectory
 

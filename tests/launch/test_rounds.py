@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rankless.errors import LOST_PEER
-from rankless.launch.supervisor import Failure, Progress, RoundEnd, supervise
+from rankless.launch.rounds import Failure, Progress, RoundEnd, supervise
 
 
 class Machine:

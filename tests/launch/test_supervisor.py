@@ -22,7 +22,7 @@ import pytest
 from rankless.launch.hosts import supervisor
 from rankless.launch.hosts.channel import Channel, Events
 from rankless.launch.hosts.names import Host
-from waiting import until
+from support.waiting import until
 
 pytestmark = pytest.mark.processes
 

@@ -13,16 +13,16 @@ import pytest
 import torch
 
 import rankless
-from process_server import SERVER
 from rankless.data.loader import LoaderDiedError
 from rankless.errors import INTERRUPTED, TaskError, UserError
 from rankless.launch.inline import _main_error
-from rankless.models.checkpoints.weights import digest_file
+from rankless.models.weights_files.weights import digest_file
 from rankless.recipe.load import load
 from rankless.recipe.schema import Recipe
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from rankless.world.process_group import LostPeerError
+from support.process_server import SERVER
 
 pytestmark = pytest.mark.processes
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-sys.path.insert(0, str(Path(__file__).parent))
-from harness_for_faults import undisturbed_once
-from harness_for_machines import LONG, clock, machines
-from rig import why_not
+from support.faults.harness import undisturbed_once
+from support.machines.harness import LONG, clock, machines
+from support.machines.rig import why_not
 
 
 @pytest.fixture(scope="session")

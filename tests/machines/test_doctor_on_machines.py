@@ -8,12 +8,12 @@ import tempfile
 from typing import Any
 
 import pytest
-from harness_for_machines import machines
-from rig import CLIENT, Rig, why_not
 
 from rankless.launch.doctor.hosts import bandwidth
-from thorough import THOROUGH
-from waiting import until
+from support.machines.harness import machines
+from support.machines.rig import CLIENT, Rig, why_not
+from support.thorough import THOROUGH
+from support.waiting import until
 
 pytestmark = pytest.mark.processes
 

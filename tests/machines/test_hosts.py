@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
-from harness_for_machines import LONG, HostsRun
 from PIL import Image
-from rig import NETWORK, Rig
+
+from support.machines.harness import LONG, HostsRun
+from support.machines.rig import NETWORK, Rig
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

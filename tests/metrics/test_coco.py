@@ -7,7 +7,6 @@ import io
 import json
 import math
 import os
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -23,9 +22,7 @@ from rankless.metrics import coco_matching
 from rankless.metrics.box_matching import confusion, image_boxes, match
 from rankless.metrics.coco import Truth, coco_scores
 from rankless.structures import IGNORED_LABEL, Detections
-
-sys.path.insert(0, str(Path(__file__).parent))
-from reference_for_coco import by_pycocotools, random_images
+from support.reference_for_coco import by_pycocotools, random_images
 
 NAMES = ("cup", "dog", "kite")
 # In the order of pycocotools' stats.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -15,14 +12,11 @@ from sklearn.metrics import precision_recall_curve
 
 from rankless.metrics import box_matching
 from rankless.metrics.box_matching import IGNORED, RIGHT, confusion, image_boxes, match
-from rankless.metrics.classification_details import classification_details
 from rankless.metrics.coco import Truth
 from rankless.metrics.curves import RECALLS, threshold_curve
-from rankless.metrics.detection_details import SIDES, confusion_entry, detection_details
+from rankless.metrics.details import SIDES, classification_details, confusion_entry, detection_details
 from rankless.structures import Detections
-
-sys.path.insert(0, str(Path(__file__).parent))
-from reference_for_coco import CLASSES, by_pycocotools, random_images
+from support.reference_for_coco import CLASSES, by_pycocotools, random_images
 
 SEEDS = st.integers(0, 2**32 - 1)
 

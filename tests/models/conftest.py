@@ -1,15 +1,12 @@
-"""Helpers of these tests lie beside them, and hostile checkpoints with the fuzzing of all inputs."""
+"""What the tests of this folder connect to."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "heads"), str(HERE.parent / "fuzz")]
 NETWORK_USE: list[Any] = []
 
 

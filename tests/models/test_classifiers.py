@@ -8,7 +8,6 @@ import pytest
 import timm
 import torch
 import torchvision
-from norms import with_statistics
 from torch import nn
 
 from rankless.errors import UserError
@@ -16,6 +15,7 @@ from rankless.models import zoo
 from rankless.models.classifiers import catalog
 from rankless.models.classifiers.catalog import CLASSIFIERS, build_classifier, variant
 from rankless.recipe.model_kinds import Densenet, Model, Separable
+from support.norms import with_statistics
 
 TINY = Densenet(growth=2)
 # A plain one, one inside a module, two heads, a convolution before the head, one that is a convolution.

@@ -12,16 +12,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from norms import with_statistics
 from torch import nn
 
 from rankless.errors import UserError
-from rankless.models.checkpoints.darknet_weights import classes_of, read_weights, write_weights
 from rankless.models.darknet.cfg import read_cfg
 from rankless.models.darknet.cfg_text import write_cfg
 from rankless.models.darknet.reshape import with_classes, with_width
 from rankless.models.detectors.convolutional import DetectionModel
 from rankless.models.detectors.darknet import MODELS
+from rankless.models.weights_files.darknet_weights import classes_of, read_weights, write_weights
+from support.norms import with_statistics
 
 OPENCV_EPS = 1e-6  # OpenCV's reader; Darknet's, PyTorch's and ours is 1e-5
 TINY = with_classes(with_width(MODELS["yolov4-tiny"].network(), 0.125), 4)

@@ -8,7 +8,6 @@ import torch
 import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from norms import with_statistics
 from torch import nn
 
 from rankless.models.classifiers.densenet import (
@@ -20,6 +19,7 @@ from rankless.models.classifiers.densenet import (
     Variant,
 )
 from rankless.recipe.model_kinds import Separable
+from support.norms import with_statistics
 
 FOR_IMAGENET = ("densenet121", "densenet161", "densenet169", "densenet201")
 ACTIVATIONS = ("relu", "swish", "prelu", "leaky", "mish")

@@ -13,19 +13,19 @@ import pytest
 import torch
 from torch import nn
 
-from first_steps import digests_of_steps
 from rankless.models import zoo
-from rankless.models.checkpoints import weights
 from rankless.models.classifiers.catalog import CLASSIFIERS, build_classifier
 from rankless.models.classifiers.densenet import DenseNet, Variant
 from rankless.models.detectors.convolutional import DetectionModel
 from rankless.models.detectors.darknet import MODELS
+from rankless.models.weights_files import weights
 from rankless.models.zoo import build
 from rankless.recipe import model_kinds
 from rankless.recipe.load import default, load
 from rankless.recipe.schema import Recipe
 from rankless.world.process_group import World
-from thorough import THOROUGH
+from support.first_steps import digests_of_steps
+from support.thorough import THOROUGH
 
 WIDTH = 0.125
 CLASSES = 3

@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
-from norms import with_statistics
 from torch import nn
 
 from rankless.models.folding import fold_batch_norms
 from rankless.models.layers import ConvBlock
+from support.norms import with_statistics
 
 
 def some_net() -> nn.Module:

@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hostile_checkpoints import HARM, STORED, archive, tensor
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from rankless.errors import UserError
-from rankless.models.checkpoints.fit import fit
-from rankless.models.checkpoints.foreign import read_checkpoint
+from rankless.models.weights_files.foreign import read_checkpoint
+from rankless.models.weights_files.matching import fit
+from support.fuzz.hostile_checkpoints import HARM, STORED, archive, tensor
 
 
 def network(seed: int = 0) -> nn.Module:

@@ -9,7 +9,7 @@ from rankless.models.classifiers.catalog import CLASSIFIERS
 from rankless.models.listing import Listed, listed, listed_classifier, listed_detector
 from rankless.models.zoo import MODELS
 from rankless.printing import print_models
-from thorough import THOROUGH
+from support.thorough import THOROUGH
 
 
 @pytest.mark.slow

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from rankless import cli
 from rankless.interop.importing import import_weights
 from rankless.models import zoo
-from rankless.models.checkpoints import weights
-from rankless.models.checkpoints.ports import PORTS
 from rankless.models.darknet.cfg_text import write_cfg
 from rankless.models.detectors import darknet
+from rankless.models.weights_files import weights
+from rankless.models.weights_files.ports import PORTS
 from rankless.recipe.schema import Model
 
 CLASSES = 3

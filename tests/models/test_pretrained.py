@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from rankless.errors import UserError
 from rankless.models import zoo
-from rankless.models.checkpoints import weights
-from rankless.models.checkpoints.pretrained import start_from
 from rankless.models.classifiers.catalog import build_classifier
+from rankless.models.weights_files import weights
+from rankless.models.weights_files.pretrained import start_from
 from rankless.recipe.load import default
 from rankless.recipe.model_kinds import ResnetModel
 from rankless.recipe.schema import Model, Recipe
-from thorough import THOROUGH
+from support.thorough import THOROUGH
 
 NAMES = ("cat", "dog", "owl")
 

@@ -23,11 +23,11 @@ from rankless.errors import UserError
 from rankless.files.download import Offer
 from rankless.files.hub import HubAddress
 from rankless.models import published, zoo
-from rankless.models.checkpoints.darknet_weights import write_weights
-from rankless.models.checkpoints.pretrained import start_from
 from rankless.models.classifiers.catalog import CLASSIFIERS, build_classifier
 from rankless.models.detectors import darknet
 from rankless.models.published import PublishedFile, all_of_timm, all_published, named
+from rankless.models.weights_files.darknet_weights import write_weights
+from rankless.models.weights_files.pretrained import start_from
 from rankless.recipe.schema import Model
 
 NAMES = ("dog", "gnu", "cat")

@@ -20,10 +20,10 @@ from rankless.engine.layer_errors import explained
 from rankless.errors import UserError
 from rankless.interop.export import export
 from rankless.models import zoo
-from rankless.models.checkpoints import weights
 from rankless.models.detectors.protocol import CANDIDATES
 from rankless.models.detectors.torchvision import MODELS, FasterRCNN
 from rankless.models.listing import listed_detector
+from rankless.models.weights_files import weights
 from rankless.recipe import schema
 from rankless.recipe.schema import Model, Recipe
 from rankless.structures import DetectionBatch

@@ -16,23 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from detr_configs import CONFIGS, keys
-from first_steps import digests_of_steps
 from rankless.errors import UserError
-from rankless.interop.plan import PortableDetector, quiet
+from rankless.interop.export_plan import PortableDetector, quiet
 from rankless.models import zoo
-from rankless.models.checkpoints import transformers_folder
-from rankless.models.checkpoints.pretrained import start_from
-from rankless.models.detectors.sampling import DeterministicSampling, bilinear
+from rankless.models.detectors.bilinear_sampling import DeterministicSampling, bilinear
 from rankless.models.detectors.transformers import MODELS, TransformersDetector
 from rankless.models.detectors.transformers_configs import CONFIGS as PUBLISHED
+from rankless.models.weights_files import transformers_folder
+from rankless.models.weights_files.pretrained import start_from
 from rankless.randomness import GENERATORS
 from rankless.recipe.load import default, load
 from rankless.recipe.model_kinds import Model
 from rankless.recipe.transformers_config import KINDS, class_names, folder_of, read_config, recipe_keys
 from rankless.structures import DetectionBatch, Letterbox
 from rankless.world.process_group import World
-from thorough import THOROUGH
+from support.detr_configs import CONFIGS, keys
+from support.first_steps import digests_of_steps
+from support.thorough import THOROUGH
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow  # each network takes a second to build

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rankless.errors import UserError
-from rankless.models.checkpoints import tensor_file, weights
+from rankless.models.weights_files import tensor_file, weights
 from rankless.recipe.schema import Model, Recipe
 
 RECIPE = Recipe(model=Model(image_size=(192, 320)), seed=5)
@@ -72,7 +72,7 @@ def test_the_library_reads_the_file_alone(path):
 def test_equal_weights_give_equal_bytes_in_other_processes(path):
     # Another process has other hash seeds, the library's included.
     program = (
-        "import sys; from pathlib import Path; from rankless.models.checkpoints import weights\n"
+        "import sys; from pathlib import Path; from rankless.models.weights_files import weights\n"
         "w = weights.load(Path(sys.argv[1]))\n"
         "state = dict(reversed(w.state.items()))\n"
         "extra = {'step': '12', 'kind': 'ema'}\n"
@@ -104,10 +104,7 @@ def test_the_checksum_in_the_header_by_hand(path):
     assert summed(path, "crc32", lambda content: f"{binascii.crc32(content):08x}") == path.read_bytes()
 
 
-@pytest.mark.parametrize("key", ["crc32", "sha256"])
-def test_a_flipped_bit_is_found_in_files_of_this_version_and_the_last(path, key):
-    if key == "sha256":
-        path.write_bytes(summed(path, key, lambda content: hashlib.sha256(content).hexdigest()))
+def test_a_flipped_bit_is_found(path):
     whole = path.read_bytes()
     loaded = weights.load(path)
     assert loaded.extra == EXTRA and torch.equal(loaded.state["same.memory"], state()["same.memory"])

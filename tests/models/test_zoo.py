@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from norms import with_statistics
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -14,6 +13,7 @@ from rankless.models.darknet.reshape import scaled
 from rankless.models.layers import ConvBlock
 from rankless.models.zoo import build
 from rankless.recipe import model_kinds
+from support.norms import with_statistics
 
 # The layers of cfg/yolov4-tiny.cfg in their order (test_ports.py has other networks): ("c", filters, size,
 # stride), ("m", size, stride), ("r", *layers), ("h", layer) the second half of a layer's channels, ("u",)

@@ -12,8 +12,8 @@ import torch
 from rankless import cli
 from rankless.data.datasets.open_split import open_annotations
 from rankless.models import zoo
-from rankless.models.checkpoints import weights
 from rankless.models.classifiers.catalog import build_classifier
+from rankless.models.weights_files import weights
 from rankless.recipe.load import default
 from rankless.report.collected import Collected
 from rankless.tasks.detect import Detect

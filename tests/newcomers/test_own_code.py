@@ -16,7 +16,7 @@ import rankless
 from rankless.cli import main
 from rankless.errors import UserError
 from rankless.models import zoo
-from rankless.models.checkpoints.weights import digest_file
+from rankless.models.weights_files.weights import digest_file
 from rankless.recipe.load import default, from_json, to_json
 from rankless.tasks.custom import with_absolute_names
 

@@ -21,7 +21,7 @@ import torchvision
 from torch import nn
 
 from rankless.models import zoo
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.load import default
 from rankless.recipe.schema import Model
 

@@ -11,7 +11,7 @@ from rankless.engine import loop
 from rankless.engine.schedule import StepSchedule
 from rankless.engine.setup import DryRun
 from rankless.hardware.computing import computes_like
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.installed import shipped
 from rankless.recipe.load import load
 from rankless.runs import journal

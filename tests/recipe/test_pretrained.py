@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rankless import cli
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.load import changed, default, dump, load
 from rankless.recipe.schema import Model, Recipe
 

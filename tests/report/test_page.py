@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import browser
 from rankless.report import charts, page, training
 from rankless.report.collected import Collected
 from rankless.report.markup import card, fill_rows
 from rankless.runs import journal
 from rankless.runs.directory import weights_of
 from rankless.runs.weights_digest import of_weights
+from support import browser
 
 pytestmark = pytest.mark.processes  # the run is trained by ranks
 

@@ -14,8 +14,8 @@ import torch
 from rankless import UserError, cli
 from rankless.files import checksums
 from rankless.launch.opening import record_death
-from rankless.launch.supervisor import Death
-from rankless.models.checkpoints.weights import digest_file
+from rankless.launch.rounds import Death
+from rankless.models.weights_files.weights import digest_file
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from rankless.runs.overview import find, overview

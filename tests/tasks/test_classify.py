@@ -20,7 +20,7 @@ from rankless.engine import loop
 from rankless.engine.evaluate import fingerprint
 from rankless.errors import UserError
 from rankless.hardware.computing import computes_like
-from rankless.models.checkpoints.weights import digest_file
+from rankless.models.weights_files.weights import digest_file
 from rankless.recipe.load import from_json, to_json
 from rankless.recipe.schema import Augment, Batch, Data, Ema, Evaluate, Loss, Model, Optim, Recipe, Schedule
 from rankless.runs.directory import RunDirectory

@@ -14,7 +14,7 @@ from PIL import Image
 
 from rankless.geometry.letterbox import Placing, whole
 from rankless.interop.importing import import_weights
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.structures import DetectionItem, Letterbox
 from rankless.tasks.detect import Detect
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from rankless.errors import UserError
 from rankless.launch.local import evaluate
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.schema import Augment, Batch, Data, Model, Recipe
 from rankless.structures import Detections
 from rankless.tasks.detect import Detect

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,9 +9,7 @@ from rankless.errors import UserError
 from rankless.recipe.schema import Augment, Data, Evaluate, Loss, Model, Recipe
 from rankless.structures import DetectionItem, Letterbox
 from rankless.tasks.detect import Detect
-
-sys.path.insert(0, str(Path(__file__).parent))
-from finds_rectangles import Finds, painted
+from support.finds_rectangles import Finds, painted
 
 NAMES = ("red", "green", "blue")
 OFF = Augment(flip=0, hue=0, saturation=0, value=0, scale=0, translate=0)

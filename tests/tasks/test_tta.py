@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +15,7 @@ from rankless.structures import ClassificationBatch, DetectionItem, Detections, 
 from rankless.tasks.classify import Classify
 from rankless.tasks.detect import Detect
 from rankless.tasks.tta import TTA, Transform, apply_transform, restore_boxes
-
-sys.path.insert(0, str(Path(__file__).parent))
-from finds_rectangles import Finds, painted
+from support.finds_rectangles import Finds, painted
 
 NAMES = ("red", "green", "blue")
 # Odd places, so that a pixel or a half lost on the way back would show.

@@ -9,10 +9,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fixed_tree import tree
 from rankless.world.exchange import Exchange
 from rankless.world.process_group import World
 from rankless.world.tree import own_micro_batches
+from support.fixed_tree import tree
 
 LENGTHS = (1, 2, 3, 7, 64, 1001)
 LEAVES = (4, 6, 7, 8, 13)

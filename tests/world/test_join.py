@@ -13,11 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from process_server import SERVER
 from rankless.errors import UserError
 from rankless.world import process_group
 from rankless.world.process_group import World, is_lost_peer, join
 from rankless.world.rendezvous import join_store, meet
+from support.process_server import SERVER
 
 
 def test_a_process_that_nobody_launched_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from process_server import SERVER
 from rankless.world import keepalive
 from rankless.world.keepalive import listening, reject_new_connections, watch_connections
+from support.process_server import SERVER
 
 # Gloo does not report a broken connection to an operation whose message has partly arrived. A rank checks the
 # connection while it is in `waiting`, as all operations of a training are.

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fixed_tree import tree
 from rankless.world import exchange, reduce
 from rankless.world.exchange import Exchange
 from rankless.world.process_group import World
 from rankless.world.transport import PROCESS_GROUP
 from rankless.world.tree import own_micro_batches
+from support.fixed_tree import tree
 
 STEPS = 3  # the buckets are laid out again after the first
 PER_MICRO = 2

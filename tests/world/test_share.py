@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fixed_tree import tree
 from rankless.world.tree import Fold, Node, own_micro_batches, owned_nodes
+from support.fixed_tree import tree
 
 Expression = Any  # a leaf's number, or a pair of expressions
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rankless.engine.accumulate import AllAtOnce, make_accumulator
-from rankless.engine.statistics import RunningStatistics, batch_norms
+from rankless.engine.running_statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Flags
 from rankless.errors import UserError
 from rankless.randomness import GENERATORS, torch_seed
@@ -23,7 +23,7 @@ from rankless.structures import LossSum
 from rankless.world.exchange import Exchange
 from rankless.world.process_group import LostPeerError, World
 from rankless.world.sync_norm import SideBySide
-from thread_ranks import CPU, together
+from support.thread_ranks import CPU, together
 
 LEAVES, PER_MICRO, STEPS, SEED = 6, 2, 2, 11
 SHARE = 0.25

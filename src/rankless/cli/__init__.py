@@ -10,11 +10,9 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from functools import partial
-from itertools import pairwise
 from typing import TextIO
 
-from cyclopts import CycloptsError, MissingArgumentError
+from cyclopts import CycloptsError
 
 from rankless.cli import (  # noqa: F401  # each adds its commands to app
     completion,
@@ -31,9 +29,9 @@ from rankless.cli import (  # noqa: F401  # each adds its commands to app
     viewing,
 )
 from rankless.cli.cli_errors import as_user_error
-from rankless.cli.foreign import refuse_foreign
+from rankless.cli.foreign_options import refuse_foreign
 from rankless.cli.options import app, refuse_repeated
-from rankless.errors import OutputError, UserError, check_all, of_the_system
+from rankless.errors import OutputError, UserError, of_the_system
 from rankless.launch import environments
 from rankless.printing import discard_output
 
@@ -104,30 +102,11 @@ def _refuse(words: Sequence[str]) -> None:
     """Raise a UserError, without a text unless this rank speaks, for words that the parser would accept."""
     try:
         refuse_repeated(words)
-        refuse_foreign(words, _faults)
+        refuse_foreign(words)
     except UserError:
         if environments.speaks():
             raise
         raise UserError([]) from None
-
-
-def _faults(words: Sequence[str]) -> Sequence[str]:
-    """Return errors about unknown options and about values that ``predict --save`` does not accept."""
-
-    def parse() -> None:
-        try:
-            app.parse_args(words, exit_on_error=False, print_error=False)
-        except CycloptsError as error:
-            if not isinstance(error, MissingArgumentError) or error.keyword:
-                raise as_user_error(error) from None  # a foreign word may stand for a missing argument
-
-    options = ("--save", "--format") if words[0] == "predict" else ()
-    saved = [(value, option) for option, value in pairwise(words) if option in options]
-    try:
-        check_all(parse, *(partial(predicting.check_kinds, *one) for one in saved))
-    except UserError as error:
-        return error.problems
-    return ()
 
 
 def _can_be_flushed(stream: TextIO) -> bool:

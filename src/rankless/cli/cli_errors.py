@@ -62,14 +62,12 @@ def as_user_error(error: CycloptsError) -> UserError:
 
 
 def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
-    from rankless.cli.foreign import COMMANDS, OPTIONS, WORDS, override
+    from rankless.cli.foreign_options import COMMANDS, OPTIONS, WORDS, override
     from rankless.recipe.familiar import ELSEWHERE, answer
 
     name = option.lstrip("-").replace("-", "_").lower()
-    if name == "device" and command == "export":
-        return "; remove it, because exports are computed on the CPU"
     if command in COMMANDS and (known := COMMANDS[command].get(name) or WORDS.get(name)):
-        return f"; use {known.format('VALUE')}"
+        return f"; {answer(known, 'VALUE')}"
     meant = OPTIONS.get(name) or ELSEWHERE.get(name)
     if not meant:
         return ""
@@ -99,14 +97,14 @@ def _near_key(option: str, names: Collection[str]) -> str:
 
 
 def _unknown_command(error: UnknownCommandError, see: str) -> str:
-    from rankless.cli.foreign import line_of_yolo
+    from rankless.cli.foreign_options import MODES
 
     app, word = error.app or App(), _first(error)
     if word.startswith("-"):
         near = nearest(word, [name for name in app if name.startswith("-")])
         return f"{word}: no such option{near or f'; {see}'}"
-    if line := line_of_yolo(error.root_input_tokens or ()) if not error.command_chain else "":
-        return f"'{word}': no such command; {line}"
+    if word in MODES and not error.command_chain:
+        return f"'{word}': no such command; {MODES[word]}"
     shown = [name for name in app if not name.startswith("-") and app[name].show]
     names = sorted(shown, key=lambda name: app[name].sort_key)
     if near := nearest(word, names):

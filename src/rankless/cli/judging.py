@@ -117,7 +117,7 @@ def digest(
     """Print the SHA-256 digest of the weights, which does not depend on the file format."""
     if chain:
         return check_chains([target, *others], as_json=as_json)
-    from rankless.models.checkpoints.weights import digest_file
+    from rankless.models.weights_files.weights import digest_file
     from rankless.runs.trained_weights import trained_weights_of
 
     paths = check_all(*(partial(trained_weights_of, one) for one in (target, *others)))

@@ -251,7 +251,7 @@ def _training(words: Sequence[str], devices: str, seconds: float, as_json: bool,
     environments.refuse("benchmark", "run it once without the launcher")
     chosen, name = recipe_of(words)
     check_recipe(chosen, begins=False)
-    from rankless.launch.planning.bench import bench as measure
+    from rankless.launch.planning.training_benchmark import bench as measure
 
     found = measure(chosen, count, seconds, lambda line: say(line, file=sys.stderr), pure)
     lines = (f"{name}: {found.what()}", *found.lines())
@@ -268,7 +268,7 @@ def _prediction(
         lambda: check_target(target),
     )
     names = [name.strip() for name in formats.split(",") if name.strip()]
-    from rankless.launch.benchmark import benchmark as measure
+    from rankless.launch.export_benchmark import benchmark as measure
 
     measured = measure(
         target,

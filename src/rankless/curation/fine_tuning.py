@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from rankless.recipe.commented import Setting
+from rankless.recipe.commented import Setting, adapted
 from rankless.recipe.recorded import classes_of
 
 EPOCHS = 3
@@ -20,8 +20,8 @@ _STEPS = 300  # minimum number of steps
 _LONG = 2000  # minimum number of steps for averaging the weights of the last 500
 
 
-def settings(images: int, *, known: bool = False) -> Iterator[Setting]:
-    """Yield the settings for ``images`` training images, in the order of the recipe's keys.
+def changes(images: int, *, known: bool = False) -> Iterator[Setting]:
+    """Yield what differs from ``fine-tune`` for ``images`` training images.
 
     If ``known``, the pretrained weights have heads for all classes of the data.
     """
@@ -29,32 +29,23 @@ def settings(images: int, *, known: bool = False) -> Iterator[Setting]:
     least = max(math.ceil(_STEPS * batch / images), EPOCHS)
     epochs = max(round(30 * math.sqrt(200 / images)), least)
     steps = -(-epochs * images // batch)
-    yield Setting("model.freeze", "10%", "Untrained heads would disturb the backbone at the start.")
-    why = "A small batch gives more steps. On 205 images, AP was 0.25, compared with 0.19 for batches of 16."
-    yield Setting("batch.images", batch, why if batch == 8 else "An epoch has enough steps.")
-    yield Setting("batch.micro", batch // 2, "Up to 2 devices can share a step.")
+    yield Setting("batch.images", batch, "" if batch == 8 else "An epoch has enough steps.")
+    yield Setting("batch.micro", batch // 2)
     why = "The minimum" if epochs == least else "Four times as many images would get half as many epochs"
     yield Setting("epochs", epochs, f"{steps:,} steps. {why}.")
     if known:
         why = "Keeps statistics of many images. With statistics of ten images, AP was 0.080 instead of 0.107."
         yield Setting("batch_norm", "frozen", why)
-    why = "SGD at the learning rate for training from scratch destroys the pretrained weights."
-    yield Setting("optim.name", "adamw", why)
-    if known:
-        rate, why = 0.0002, "Keeps what the weights have learned about these classes. 0.002 lost most of it."
-    else:
-        rate, why = (
-            0.002,
-            "Learns new classes fast. On 205 images, AP was 0.25, compared with 0.19 for 0.001.",
-        )
-    yield Setting("optim.lr", rate, why)
-    yield Setting("optim.weight_decay", 0.02, "The same as for training from scratch.")
-    yield Setting("schedule.name", "cosine", "Decreases slowly over the whole run.")
-    yield Setting("schedule.warmup", "5%", "AdamW's moving averages need some steps at a low learning rate.")
-    yield Setting("schedule.final", 0.01, "Close to zero, so that the weights settle.")
+        why = "Keeps what the weights have learned about these classes. 0.002 lost most of it."
+        yield Setting("optim.lr", 0.0002, why)
     decay = 0.99 if steps < _LONG else 0.998
     why = f"Averages the weights of about the last {round(1 / (1 - decay))} steps for evaluation."
     yield Setting("ema.decay", decay, why)
+
+
+def settings(images: int, *, known: bool = False) -> list[Setting]:
+    """Return the settings of ``fine-tune`` with these changes, without those that the user chooses."""
+    return adapted("fine-tune", changes(images, known=known), without=("model.pretrained", "data.root"))
 
 
 def knows(pretrained: str, classes: Iterable[str]) -> bool:

@@ -1,7 +1,7 @@
 """Write the first recipe for a data set, with a comment on each value.
 
-The values come from the shipped recipes ``blood-cells`` and ``resnet18`` and are adapted to the data and the
-machine.
+The values are those of the shipped recipes ``blood-cells``, ``resnet18`` and ``fine-tune``, except where the
+data or the machine decide.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rankless.curation.facts import Facts
 from rankless.errors import UserError, counted, in_gib, listed, printable
 from rankless.models import published
 from rankless.models.names import problem
-from rankless.recipe.commented import Setting, commented
+from rankless.recipe.commented import Setting, adapted, commented
 
 MICRO_BATCH = {"detect": 4, "classify": 8}
 STEPS = {"detect": 1380, "classify": 950}
@@ -56,15 +56,17 @@ def text(facts: Facts, file: str, pretrained: str = "") -> str:
 def settings(facts: Facts, pretrained: str = "") -> list[Setting]:
     """Return the settings of the recipe, in the order of its keys."""
     if pretrained:
-        return list(_on_weights(facts, pretrained))
-    return list(_detector(facts) if facts.boxed else _classifier(facts))
+        return adapted("fine-tune", _on_weights(facts, pretrained))
+    if facts.boxed:
+        # Without a GPU, the width of blood-cells saves time.
+        return adapted("blood-cells", _detector(facts), without=["model.width"] if facts.gpus else [])
+    is_small = _side_of_classifier(facts) < _SMALL
+    return adapted("resnet18", _classifier(facts), without=["data.augment.crop"] if is_small else [])
 
 
 def _on_weights(facts: Facts, pretrained: str) -> Iterator[Setting]:
-    first, *others = fine_tuning.settings(
-        facts.train_images, known=fine_tuning.knows(pretrained, facts.counts)
-    )
-    yield Setting("task", facts.task, _TASKS[facts.task])
+    known = fine_tuning.knows(pretrained, facts.counts)
+    yield from fine_tuning.changes(facts.train_images, known=known)
     if pretrained.startswith("published/"):
         network = published.named(pretrained.removeprefix("published/")).models[0]
         if wrong := problem(facts.task, network):
@@ -72,99 +74,60 @@ def _on_weights(facts: Facts, pretrained: str) -> Iterator[Setting]:
         yield Setting("model.name", network, "The network that these weights belong to.")
     why = "Training starts from these weights, which also determine the input size."
     yield Setting("model.pretrained", pretrained, why)
-    yield first  # model.freeze
     yield from _data(facts)
-    yield from _flip(facts)
-    yield from others
 
 
 def _detector(facts: Facts) -> Iterator[Setting]:
     size, why = _input_of_detector(facts)
-    yield Setting("task", "detect", _TASKS["detect"])
-    reason = "Needs no anchors and learns from few images: AP 0.63 with the 205 images of blood-cells."
     if facts.train_images >= _MANY:
+        reason = "Needs no anchors and learns from few images: AP 0.63 with the 205 images of blood-cells."
         reason += f" {facts.train_images:,} images may justify the larger yolov4-anchor-free."
-    yield Setting("model.name", "yolov4-tiny-anchor-free", reason)
-    if not facts.gpus:
-        reason = "Saves time on a CPU. In blood-cells, it scored as well as the full width."
-        yield Setting("model.width", 0.75, reason)
-    yield Setting("model.dfl", 16, "Predicts each box side as a distribution: 0.006 more AP in blood-cells.")
+        yield Setting("model.name", "yolov4-tiny-anchor-free", reason)
     yield Setting("model.image_size", size[0] if size[0] == size[1] else [*size], why)
     yield from _data(facts)
-    yield from _flip(facts)
-    yield Setting("data.augment.hue", 0.02, "Small, because color may distinguish the classes.")
-    yield Setting("data.augment.saturation", 0.4, "Light and cameras vary.")
-    yield Setting("data.augment.value", 0.3, "Light and cameras vary.")
-    yield Setting("data.augment.scale", 0.4, "Objects may be nearer or farther than in the training images.")
-    yield Setting("data.augment.translate", 0.15, "Objects may be anywhere in the image.")
-    why = "Half of the inputs combine four images, which adds variety if there are few images."
-    yield Setting("data.augment.mosaic", 0.5, why)
-    yield Setting("data.augment.close_mosaic", "15%", "The last part of the run trains on single images.")
+    yield Setting("data.augment.close_mosaic", "15%")
     images = 8 if facts.devices <= 2 or facts.train_images < 16 else 16
-    reason = (
-        "As in blood-cells, where 16 images had 0.03 less AP after the same number of epochs."
-        if images == 8
-        else f"Lets more of the {facts.devices} devices share a step. With 8 images, only two could."
-    )
-    yield from _batch(facts, images, size[0] * size[1], reason)
+    reason = f"Lets more of the {facts.devices} devices share a step. With 8 images, only two could."
+    yield from _batch(facts, images, size[0] * size[1], "" if images == 8 else reason)
     steps, setting = _epochs(facts, images)
     yield setting
-    yield Setting("optim.name", "muon", "In blood-cells, it scored higher in 40 epochs than AdamW in 64.")
-    yield Setting("optim.lr", 0.006, "The best value tried for blood-cells.")
-    yield Setting("optim.momentum", 0.95, "The value in the Muon paper.")
-    yield Setting("optim.weight_decay", 0.02, "As in blood-cells.")
-    yield from _schedule("6%", "As in blood-cells, where 6% are 80 steps.", 0.01)
+    yield Setting("schedule.warmup", "6%")
     yield from _end(0.99 if steps < 2 * STEPS["detect"] else 0.998)
 
 
+def _side_of_classifier(facts: Facts) -> int:
+    return min(max(int(min(facts.height, facts.width)) // 32 * 32, 32), 224)
+
+
 def _classifier(facts: Facts) -> Iterator[Setting]:
-    is_large = facts.train_images >= _MANY and facts.gpus > 0
-    side = min(max(int(min(facts.height, facts.width)) // 32 * 32, 32), 224)
-    yield Setting("task", "classify", _TASKS["classify"])
-    yield Setting(
-        "model.name",
-        "resnet50" if is_large else "resnet18",
-        f"{facts.train_images:,} images and a GPU are enough for this network."
-        if is_large
-        else "Small enough to learn from few images: trained on 610 hand signs, it recognized 150 of 150.",
+    if facts.train_images >= _MANY and facts.gpus > 0:
+        why = f"{facts.train_images:,} images and a GPU are enough for this network."
+        yield Setting("model.name", "resnet50", why)
+    side = _side_of_classifier(facts)
+    why = (
+        "The network was published with a size of 224."
+        if side == 224
+        else "A larger input would add no detail."
     )
-    yield Setting(
-        "model.image_size",
-        side,
-        f"The median image size is {facts.width:.0f} × {facts.height:.0f} pixels. "
-        + (
-            "The network was published with a size of 224."
-            if side == 224
-            else "A larger input would add no detail."
-        ),
-    )
+    size = f"The median image size is {facts.width:.0f} × {facts.height:.0f} pixels."
+    yield Setting("model.image_size", side, f"{size} {why}")
     yield from _data(facts)
-    yield from _flip(facts)
     if side < _SMALL:
         why = "Used instead of crops, which could cut off the object in such small images."
         yield Setting("data.augment.scale", 0.15, why)
         yield Setting("data.augment.translate", 0.1, why)
-    else:
-        yield Setting("data.augment.crop", 0.35, "Random crops keep at least 35% of the area.")
-        yield Setting("data.augment.scale", 0, "Crops already vary the scale.")
-        yield Setting("data.augment.translate", 0, "Crops already vary the position.")
-    yield Setting("data.augment.saturation", 0.4, "Light and cameras vary.")
-    yield Setting("data.augment.value", 0.4, "Light and cameras vary.")
     images = 64 if facts.train_images >= 256 else 16 if facts.train_images >= 16 else 8
-    reason = "As in resnet18." if images == 64 else "Small, so that an epoch of few images has more steps."
-    yield from _batch(facts, images, side * side, reason)
+    is_fewer = images < 64
+    why = "Small, so that an epoch of few images has more steps." if is_fewer else ""
+    yield from _batch(facts, images, side * side, why)
     yield _epochs(facts, images)[1]
-    yield Setting("loss.smoothing", 0.1, "Limits the effect of wrong labels.")
-    yield Setting("optim.name", "sgd", "The optimizer in the ResNet paper.")
-    reason = "As in resnet18." if images == 64 else f"0.05 for a batch of 64, scaled linearly to {images}."
-    yield Setting("optim.lr", 0.05 * images / 64, reason)
-    yield Setting("optim.nesterov", True, "As in resnet18.")
-    yield Setting("optim.weight_decay", 5e-4, "As in resnet18.")
-    yield from _schedule("auto", "5% of the run. A short run also gets a lower peak learning rate.", 0.001)
+    why = f"0.05 for a batch of 64, scaled linearly to {images}." if is_fewer else ""
+    yield Setting("optim.lr", 0.05 * images / 64, why)
     yield from _end(0.998)
 
 
 def _data(facts: Facts) -> Iterator[Setting]:
+    yield Setting("task", facts.task, _TASKS[facts.task])
     yield Setting("data.root", facts.root, "A relative path refers to the folder where you start training.")
     if facts.format != "auto":
         yield Setting("data.format", facts.format, "Chosen with --format.")
@@ -183,10 +146,10 @@ def _data(facts: Facts) -> Iterator[Setting]:
             "lowest and highest value of each image to 0 and 255. [low, high] maps all images alike."
         )
         yield Setting("data.range", "auto", why)
+    yield from _flip(list(facts.counts))
 
 
-def _flip(facts: Facts) -> Iterator[Setting]:
-    names = list(facts.counts)
+def _flip(names: list[str]) -> Iterator[Setting]:
     characters = [name for name in names if len(name.strip()) == 1 or name.strip().isdecimal()]
     sided = [name for name in names if _SIDED.search(name.replace("_", " "))]
     if sided or 2 * len(characters) >= len(names):
@@ -232,12 +195,6 @@ def _epochs(facts: Facts, images: int) -> tuple[int, Setting]:
     other = "blood-cells" if facts.boxed else "resnet18 on 610 images"
     why = f"{steps:,} steps ({other}: about {STEPS[task]:,}). More epochs may improve the scores."
     return steps, Setting("epochs", epochs, why)
-
-
-def _schedule(warmup: str, why: str, final: float) -> Iterator[Setting]:
-    yield Setting("schedule.name", "cosine", "Decreases slowly over the whole run.")
-    yield Setting("schedule.warmup", warmup, why)
-    yield Setting("schedule.final", final, "Close to zero, so that the weights settle.")
 
 
 def _end(decay: float) -> Iterator[Setting]:

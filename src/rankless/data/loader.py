@@ -30,10 +30,10 @@ from rankless.data import loader_server
 from rankless.data.alignment import aligned
 from rankless.data.order import Line
 from rankless.errors import ShortageError, UserError, counted
+from rankless.hardware.cpu_threads import one_thread
 from rankless.hardware.process_settings import ProcessSettings
 from rankless.hardware.processes import die_with_parent
 from rankless.hardware.shortages import shared_memory_shortage, shortage
-from rankless.hardware.threads import one_thread
 from rankless.randomness import GENERATORS, kept_generators, seed_generators
 from rankless.user_code import explained
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rankless.engine.compute import Compute
 from rankless.engine.divergence import several
-from rankless.engine.statistics import RunningStatistics
+from rankless.engine.running_statistics import RunningStatistics
 from rankless.engine.totals import Compared, Flags, Packer, Totals
 from rankless.errors import UserError
 from rankless.recipe.schema import Recipe

@@ -25,7 +25,7 @@ from torch import Tensor
 from rankless.errors import UserError
 from rankless.files import checksums
 from rankless.files.writing import flush, remove_tree
-from rankless.models.checkpoints import tensor_file, weights
+from rankless.models.weights_files import tensor_file, weights
 from rankless.recipe.schema import Recipe
 from rankless.runs import chain
 from rankless.runs.directory import (

@@ -15,8 +15,8 @@ from torch import nn
 
 from rankless.engine.compiled import Compiled
 from rankless.engine.divergence import several
+from rankless.engine.running_statistics import RunningStatistics
 from rankless.engine.shared_process import OwnGenerator, autocast_for, undrawn
-from rankless.engine.statistics import RunningStatistics
 from rankless.errors import UserError
 from rankless.randomness import seed_generators, torch_seed
 from rankless.recipe.schema import Recipe

@@ -20,9 +20,9 @@ from torch import nn
 from rankless.data.loader import MicroBatches
 from rankless.data.order import Line
 from rankless.engine import layer_errors
+from rankless.engine.loader_count import of_rank
 from rankless.engine.shared_process import seeded_pass
 from rankless.engine.validation_loss import FirstOutput, batch_loss, has_loss, mean
-from rankless.engine.workers import of_rank
 from rankless.errors import ShortageError, TaskError, UserError
 from rankless.hardware.computing import forward_pass, kept_casts
 from rankless.randomness import GENERATORS, kept_generators, seed_generators

@@ -137,7 +137,7 @@ class ForwardState:
 
     Args:
         model: the model, on its device. If its parameters' ``requires_grad`` changes, create a new object.
-        norms: batch norms, whose running statistics are handled in :mod:`rankless.engine.statistics`.
+        norms: batch norms, whose running statistics are handled in :mod:`rankless.engine.running_statistics`.
         world: the ranks.
         micro_batches: number of micro-batches per step.
     """

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rankless.engine.statistics import batch_norms
+from rankless.engine.running_statistics import batch_norms
 from rankless.errors import UserError
 
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankless.engine.sinks.journal import JournalCopy
+from rankless.engine.sinks.journal_sink import JournalCopy
 from rankless.files import writing
 from rankless.files.reading import read_bytes
 from rankless.recipe.load import from_json, to_json

@@ -19,7 +19,7 @@ from rankless.engine.mirrors import Mirrors
 from rankless.errors import UserError, counted, listed, shell_word
 from rankless.files import checksums
 from rankless.files.writing import sweep
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.load import deciding, from_json, to_json
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory, damage

@@ -25,7 +25,7 @@ from rankless.engine.divergence import DivergedError
 from rankless.engine.mirrors import Mirrors, alone
 from rankless.engine.retention import Retention
 from rankless.engine.schedule import StepSchedule
-from rankless.engine.sinks.journal import JournalSink
+from rankless.engine.sinks.journal_sink import JournalSink
 from rankless.engine.sinks.sink import Sinks
 from rankless.engine.state import TrainingState
 from rankless.errors import UserError, remedy, shell_word

@@ -11,19 +11,19 @@ from typing import Any
 
 from rankless.data.loader import MicroBatches
 from rankless.engine.environment import Environment, compare_ranks, record
+from rankless.engine.loader_count import of_rank
 from rankless.engine.mirrors import Mirrors, find
 from rankless.engine.recompute import Checks
 from rankless.engine.restoring import Restored, open_journal, restore
 from rankless.engine.retention import check_disk_space
 from rankless.engine.schedule import StepSchedule
 from rankless.engine.sinks.csv_files import EpochTable
-from rankless.engine.sinks.journal import JournalCopy, JournalSink
+from rankless.engine.sinks.journal_sink import JournalCopy, JournalSink
 from rankless.engine.sinks.notebook import NotebookSink
 from rankless.engine.sinks.sink import RunStart, Sink, Sinks
 from rankless.engine.sinks.terminal import Terminal
 from rankless.engine.state import TrainingState
 from rankless.engine.validation_loss import has_loss
-from rankless.engine.workers import of_rank
 from rankless.errors import UserError
 from rankless.printing import is_notebook
 from rankless.recipe.load import to_json

@@ -23,16 +23,16 @@ from rankless.engine.ema import Ema
 from rankless.engine.forward_state import ForwardState
 from rankless.engine.freezing import Backbone
 from rankless.engine.optim import divide_and_clip, optimizer, restore_state, state_tensors
+from rankless.engine.running_statistics import RunningStatistics, batch_norms
 from rankless.engine.schedule import StepSchedule
 from rankless.engine.soundness import non_finite, synchronize, weight_difference
-from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Compared, Flags, Numbers, Totals
 from rankless.engine.unreadable import UnreadableImages
 from rankless.errors import UserError
-from rankless.models.checkpointing import checkpoint_activations
-from rankless.models.checkpoints.pretrained import start_from
-from rankless.models.checkpoints.weights import digest, load_into
+from rankless.models.activation_checkpointing import checkpoint_activations
 from rankless.models.layers import channels_last
+from rankless.models.weights_files.pretrained import start_from
+from rankless.models.weights_files.weights import digest, load_into
 from rankless.randomness import GENERATORS, torch_seed
 from rankless.recipe.schema import Recipe
 from rankless.tasks.checks import check_model

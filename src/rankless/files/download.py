@@ -1,8 +1,8 @@
 """Download files over HTTP, resume after a lost connection, and verify each file before renaming it.
 
-``NAME.part`` contains the bytes received so far. ``NAME.part.tag`` contains the server's tag of the content,
-so that a download resumes only if the content is unchanged. A process locks the partial file while it
-downloads; other processes wait.
+``NAME.part`` contains the bytes received so far. Only a file with a published checksum resumes, because the
+content may have changed in between. A process locks the partial file while it downloads; other processes
+wait.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import IO, Any
 from rankless.errors import UserError, printable, remedy
 from rankless.files import checksums, reading
 from rankless.files.hub import OFFLINE, is_offline
-from rankless.files.writing import has_name, token, write_atomically
+from rankless.files.writing import has_name, token
 from rankless.printing import ProgressBar, say
 
 MIRROR = "RANKLESS_WEIGHTS_MIRROR"
@@ -40,7 +40,6 @@ _LASTING = {301, 302, 303, 307, 308, 400, 401, 403, 404, 405, 410, 451, 501}
 _NETWORK = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError)
 _BROKEN = (*_NETWORK, ValueError)  # ValueError: an unreadable address or length
 """Connection errors. Any other ``OSError`` is an error of the disk."""
-_LONGEST_TAG = 500  # characters
 
 
 @dataclass(frozen=True)
@@ -154,20 +153,14 @@ def _locked(part: Path, path: Path) -> Iterator[tuple[Path, IO[bytes] | None]]:
         try:
             yield own, file
         finally:
-            _tag_of(own).unlink(missing_ok=True)
             if path.exists():
                 part.unlink(missing_ok=True)
 
 
-def _tag_of(part: Path) -> Path:
-    return part.with_name(f"{part.name}.tag")
-
-
 def _download(offer: Offer, path: Path, part: Path, file: IO[bytes], check: Callable[[Path], object]) -> None:
-    tag = _tag_of(part)
     try:
         if not (offer.digest and file.seek(0, os.SEEK_END) and not _other_digest(offer, part)):
-            _fill(offer, path, file, tag)
+            _fill(offer, path, file)
         os.fsync(file.fileno())
         if other := _other_digest(offer, part):
             raise _OtherFileError(f"the server sent a different file, with the {offer.checksum} {other}")
@@ -177,21 +170,19 @@ def _download(offer: Offer, path: Path, part: Path, file: IO[bytes], check: Call
             raise _OtherFileError(f"the server sent a different file ({error})") from error
     except _OtherFileError as error:
         part.unlink()
-        tag.unlink(missing_ok=True)
         raise _failed(offer, path, f"{error}; the download was discarded") from None
     part.replace(path)
-    tag.unlink(missing_ok=True)
     if not offer.digest:
         say(f"{path.name}: no checksum is published; the SHA-256 is {checksums.of_file(path)}")
 
 
-def _fill(offer: Offer, path: Path, file: IO[bytes], tag: Path) -> None:
+def _fill(offer: Offer, path: Path, file: IO[bytes]) -> None:
     """Download the missing bytes; give up after ``_TRIES`` consecutive attempts that receive no bytes."""
     address, left = offer.address, _TRIES
     while left:
         before = file.seek(0, os.SEEK_END)
         try:
-            return _receive(offer, address, file, tag)
+            return _receive(offer, address, file)
         except urllib.error.HTTPError as error:
             error.close()
             reason = f"the server responded with {error.code} {error.reason}"
@@ -222,13 +213,12 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
+def _receive(offer: Offer, address: str, file: IO[bytes]) -> None:
     """Append the missing bytes to the partial file; keep them if the connection is lost."""
-    at = file.seek(0, os.SEEK_END)
-    known = _usable(reading.read_text(tag, 1000, errors="replace")) if at and tag.exists() else ""
+    at = file.seek(0, os.SEEK_END) if offer.digest else 0
     headers = {"User-Agent": "rankless", "Accept-Encoding": "identity"}
-    if known:
-        headers |= {"Range": f"bytes={at}-", "If-Range": known}
+    if at:
+        headers["Range"] = f"bytes={at}-"
     try:
         response: Any = urllib.request.build_opener(_Redirects).open(
             urllib.request.Request(address, headers=headers), timeout=_TIMEOUT
@@ -241,13 +231,12 @@ def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
         raise ConnectionError("the server has no more bytes") from error
     with response:
         begins = response.headers.get("Content-Range", "").startswith(f"bytes {at}-")
-        if response.status == 206 and not (begins and _tag(response) == known):
+        if response.status == 206 and not begins:
             file.truncate(0)
-            raise ConnectionError("the server sent the wrong range, or the content has changed")
+            raise ConnectionError("the server sent the wrong range")
         if response.status != 206:
             at = 0
             file.truncate(0)
-            write_atomically(tag, _tag(response))
         length = response.headers.get("Content-Length", "")
         total = at + int(length) if length.isdecimal() else 0
         most = offer.length or 2 * offer.about
@@ -276,16 +265,6 @@ def _copy(response: Any, file: IO[bytes], at: int, total: int, most: int, bar: P
         speed = (at - first) / max(time.monotonic() - began, 1e-3)
         of_total = f" of {total / 1e6:,.1f}" if total else ""
         bar.update(at, f"{bar.title}: {at / 1e6:,.1f}{of_total} MB", max(total - at, 0) / max(speed, 1.0))
-
-
-def _tag(response: Any) -> str:
-    """Return the strong ETag or the modification time of the content, or "" if neither is usable."""
-    etag = response.headers.get("ETag", "")
-    return _usable(str(etag if etag.startswith('"') else response.headers.get("Last-Modified", "")))
-
-
-def _usable(tag: str) -> str:
-    return tag if len(tag) <= _LONGEST_TAG and tag.isascii() and tag.isprintable() else ""
 
 
 def _other_digest(offer: Offer, path: Path) -> str:

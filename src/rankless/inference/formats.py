@@ -24,7 +24,7 @@ from xml.etree import ElementTree
 from rankless.data.formats.voc_xml import NOT_XML, VocObject, to_xml
 from rankless.data.formats.writing import on_one_line
 from rankless.errors import UserError, counted, nearest, one_of, printable
-from rankless.inference.journal import Entry, Journal
+from rankless.inference.prediction_journal import Entry, Journal
 
 KINDS = (
     *("annotated", "json", "jsonl", "coco", "yolo", "voc", "label-studio", "cvat"),

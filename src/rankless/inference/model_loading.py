@@ -17,7 +17,7 @@ from rankless.hardware.instruction_set import is_limited
 from rankless.hardware.precision import resolve
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.predict_detect import BoxFinder
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe import load
 from rankless.recipe.schema import Recipe
 from rankless.recipe.used import refuse_unused_in_prediction

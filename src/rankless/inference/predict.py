@@ -4,8 +4,8 @@ Images are preprocessed as in evaluation, and the result for an image never depe
 in pixels of the image after its EXIF rotation. Only the best class of a box is reported, whereas evaluations
 may count several classes of a box, unless the overrides set ``evaluate.multi_label``.
 
-The result for each image is recorded immediately (:mod:`rankless.inference.journal`), so memory does not grow
-with the number of images, and a stopped prediction can be resumed.
+The result for each image is recorded immediately (:mod:`rankless.inference.prediction_journal`), so memory
+does not grow with the number of images, and a stopped prediction can be resumed.
 """
 
 from __future__ import annotations

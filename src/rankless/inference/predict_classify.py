@@ -14,7 +14,7 @@ from rankless.data.images.image_file import Decoded, Pixels
 from rankless.errors import UserError
 from rankless.inference.heatmaps import in_image
 from rankless.inference.results import BEST, ClassificationResult
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.structures import Classification, ClassificationItem
 from rankless.tasks import trained
 from rankless.tasks.classify import Classify

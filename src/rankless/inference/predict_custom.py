@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from rankless.errors import UserError, printable
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.printing import finite
 from rankless.randomness import GENERATORS, kept_generators, seed_generators
 from rankless.tasks.checks import check_model

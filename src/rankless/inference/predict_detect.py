@@ -17,9 +17,9 @@ from rankless.geometry.letterbox import in_source, whole
 from rankless.hardware.precision import dtype_of
 from rankless.inference.heatmaps import heat, in_image
 from rankless.inference.results import DetectionResult
-from rankless.models.checkpoints import weights
 from rankless.models.detectors.protocol import Detector
 from rankless.models.folding import fold_batch_norms
+from rankless.models.weights_files import weights
 from rankless.structures import DetectionItem, Detections, Letterbox
 from rankless.tasks import trained
 from rankless.tasks.detect import Detect

@@ -17,9 +17,9 @@ from rankless.files.outputs import Outputs, refuse_filled, unusable
 from rankless.inference import saving, video
 from rankless.inference.formats import best_of
 from rankless.inference.inputs import file_source
-from rankless.inference.journal import Journal, refuse_nothing_to_resume, refuse_unfinished
 from rankless.inference.model_loading import Opened
 from rankless.inference.pipeline import Outcome, Source, ordered, outcomes, reading, threads
+from rankless.inference.prediction_journal import Journal, refuse_nothing_to_resume, refuse_unfinished
 from rankless.inference.report import ImageReports, PredictionReport
 from rankless.inference.saving import Rendering
 from rankless.inference.sources import is_live, is_video, output_names, public

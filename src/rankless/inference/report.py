@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
-from rankless.inference.journal import Entry, Journal
+from rankless.inference.prediction_journal import Entry, Journal
 
 
 @dataclass(frozen=True)

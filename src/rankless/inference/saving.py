@@ -19,11 +19,11 @@ from rankless.files.outputs import LIST, Outputs
 from rankless.inference import formats
 from rankless.inference.formats import KINDS, Labeling
 from rankless.inference.heatmaps import overlaid
-from rankless.inference.journal import Entry, Journal
 from rankless.inference.model_loading import Finder
 from rankless.inference.pipeline import Outcome
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.predict_detect import BoxFinder
+from rankless.inference.prediction_journal import Entry, Journal
 from rankless.inference.results import ClassificationResult, DetectionResult
 from rankless.inference.sources import JPEG
 from rankless.models.exported.modules import ExportedClassifier

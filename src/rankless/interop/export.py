@@ -16,13 +16,13 @@ from rankless.arguments import several
 from rankless.errors import UserError, nearest, one_of
 from rankless.files.outputs import Outputs
 from rankless.interop import model_folder, onnx_file, torch_files
-from rankless.interop.agreement import LIMITS, Agreement, compare
-from rankless.interop.plan import ExportOptions, Plan, plan_export
-from rankless.models.checkpoints import weights
-from rankless.models.checkpoints.darknet_weights import write_weights
+from rankless.interop.comparison import LIMITS, Agreement, compare
+from rankless.interop.export_plan import ExportOptions, Plan, plan_export
 from rankless.models.darknet.cfg_text import write_cfg
 from rankless.models.detectors.darknet import network
 from rankless.models.exported.sessions import OnnxSession, OpenVinoSession, Session
+from rankless.models.weights_files import weights
+from rankless.models.weights_files.darknet_weights import write_weights
 from rankless.recipe.model_kinds import AnchorFreeModel, YoloModel
 from rankless.runs.trained_weights import trained_weights_of
 

@@ -17,13 +17,6 @@ from rankless.files import checksums, reading
 from rankless.files.outputs import Outputs
 from rankless.interop.other_ways import advice
 from rankless.models import zoo
-from rankless.models.checkpoints import transformers_folder, weights
-from rankless.models.checkpoints.darknet_weights import classes_of, read_weights
-from rankless.models.checkpoints.fit import Fit, MisfitError, agrees_in_order, align, fit
-from rankless.models.checkpoints.fit import by_order as in_order
-from rankless.models.checkpoints.foreign import read_checkpoint
-from rankless.models.checkpoints.ports import from_port, likely_port, port_named
-from rankless.models.checkpoints.unwrapping import Checkpoint
 from rankless.models.classifiers.catalog import build_classifier, variant
 from rankless.models.darknet.architectures import COCO_CLASSES
 from rankless.models.darknet.cfg import read_cfg
@@ -31,6 +24,13 @@ from rankless.models.darknet.cfg_text import write_cfg
 from rankless.models.darknet.network import Network, Yolo
 from rankless.models.darknet.reshape import with_classes
 from rankless.models.detectors import darknet
+from rankless.models.weights_files import transformers_folder, weights
+from rankless.models.weights_files.darknet_weights import classes_of, read_weights
+from rankless.models.weights_files.foreign import read_checkpoint
+from rankless.models.weights_files.matching import Fit, MisfitError, agrees_in_order, align, fit
+from rankless.models.weights_files.matching import by_order as in_order
+from rankless.models.weights_files.ports import from_port, likely_port, port_named
+from rankless.models.weights_files.unwrapping import Checkpoint
 from rankless.models.work import Layer, layers
 from rankless.randomness import torch_seed
 from rankless.recipe import load
@@ -194,7 +194,7 @@ def import_weights(
 
     Args:
         source: a Darknet weights file, a transformers model folder, or a checkpoint for
-            :func:`~rankless.models.checkpoints.foreign.read_checkpoint`.
+            :func:`~rankless.models.weights_files.foreign.read_checkpoint`.
         out: the weights file to write.
         model, cfg: the model, as ``model.name`` in a recipe, or a Darknet cfg file.
         names: a file with class names, one per line or as a JSON list. By default, classes are numbered.
@@ -203,7 +203,7 @@ def import_weights(
         partial: load all matching tensors, and initialize the others with the recipe's seed.
         by_order: match tensors by order instead of name. With ``partial``, matching ends at the first tensor
             with a different shape.
-        port: a key of :data:`~rankless.models.checkpoints.ports.PORTS`, if the checkpoint is from a port of
+        port: a key of :data:`~rankless.models.weights_files.ports.PORTS`, if the checkpoint is from a port of
             YOLO.
     """
     outputs = _outputs(source, out, force, (cfg, names))

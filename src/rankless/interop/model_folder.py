@@ -18,7 +18,7 @@ from rankless.data.builtin import is_built_in
 from rankless.errors import UserError, counted, printable
 from rankless.files import yaml12
 from rankless.files.outputs import Outputs
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.familiar import is_by_name
 from rankless.recipe.load import dump
 from rankless.recipe.schema import BUILT_IN_TASKS

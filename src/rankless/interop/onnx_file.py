@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from rankless.extras import needed
-from rankless.interop.plan import Plan, quiet
+from rankless.interop.export_plan import Plan, quiet
 from rankless.models.detectors.protocol import CANDIDATES
-from rankless.models.exported.facts import Facts
+from rankless.models.exported.metadata import Facts
 
 OPSET = 18
 TRITON_FILES = ("/1/model.onnx", "/config.pbtxt")

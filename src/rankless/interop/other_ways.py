@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError, counted
-from rankless.models.checkpoints.fit import COUNTER, align
-from rankless.models.checkpoints.ports import PORTS, from_port
 from rankless.models.detectors import darknet
+from rankless.models.weights_files.matching import COUNTER, align
+from rankless.models.weights_files.ports import PORTS, from_port
 from rankless.recipe import load
 from rankless.recipe.schema import Recipe
 

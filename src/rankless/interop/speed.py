@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from rankless.hardware.compute_device import compute_device
-from rankless.interop.agreement import images
-from rankless.interop.plan import Plan
+from rankless.interop.comparison import images
+from rankless.interop.export_plan import Plan
 from rankless.models.exported.sessions import Session
 from rankless.structures import network_input
 

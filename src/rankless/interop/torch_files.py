@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rankless.interop.plan import Plan, quiet
+from rankless.interop.export_plan import Plan, quiet
 
 TEXTS = "metadata.json"
-"""Name of the embedded metadata file; see :mod:`rankless.models.exported.facts`."""
+"""Name of the embedded metadata file; see :mod:`rankless.models.exported.metadata`."""
 
 
 class TorchSession:

@@ -26,7 +26,7 @@ from rankless.hardware.compute_device import compute_device
 from rankless.hardware.computing import computes_like
 from rankless.launch import local
 from rankless.launch.requests import Requests
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.recipe.familiar import is_by_name
 from rankless.recipe.load import changed, differences, dump, load
 from rankless.recipe.schema import Recipe

@@ -30,7 +30,7 @@ from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.tasks import open_task
 from rankless.world.process_group import LostPeerError, World, is_joined, join
-from rankless.world.threads import Meeting, thread_ranks
+from rankless.world.thread_transport import Meeting, thread_ranks
 
 
 def _problems_of_threads(recipe: Recipe, devices: int | None) -> list[str]:

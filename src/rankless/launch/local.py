@@ -39,8 +39,8 @@ from rankless.launch.opening import (
 )
 from rankless.launch.ranks import Ranks, saved_step
 from rankless.launch.requests import Requests
+from rankless.launch.rounds import GRACE, Progress, RoundEnd, supervise, where_from
 from rankless.launch.sharing import refuse_idle, too_few
-from rankless.launch.supervisor import GRACE, Progress, RoundEnd, supervise, where_from
 from rankless.models.published import prefetch
 from rankless.printing import is_notebook, say, warn
 from rankless.recipe.load import dump, from_json, load, to_json

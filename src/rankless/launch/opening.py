@@ -24,8 +24,8 @@ from rankless.hardware.instruction_set import refuse_unable
 from rankless.hardware.precision import resolve
 from rankless.launch.job import Job
 from rankless.launch.resume import check_resume, finished_at
+from rankless.launch.rounds import Death
 from rankless.launch.run_lock import locked
-from rankless.launch.supervisor import Death
 from rankless.printing import discard_output, print_best, say
 from rankless.recipe.load import dump, load, to_json
 from rankless.recipe.schema import Recipe

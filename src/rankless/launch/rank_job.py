@@ -19,12 +19,12 @@ from rankless.data import loader_server
 from rankless.data.loader import LoaderDiedError
 from rankless.engine import evaluate as engine
 from rankless.engine import loop
+from rankless.engine.loader_count import loader_processes
 from rankless.engine.loop import StopRequest, Trace
 from rankless.engine.recompute import LeftOutError
 from rankless.engine.setup import DryRun
 from rankless.engine.sinks.sink import sink_class
 from rankless.engine.watchdog import Pulse
-from rankless.engine.workers import loader_processes
 from rankless.errors import LOST_PEER, ShortageError, TaskError, UserError, of_a_path
 from rankless.hardware.computing import computes_like
 from rankless.hardware.shortages import shortage

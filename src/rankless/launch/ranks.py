@@ -19,7 +19,7 @@ from rankless.launch.hanging import FORK_SERVER, HangDetector
 from rankless.launch.job import Job, Place, leave_cause, log_of, read_notes, read_pulse, take_cause
 from rankless.launch.rank_log import exception_in, last_traceback
 from rankless.launch.requests import STOP_SIGNALS, Requests
-from rankless.launch.supervisor import Death, Failure, RoundEnd, how_it_ended
+from rankless.launch.rounds import Death, Failure, RoundEnd, how_it_ended
 from rankless.runs.directory import RunDirectory
 from rankless.runs.saving import saving_process
 from rankless.world.rendezvous import private_rendezvous

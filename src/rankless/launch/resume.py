@@ -10,7 +10,7 @@ from typing import Any
 
 from rankless.engine.schedule import StepSchedule, rate
 from rankless.errors import UserError, counted
-from rankless.models.checkpoints import weights
+from rankless.models.weights_files import weights
 from rankless.printing import warn
 from rankless.recipe.load import changed, deciding, free_keys, is_cut, load
 from rankless.recipe.schema import Recipe

@@ -20,7 +20,7 @@ from rankless.launch.hosts.names import Host
 from rankless.launch.job import Wanted
 from rankless.launch.requests import Requests
 from rankless.launch.sharing import refuse_idle
-from rankless.models.checkpoints.weights import digest_file
+from rankless.models.weights_files.weights import digest_file
 from rankless.recipe.schema import Recipe
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankless.metrics.coco import Truth
-from rankless.metrics.coco_matching import IGNORED, RIGHT, Floats, Integers
+from rankless.metrics.coco_matching import IGNORED, RIGHT, Floats, Integers, places
 from rankless.structures import IGNORED_LABEL, Detections
 
 IOU = 0.5
@@ -105,11 +105,9 @@ def image_boxes(truth: Truth, detections: Detections) -> ImageBoxes:
 def _place_in_class(labels: Integers) -> Integers:
     """For each entry, count the earlier entries with the same label."""
     by_label = np.argsort(labels, kind="stable")
-    sorted_labels = labels[by_label]
-    first = np.searchsorted(sorted_labels, sorted_labels)
-    places = np.empty(len(labels), np.int64)
-    places[by_label] = np.arange(len(labels)) - first
-    return places
+    counts = np.empty(len(labels), np.int64)
+    counts[by_label] = places(labels[by_label])
+    return counts
 
 
 def _overlaps(boxes: Floats, truths: Floats, crowd: NDArray[np.bool_]) -> Floats:

@@ -28,9 +28,9 @@ from rankless.metrics.coco_matching import (
     matched,
     places,
 )
+from rankless.metrics.curves import RECALLS
 from rankless.structures import IGNORED_LABEL, Detections, Scores
 
-_RECALLS = np.linspace(0, 1, 101)
 _MAX_DETECTIONS = (1, 10, 100)  # maximum detections of a class in an image
 NAMES = (
     "AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl",
@@ -110,7 +110,7 @@ def _accumulate(
         hits = np.arange(1, len(rows) + 1)
         share = hits / (counted[:, at, area].cumsum()[rows] + np.spacing(1))
         highest = np.maximum.accumulate(share[::-1])[::-1]  # at this recall or above
-        reached = np.searchsorted(hits / objects[area], _RECALLS)
+        reached = np.searchsorted(hits / objects[area], RECALLS)
         precision[at, area] = np.append(highest, 0)[reached].mean()
 
 

@@ -17,10 +17,30 @@ Activation = Literal[
 
 LEAKY_SLOPE = 0.1
 BATCH_NORM_EPS = 1e-5
+# exp(8) = 2981 times an anchor or a cell is far larger than any image, and its square does not overflow
+# float32, so a diverging run yields huge boxes instead of infinities and NaN.
+LARGEST_LOG_SIZE = 8.0
 INVOLUTION_GROUP = 16  # number of channels that share a kernel
 # Darknet's momentum of 0.01 suits half a million steps. Runs of a few thousand steps would be evaluated with
 # outdated statistics.
 BATCH_NORM_MOMENTUM = 0.03
+
+
+def wide(values: Tensor) -> Tensor:
+    """Convert values to float32, unless they are float64."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def constant(values: object, like: Tensor) -> Tensor:
+    """Return a tensor of numbers with the dtype and device of ``like``; the host does not wait for a GPU."""
+    return torch.tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)
+
+
+def adopt_modules(adapter: nn.Module, network: nn.Module) -> None:
+    """Make the submodules of ``network`` those of ``adapter``, so that the tensors keep their names."""
+    for name, part in network.named_children():
+        setattr(adapter, name, part)
+    adapter.__dict__["network"] = network  # not a submodule
 
 
 class Elementwise(nn.Module):

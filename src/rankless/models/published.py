@@ -14,11 +14,11 @@ from rankless.errors import UserError, nearest
 from rankless.files import checksums, hub, yaml12
 from rankless.files.cache_folder import cache_folder
 from rankless.files.download import Offer, obtain
-from rankless.models.checkpoints.darknet_weights import check_header
 from rankless.models.classifiers.adapters import timm_facts
 from rankless.models.classifiers.catalog import CLASSIFIERS, TIMM
 from rankless.models.detectors import torchvision as detectors
 from rankless.models.detectors.transformers_configs import REPOSITORIES
+from rankless.models.weights_files.darknet_weights import check_header
 from rankless.recipe.model_kinds import ModelKeys
 from rankless.recipe.transformers_config import folder_of
 

@@ -14,17 +14,7 @@ from pydantic_core import ArgsKwargs
 from rankless.errors import UserError, nearest, one_of
 from rankless.recipe.clashes import clashes
 from rankless.recipe.fields import BUILT_IN_TASKS, is_task, similar_task
-from rankless.recipe.keys import (
-    MOST_KEYS,
-    Flat,
-    KeyPath,
-    Kinds,
-    at,
-    flattened,
-    leaves,
-    nested,
-    sections,
-)
+from rankless.recipe.keys import MOST_KEYS, Flat, KeyPath, Kinds, at, flattened, leaves, nested, sections
 from rankless.recipe.mistakes import not_a_section, shown, unknown_key, wrong_value
 from rankless.recipe.model_kinds import ModelKeys, losses_of
 from rankless.recipe.recorded import with_network

@@ -1,13 +1,17 @@
-"""Write recipes with a comment above each key."""
+"""Read and write recipes with a comment above each key, which states the reason for its value."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from rankless.files import yaml12
+from rankless.recipe.installed import shipped_text
+from rankless.recipe.keys import at, leaves
+from rankless.recipe.schema import Recipe
 
 _COLUMNS = 110
 
@@ -18,7 +22,27 @@ class Setting:
 
     key: str
     value: Any
-    why: str
+    why: str = ""
+
+
+def adapted(recipe: str, changes: Iterable[Setting], *, without: Iterable[str] = ()) -> list[Setting]:
+    """Return the settings of a shipped recipe with ``changes`` and without some keys, in the recipe's order.
+
+    A change without a reason keeps the reason in the shipped recipe, which is the comment above the key.
+    """
+    text = shipped_text(recipe)
+    tree, lines = yaml12.read(text, recipe)
+    rows = [row.strip() for row in text.splitlines()]
+    found = {}
+    for path, number in lines.items():
+        if not isinstance(value := at(tree, path), dict):
+            above = [*takewhile(lambda row: row.startswith("#"), reversed(rows[: number - 1]))]
+            key = ".".join(path)
+            found[key] = Setting(key, value, " ".join(row[2:] for row in reversed(above)))
+    for change in changes:
+        found[change.key] = change if change.why else replace(change, why=found[change.key].why)
+    keys = (".".join(path) for path in leaves(Recipe))
+    return [found[key] for key in keys if key in found and key not in without]
 
 
 def commented(head: Iterable[str], settings: Iterable[Setting]) -> str:

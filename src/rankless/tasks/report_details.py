@@ -19,10 +19,9 @@ from rankless.data.images.image_file import UnreadableImage
 from rankless.data.images.sources import ImageSource
 from rankless.errors import UserError
 from rankless.metrics.box_matching import ImageBoxes, Matches, image_boxes, match
-from rankless.metrics.classification_details import classification_details
 from rankless.metrics.coco import Truth
 from rankless.metrics.coco_matching import IGNORED, RIGHT
-from rankless.metrics.detection_details import SIDES, detection_details
+from rankless.metrics.details import SIDES, classification_details, detection_details
 from rankless.structures import Classification, Detections, Sample
 
 if TYPE_CHECKING:  # this imports torchvision, which detectors do not need

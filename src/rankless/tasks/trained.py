@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from rankless.errors import UserError
-from rankless.models.checkpoints import weights
-from rankless.models.checkpoints.weights import Weights
 from rankless.models.exported import loading
 from rankless.models.exported.loading import Exported
+from rankless.models.weights_files import weights
+from rankless.models.weights_files.weights import Weights
 from rankless.recipe.schema import Evaluate, Recipe
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rankless.errors import UserError
-from rankless.hardware.threads import set_threads
+from rankless.hardware.cpu_threads import set_threads
 from rankless.world.exchange import Exchange
 from rankless.world.global_norm import GlobalNorm, batch_statistics, is_recomputed, widened
 

@@ -1,7 +1,7 @@
 """The interface for sending tensors between ranks, as processes or threads.
 
 Every rank has one transport. This module contains the transport for processes, and
-:mod:`rankless.world.threads` the one for threads.
+:mod:`rankless.world.thread_transport` the one for threads.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from rankless.curation.sampling import select
 from rankless.data import builtin
 from rankless.data.formats.registry import NAMES
 from rankless.data.path_checks import missing_data
-from rankless.engine.workers import loader_processes
+from rankless.engine.loader_count import loader_processes
 from rankless.errors import UserError
 from rankless.inference.sources import find
 from rankless.recipe.schema import Data, Model, Recipe

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from examples_for_loader import Made
 
 from rankless.data.datasets.annotated import GroundTruth, MatchedImages
 from rankless.data.datasets.class_matching import LEFT_OUT, between_splits, match_classes, nearest_class
 from rankless.errors import UserError
 from rankless.inference.predict_detect import chosen_classes
 from rankless.structures import Sample
+from support.examples_for_loader import Made
 
 COCO = ("person", "bicycle", "car", "motorcycle", "airplane", "couch", "dining table", "tv")
 VOC = ("aeroplane", "bicycle", "car", "diningtable", "motorbike", "person", "sofa", "tvmonitor")

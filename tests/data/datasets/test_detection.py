@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from examples_for_loader import Made
 from PIL import Image
 
 from rankless.data.datasets.annotated import GroundTruth
@@ -16,6 +15,7 @@ from rankless.errors import UserError
 from rankless.geometry.letterbox import letterbox, to_input, to_source
 from rankless.recipe.schema import Augment, Data
 from rankless.structures import DetectionItem, Letterbox, Sample, Unreadable, network_input, stacked
+from support.examples_for_loader import Made
 
 
 def drawn(index: int) -> Sample:

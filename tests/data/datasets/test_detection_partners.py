@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from examples_for_loader import Made
 
 from rankless.data.datasets.detection import DetectionExamples
 from rankless.recipe.schema import Augment
 from rankless.structures import DetectionItem, Sample
+from support.examples_for_loader import Made
 
 SIZE = (64, 96)
 HEAVY = Augment(

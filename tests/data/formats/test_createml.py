@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from label_tools import converted, objects, put, write
 from rankless.data.datasets.open_split import examine, open_annotations
 from rankless.errors import UserError
+from support.label_tools import converted, objects, put, write
 
 # In the layout of Apple's documentation; the second image has the older keys, the third has no objects.
 FILE = """[

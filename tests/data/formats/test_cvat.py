@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from label_tools import converted, objects, put, write
 from rankless.data.datasets.open_split import examine, open_annotations
 from rankless.errors import UserError
+from support.label_tools import converted, objects, put, write
 
 META = """<?xml version="1.0" encoding="utf-8"?>
 <annotations><version>1.1</version><meta><task><id>4</id><name>pets</name><size>3</size><mode>annotation</mode>

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-import label_tools
-from label_tools import TRUTH, write
 from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.open_split import examine, open_annotations
 from rankless.data.formats import parquet, rows
 from rankless.data.formats.parquet import ParquetTable
 from rankless.data.formats.registry import recognize
 from rankless.errors import UserError
+from support import label_tools
+from support.label_tools import TRUTH, write
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

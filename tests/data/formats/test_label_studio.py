@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from label_tools import converted, objects, put, write
 from rankless.data.datasets.open_split import examine, open_annotations
 from rankless.errors import UserError
+from support.label_tools import converted, objects, put, write
 
 SIZE = {
     "original_width": 64,

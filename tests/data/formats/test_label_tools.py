@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-import label_tools
-from label_tools import TRUTH, Truth, write
 from rankless.curation.checking import check
 from rankless.curation.splitting import split
 from rankless.data.datasets.open_split import examine, open_annotations
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import content
 from rankless.errors import UserError
+from support import label_tools
+from support.label_tools import TRUTH, Truth, write
 
 LAYOUTS = {
     "cvat_coco": "COCO JSON",

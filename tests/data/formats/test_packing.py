@@ -22,7 +22,7 @@ from rankless.data.index.raw import RawBuilder
 from rankless.data.index.validation import validate
 from rankless.errors import UserError
 from rankless.recipe.schema import Augment
-from small_disk import small_files
+from support.small_disk import small_files
 
 ARRAYS = ("sizes", "offsets", "boxes", "labels", "flags", "areas")
 

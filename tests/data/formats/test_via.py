@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from label_tools import converted, objects, put, write
 from rankless.data.datasets.open_split import examine, open_annotations
 from rankless.errors import UserError
+from support.label_tools import converted, objects, put, write
 
 SHAPES: list[dict[str, Any]] = [
     {"name": "rect", "x": 2, "y": 3, "width": 20, "height": 10},

@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import shutil
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,15 +16,12 @@ import pytest
 from rankless.data.index import file_states
 from rankless.data.index.annotation_cache import cached, forget
 from rankless.data.index.annotations import Annotations, flat_paths
-from rankless.errors import UserError
-from rankless.files import cache_folder
-from small_disk import small_files
-
-sys.path.insert(0, str(Path(__file__).parent))
-import works_for_scan as works
-
 from rankless.data.index.scan import scan
 from rankless.data.index.validation import validate
+from rankless.errors import UserError
+from rankless.files import cache_folder
+from support import works_for_scan as works
+from support.small_disk import small_files
 
 
 class Data:
@@ -332,8 +328,8 @@ def test_of_several_processes_one_reads(data: Data, tmp_path: Path, forked: Any)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("processes", [1, 3])
-def test_states_of_many_files(tmp_path: Path, processes: int) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_states_of_many_files(tmp_path: Path, threads: int) -> None:
     paths = [f"{tmp_path}/{number} \n é" for number in range(2 * file_states.BLOCK + 5)]
     paths[1] = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
     for number in (0, 1, file_states.BLOCK, 2 * file_states.BLOCK, len(paths) - 1):
@@ -341,17 +337,17 @@ def test_states_of_many_files(tmp_path: Path, processes: int) -> None:
     folder = tmp_path / "kept"
     folder.mkdir()
     file_states.save_states(str(folder), paths, [file_states.state(path) for path in paths])
-    assert file_states.changed_file(str(folder), processes) == ""
+    assert file_states.changed_file(str(folder), threads) == ""
     for number in (len(paths) - 1, file_states.BLOCK, 1):
         content = Path(paths[number]).read_bytes()
         times = Path(paths[number]).stat()
         Path(paths[number]).write_bytes(content + b"!")
-        assert file_states.changed_file(str(folder), processes) == paths[number]
+        assert file_states.changed_file(str(folder), threads) == paths[number]
         Path(paths[number]).write_bytes(content)
         os.utime(paths[number], ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert file_states.changed_file(str(folder), processes) == ""
+    assert file_states.changed_file(str(folder), threads) == ""
     Path(paths[7]).write_text("")  # one that was missing
-    assert file_states.changed_file(str(folder), processes) == paths[7]
+    assert file_states.changed_file(str(folder), threads) == paths[7]
 
 
 def test_no_dependencies_at_all(tmp_path: Path) -> None:

@@ -17,9 +17,7 @@ from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw
 from rankless.data.index.scan import chunks, load, save, scan, storing_in
 from rankless.errors import UserError
-
-sys.path.insert(0, str(Path(__file__).parent))  # the scan's processes must be able to import it by its name
-import works_for_scan as works
+from support import works_for_scan as works
 
 COUNT = 60
 
@@ -140,7 +138,7 @@ SCRIPT = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # started in the background it would be ignored
 sys.path.insert(0, {folder!r})
-import works_for_scan
+from support import works_for_scan
 from rankless.data.index.scan import scan
 print("main", flush=True)
 scan(works_for_scan.{work}, [(name,) for name in {files!r}], "files", chunk=5, processes=2)
@@ -149,7 +147,7 @@ print("done")
 
 
 def script(files: list[tuple[str, ...]], work: str) -> list[str]:
-    text = SCRIPT.format(folder=str(Path(__file__).parent), work=work, files=[path for (path,) in files])
+    text = SCRIPT.format(folder=str(Path(__file__).parents[2]), work=work, files=[path for (path,) in files])
     return [sys.executable, "-c", text]
 
 

@@ -18,7 +18,7 @@ from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 
 HERE = Path(__file__).parent
-FILE = HERE / "sinks_of_a_user.py"
+FILE = HERE.parents[1] / "support" / "sinks_of_a_user.py"
 START = RunStart(Path("run"), {"epochs": 1}, 4, 10, 2)
 
 

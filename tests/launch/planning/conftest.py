@@ -1,16 +1,13 @@
-"""The tests here share workloads, which pytest's importlib mode does not find by itself, and forks."""
+"""Forks for the processes that measure."""
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from process_server import AVAILABLE, SERVER
-
-sys.path.insert(0, str(Path(__file__).parent))
+from support.process_server import AVAILABLE, SERVER
 
 
 def popen(command, *, stderr, env, stdin=None, stdout=None, text=False):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_plans import SMALL
 
 from rankless.cli import main
 from rankless.errors import UserError
@@ -20,6 +19,7 @@ from rankless.launch.planning.fit import Tried, _Search, _sizes, fit
 from rankless.launch.planning.measurement_worker import guarded
 from rankless.recipe.load import load
 from rankless.recipe.schema import Recipe
+from support.small_plans import SMALL
 
 
 class Imagined(_Search):

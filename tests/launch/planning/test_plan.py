@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from small_plans import step
 
 from rankless import cli
 from rankless.launch.planning import plan as planning
@@ -13,6 +12,7 @@ from rankless.launch.planning.plan import Checked
 from rankless.launch.planning.prediction import Link, Machine, row, rows
 from rankless.launch.planning.units import PlanOptions
 from rankless.recipe.load import load
+from support.small_plans import step
 
 SMALL = (
     "digits", "model.width=0.1", "model.image_size=32", "data.train_images=32", "data.val_images=4",

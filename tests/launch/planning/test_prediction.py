@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_plans import step
 
 from rankless.launch.planning.measuring import SIZES, fitted
 from rankless.launch.planning.plan import advice
 from rankless.launch.planning.prediction import Link, Machine, exposed, row, rows, transfer
+from support.small_plans import step
 
 links = st.builds(Link, st.floats(1e6, 1e12), st.floats(1e-7, 1e-2), st.booleans())
 machines = st.builds(

@@ -19,7 +19,7 @@ from rankless import cli
 from rankless.errors import LOST_PEER, STOPPED
 from rankless.launch.submit import kubernetes
 from rankless.launch.submit.request import Request
-from waiting import until
+from support.waiting import until
 
 GOLDEN = Path(__file__).parent / "golden"
 WORDS = ["--nodes", "2", "--devices", "2", "--image", "me/rankless:1", "--claim", "work"]

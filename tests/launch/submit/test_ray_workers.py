@@ -14,10 +14,10 @@ import pytest
 from rankless import cli
 from rankless.launch.submit import ray
 from rankless.launch.submit.request import Request
-from rankless.models.checkpoints.weights import digest_file
+from rankless.models.weights_files.weights import digest_file
 from rankless.runs.directory import RunDirectory
 
-FAULTS = Path(__file__).parents[2] / "faults"
+FAULTS = Path(__file__).parents[2] / "support" / "faults"  # where the small task is
 RECIPE = """\
 task: small_task_for_faults:Small
 batch: {images: 8, micro: 2}

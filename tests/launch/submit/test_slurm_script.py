@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rankless import cli
 from rankless.launch.submit import slurm
 from rankless.launch.submit.request import Request
-from waiting import until
+from support.waiting import until
 
 GOLDEN = Path(__file__).parent / "golden" / "two_nodes.sbatch"
 WORDS = ["--python", "/opt/venv/bin/python", "--dry-run"]

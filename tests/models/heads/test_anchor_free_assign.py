@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_for_anchor_free import CLASSES, RULES, STRIDES, case, make_batch, make_raw
 
 from rankless.models.heads.anchor_free import assign as free_assign
 from rankless.models.heads.anchor_free.assign import Predicted, assign, highest
 from rankless.models.heads.anchor_free.codec import AnchorFreeHead, decode, points
 from rankless.models.heads.truths import Truths
+from support.reference_for_anchor_free import CLASSES, RULES, STRIDES, case, make_batch, make_raw
 
 
 def predicted_of(raw, bins=0):

@@ -8,10 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_for_anchor_free import CLASSES, STRIDES, heads_of, make_raw, points_of
 
 from rankless.models.heads.anchor_free.codec import (
-    LARGEST_LOG_SIZE,
     AnchorFreeHead,
     decode,
     decode_boxes,
@@ -19,6 +17,8 @@ from rankless.models.heads.anchor_free.codec import (
     neighbors,
     points,
 )
+from rankless.models.layers import LARGEST_LOG_SIZE
+from support.reference_for_anchor_free import CLASSES, STRIDES, heads_of, make_raw, points_of
 
 
 @pytest.mark.parametrize("bins", [0, 6])

@@ -15,7 +15,7 @@ from rankless.models.heads.anchor_free.loss import AnchorFreeLoss
 from rankless.models.layers import ConvBlock
 from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch
-from thorough import THOROUGH
+from support.thorough import THOROUGH
 
 
 @pytest.mark.parametrize(("bins", "outputs"), [(0, 9), (12, 53)])

@@ -6,8 +6,10 @@ import random
 
 import pytest
 import torch
-from loss_cases import CASES, assert_gradients
-from reference_for_anchor_free import (
+
+from rankless.geometry.boxes import SIMILARITIES
+from support.loss_cases import CASES, assert_gradients
+from support.reference_for_anchor_free import (
     HARD,
     LOSS_IDS,
     LOSSES,
@@ -20,9 +22,7 @@ from reference_for_anchor_free import (
     make_raw,
     reference,
 )
-
-from rankless.geometry.boxes import SIMILARITIES
-from thorough import THOROUGH
+from support.thorough import THOROUGH
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ import torchvision.ops
 from rankless.geometry.boxes import SIMILARITIES
 from rankless.models.heads.truths import Truths
 from rankless.models.heads.yolo.assign import assign
-from rankless.models.heads.yolo.box_terms import clipped, dissimilarity, placed, squared_error
 from rankless.models.heads.yolo.codec import YoloHead
+from rankless.models.heads.yolo.loss import clipped, dissimilarity, placed, squared_error
 
 ANCHORS = ((16.0, 24.0), (30.0, 28.0))
 OLD = YoloHead(ANCHORS, mask=(0, 1), stride=16, scale_xy=1.05, anchor_iou=0.1)

@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 import pytest
-import reference_for_anchor_free as anchor_free
-import reference_for_yolo as yolo
 import torch
-from loss_cases import Truths
 from torch import Tensor
 
 from rankless.structures import DetectionBatch, LossSum
+from support import reference_for_anchor_free as anchor_free
+from support import reference_for_yolo as yolo
+from support.loss_cases import Truths
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
-from loss_cases import sigmoid
 
-from rankless.models.heads.yolo.codec import LARGEST_LOG_SIZE, YoloHead, decode
+from rankless.models.heads.yolo.codec import YoloHead, decode
+from rankless.models.layers import LARGEST_LOG_SIZE
+from support.loss_cases import sigmoid
 
 ANCHORS = ((10.0, 14.0), (23.0, 27.0), (37.0, 58.0), (81.0, 82.0))
 

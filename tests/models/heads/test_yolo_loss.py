@@ -8,8 +8,15 @@ from dataclasses import asdict, fields, replace
 
 import pytest
 import torch
-from loss_cases import CASES, assert_gradients
-from reference_for_yolo import (
+
+from rankless.errors import UserError
+from rankless.geometry.boxes import pairwise_iou
+from rankless.models.heads.truths import best_overlap
+from rankless.models.heads.yolo.codec import HeadLoss, YoloHead
+from rankless.models.heads.yolo.loss import YoloLoss, from_recipe
+from rankless.recipe import loss_kinds
+from support.loss_cases import CASES, assert_gradients
+from support.reference_for_yolo import (
     ANCHORS,
     CLASSES,
     HEADS,
@@ -24,14 +31,7 @@ from reference_for_yolo import (
     reference,
     yolo,
 )
-
-from rankless.errors import UserError
-from rankless.geometry.boxes import pairwise_iou
-from rankless.models.heads.truths import best_overlap
-from rankless.models.heads.yolo.codec import HeadLoss, YoloHead
-from rankless.models.heads.yolo.loss import YoloLoss, from_recipe
-from rankless.recipe import loss_kinds
-from thorough import THOROUGH
+from support.thorough import THOROUGH
 
 
 @pytest.mark.slow

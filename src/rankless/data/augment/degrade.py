@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rankless.hardware.threads import one_thread
+from rankless.hardware.cpu_threads import one_thread
 from rankless.randomness import GENERATORS, generator, torch_seed
 from rankless.recipe.schema import Augment
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,13 +99,7 @@ def with_classes(
     other classes are dropped. ``names`` may include classes of other splits (``elsewhere``).
     """
     known = whole.class_names
-    anywhere = {*known, *elsewhere}
-    if unknown := [name for name in names if name not in anywhere]:
-        lacking = [
-            f"data.classes: the data has no class '{name}'{nearest_class(name, known)}" for name in unknown
-        ]
-        has = f"{where} has {counted(len(known), 'class', 'classes')}: {listed(known)}"
-        raise UserError([*lacking[:8], f"{has}; correct the names in data.classes"])
+    _refuse_unknown("data.classes", names, known, {*known, *elsewhere}, where)
     label_of = {name: label for label, name in enumerate(names)}
     labels = np.array([label_of.get(name, -1) for name in known], np.int64)[np.asarray(whole.labels)]
     selected = labels >= 0
@@ -130,13 +124,7 @@ def with_ignored(whole: Annotations, names: Sequence[str], where: str) -> Annota
     Such a box becomes a crowd with the label ``IGNORED_LABEL``.
     """
     known = whole.class_names
-    if unknown := [name for name in names if name not in known]:
-        lacking = [
-            f"data.ignore_class: the data has no class '{name}'{nearest_class(name, known)}"
-            for name in unknown
-        ]
-        has = f"{where} has {counted(len(known), 'class', 'classes')}: {listed(known)}"
-        raise UserError([*lacking[:8], f"{has}; correct the names in data.ignore_class"])
+    _refuse_unknown("data.ignore_class", names, known, known, where)
     if not (kept := [name for name in known if name not in names]):
         raise UserError(
             f"data.ignore_class names all {counted(len(known), 'class', 'classes')} of {where} "
@@ -155,6 +143,20 @@ def with_ignored(whole: Annotations, names: Sequence[str], where: str) -> Annota
         about=(*whole.about, note),
         folder=None,
     )
+
+
+def _refuse_unknown(
+    key: str, names: Sequence[str], known: Sequence[str], allowed: Collection[str], where: str
+) -> None:
+    """Raise an error about the ``names`` in a recipe's ``key`` that are not ``allowed``."""
+    lacking = [
+        f"{key}: the data has no class '{name}'{nearest_class(name, known)}"
+        for name in names
+        if name not in allowed
+    ]
+    if lacking:
+        has = f"{where} has {counted(len(known), 'class', 'classes')}: {listed(known)}"
+        raise UserError([*lacking[:8], f"{has}; correct the names in {key}"])
 
 
 def _note(boxed: bool, names: int, left_out: dict[str, int]) -> str:

@@ -18,7 +18,7 @@ from rankless.data.augment.resample import drawn_color, recolor
 from rankless.data.augment.warp import Matrix, drawn_warp, origins, sampled, shrunk
 from rankless.data.images.image_file import Shown, Values
 from rankless.geometry.letterbox import GRAY
-from rankless.hardware.threads import one_thread
+from rankless.hardware.cpu_threads import one_thread
 from rankless.randomness import generator
 from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox

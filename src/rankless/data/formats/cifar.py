@@ -8,8 +8,6 @@ image is a byte range with three planes of 32 × 32 pixels.
 
 from __future__ import annotations
 
-import pickletools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,17 +15,12 @@ from rankless.data.index.byte_ranges import CIFAR_BYTES, CIFAR_ENDING, CIFAR_SID
 from rankless.data.index.raw import Raw, RawBuilder
 from rankless.errors import UserError
 from rankless.files import reading
+from rankless.files.pickle_machine import Machine
 from rankless.recipe.schema import IN_RECIPE
 
 MOST_BYTES = 1 << 28
-_IGNORED = {"PROTO", "FRAME"}
-_PLAIN = {"BININT", "BININT1", "BININT2", "LONG1", "INT"}
 _TEXTS = {"SHORT_BINSTRING": 2, "BINSTRING": 5, "SHORT_BINBYTES": 2, "BINBYTES": 5, "BINUNICODE": 5}
-"""Opcodes of texts, and the offset from each opcode to its text."""
-_PUT = {"BINPUT", "LONG_BINPUT", "PUT"}
-_GET = {"BINGET", "LONG_BINGET", "GET"}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_MARK = object()
+"""Operations of texts, and the offset from each operation to its text."""
 _LONG = 1024  # maximum length of names; longer texts become a Run
 
 
@@ -38,24 +31,42 @@ class Run(NamedTuple):
     length: int
 
 
-_FRESH: dict[str, Callable[[], Any]] = {
-    "EMPTY_DICT": dict,
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
-    "MARK": lambda: _MARK,
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "GLOBAL": lambda: None,
+class _Values(Machine):
+    """A machine that replaces objects with their state, whose last item is an array's content."""
+
+    literals = Machine.literals | {"INT"}
+
+    def step(self, name: str, argument: Any) -> None:
+        if name in _TEXTS:
+            text = argument.decode("latin-1") if isinstance(argument, bytes) else argument
+            run = Run(self.read + _TEXTS[name], len(text))
+            self.stack.append(run if len(text) > _LONG else text)
+        else:
+            super().step(name, argument)
+
+    def call(self, _: Any) -> None:
+        self.stack[-2:] = [None]
+
+    def build(self, _: Any) -> None:
+        self.stack[-2:] = self.stack[-1:]
+
+
+_Values.operations = {
+    **Machine.operations,
+    "FRAME": lambda machine, _: None,
+    "PUT": Machine.put,
+    "GET": Machine.operations["BINGET"],
+    "GLOBAL": lambda machine, _: machine.stack.append(None),
+    "REDUCE": _Values.call,
+    "BUILD": _Values.build,
 }
-"""Opcodes that push a new object onto the stack."""
 
 
 def contents(file: Path) -> dict[str, Any]:
     """Return the dict in a file. Its values are numbers, strings, lists, tuples or :class:`Run`."""
     try:
         data = reading.read_bytes(file, MOST_BYTES)
-        found = _interpret(data)
+        found = _Values().run(data).result
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {reading.reason(error)}; expected a CIFAR file") from None
     except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
@@ -66,57 +77,6 @@ def contents(file: Path) -> dict[str, Any]:
             "of plain values; download the data set again"
         )
     return found
-
-
-def _interpret(data: bytes) -> Any:
-    """Interpret a pickle and return its value. Objects that are not plain values are replaced by their state.
-
-    The last item in an array's state is its content.
-    """
-    stack: list[Any] = []
-    memory: dict[Any, Any] = {}
-
-    for operation, argument, at in pickletools.genops(data):
-        name = operation.name
-        if name in _TEXTS:
-            text: Any = argument.decode("latin-1") if isinstance(argument, bytes) else argument
-            start = (at or 0) + _TEXTS[name]
-            stack.append(Run(start, len(text)) if len(text) > _LONG else text)
-        elif name in _PLAIN:
-            stack.append(argument)
-        elif name in _FRESH:
-            stack.append(_FRESH[name]())
-        elif name in _PUT:
-            memory[argument] = stack[-1]
-        elif name in _GET:
-            stack.append(memory[argument])
-        elif name in ("APPEND", "APPENDS"):
-            values = [stack.pop()] if name == "APPEND" else _pop_to_mark(stack)
-            stack[-1].extend(values)
-        elif name in ("SETITEM", "SETITEMS"):
-            values = [stack.pop(-2), stack.pop()] if name == "SETITEM" else _pop_to_mark(stack)
-            stack[-1].update(zip(values[::2], values[1::2], strict=True))
-        elif name in _TUPLES:
-            stack[-_TUPLES[name] :] = [tuple(stack[-_TUPLES[name] :])]
-        elif name == "TUPLE":
-            stack.append(tuple(_pop_to_mark(stack)))
-        elif name == "REDUCE":
-            stack[-2:] = [None]
-        elif name == "BUILD":
-            stack[-2:] = stack[-1:]
-        elif name == "STOP":
-            return stack.pop()
-        elif name not in _IGNORED:
-            raise ValueError(f"operation {name}")
-    raise ValueError("no end")
-
-
-def _pop_to_mark(stack: list[Any]) -> list[Any]:
-    """Pop the last mark and all objects above it from the stack, and return the objects."""
-    at = len(stack) - 1 - stack[::-1].index(_MARK)
-    values = stack[at + 1 :]
-    del stack[at:]
-    return values
 
 
 TITLE = "CIFAR"

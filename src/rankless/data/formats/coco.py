@@ -74,7 +74,7 @@ def read(root: Path, split: str) -> Raw:
     name = next(full, None) or chosen(root, split, files, LAYOUT)
     file = files[name]
     classes = read_classes(files)
-    parts = load(file, Parts)
+    parts = load(file)
     if missing := [key for key in ("images", "annotations") if getattr(parts, key) is None]:
         raise UserError(
             f"{file}: no {' and no '.join(repr(key) for key in missing)}; expected the lists 'images', "

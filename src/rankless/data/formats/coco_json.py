@@ -63,26 +63,19 @@ class Parts(msgspec.Struct):
     categories: list[msgspec.Raw] | None = None
 
 
-class Categories(msgspec.Struct):
-    """The list ``categories`` in a COCO file, with undecoded entries."""
-
-    categories: list[msgspec.Raw] | None = None
-
-
 Entry = TypeVar("Entry", Image, Annotation, Category)
-Lists = TypeVar("Lists", Parts, Categories)
 
 
-def load(file: Path, kind: type[Lists]) -> Lists:
-    """Load the lists in a COCO file that are fields of the class ``kind``."""
+def load(file: Path) -> Parts:
+    """Load the lists in a COCO file."""
     try:
         content = reading.read_bytes(file).removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror or error}; {EXPECTED}") from error
     try:
-        return msgspec.json.decode(content, type=kind)
+        return msgspec.json.decode(content, type=Parts)
     except _REFUSED:
-        return _slowly(file, content, kind)
+        return _slowly(file, content)
 
 
 def entries(part: Sequence[Any], kind: type[Entry]) -> Iterator[Entry | None]:
@@ -111,7 +104,7 @@ def decode(value: Any) -> Any:
         return None
 
 
-def _slowly(file: Path, content: bytes, kind: type[Lists]) -> Lists:
+def _slowly(file: Path, content: bytes) -> Parts:
     """Load a file with the standard library, which reports the line and column of an error."""
     try:
         whole = json.loads(content.decode("utf-8"))
@@ -124,7 +117,7 @@ def _slowly(file: Path, content: bytes, kind: type[Lists]) -> Lists:
         raise UserError(f"{file}: contains a list, so it may be a results file; {EXPECTED}")
     if not isinstance(whole, dict):
         raise UserError(f"{file}: contains {printable(json.dumps(whole))}; {EXPECTED}")
-    parts = {name: whole.get(name) for name in kind.__struct_fields__}
+    parts = {name: whole.get(name) for name in Parts.__struct_fields__}
     problems = [
         f"{file}: '{name}' is {'an object' if isinstance(part, dict) else printable(json.dumps(part))}; "
         "expected a list"
@@ -133,7 +126,7 @@ def _slowly(file: Path, content: bytes, kind: type[Lists]) -> Lists:
     ]
     if problems:
         raise UserError(problems)
-    return kind(**parts)
+    return Parts(**parts)
 
 
 @dataclass(frozen=True)
@@ -151,7 +144,7 @@ def read_classes(files: Mapping[str, Path]) -> Classes:
     where: dict[int | str, Path] = {}
     problems: list[str] = []
     for file in files.values():
-        part = load(file, Categories).categories
+        part = load(file).categories
         if not part:
             problems.append(
                 f"{file}: 'categories' is missing or empty; expected objects with an 'id' and a 'name'"
@@ -222,7 +215,7 @@ def _is_used(key: int | str, files: Mapping[str, Path]) -> bool:
     return any(
         entry is not None and identity(entry.category_id) == key
         for file in files.values()
-        for entry in entries(load(file, Parts).annotations or [], Annotation)
+        for entry in entries(load(file).annotations or [], Annotation)
     )
 
 

@@ -9,18 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rankless.data.formats.labeled_images import (
-    Entry,
-    Parsed,
-    annotation_files,
-    load_json,
-    numbers,
-    read_split,
-    recognized,
-)
+from rankless.data.formats.labeled_images import Entry, ListFormat, Parsed, load_json, numbers
 from rankless.data.formats.outlines import Box
-from rankless.data.formats.splits import usual_order
-from rankless.data.index.raw import Raw
 from rankless.errors import UserError, printable
 
 TITLE = "CreateML JSON"
@@ -28,19 +18,6 @@ LAYOUT = (
     "'train/_annotations.createml.json' next to the images, 'train.json' with images in 'train', or one file"
 )
 _EXPECTED = "a list of objects with 'image' and 'annotations'"
-
-
-def recognize(root: Path) -> str:
-    return recognized(root, TITLE, ".json")
-
-
-def splits(root: Path) -> list[str]:
-    return usual_order(annotation_files(root, TITLE, ".json"))
-
-
-def read(root: Path, split: str) -> Raw:
-    files = annotation_files(root, TITLE, ".json")
-    return read_split(root, split, files, parse, layout=LAYOUT, counted="image")
 
 
 def parse(file: Path) -> Parsed:
@@ -68,3 +45,7 @@ def _entry(number: int, image: Any) -> Entry:
 def _box(coordinates: Any) -> tuple[str, Box]:
     x, y, width, height = numbers(*(coordinates[key] for key in ("x", "y", "width", "height")))
     return "", (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+
+
+_FORMAT = ListFormat(TITLE, LAYOUT, ".json", parse)
+recognize, splits, read = _FORMAT.recognize, _FORMAT.splits, _FORMAT.read

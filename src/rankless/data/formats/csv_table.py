@@ -17,7 +17,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rankless.data.formats.folders import ImageSearch, ListedImages, names_file, read_names, subfolders
+from rankless.data.formats.folders import (
+    ImageSearch,
+    ListedImages,
+    in_order,
+    names_file,
+    read_names,
+    subfolders,
+)
 from rankless.data.formats.splits import as_file_name, chosen, usual_order
 from rankless.data.formats.writing import ImageFiles, file_names, fit_names, on_one_line, shortest
 from rankless.data.images.image_file import is_image
@@ -310,9 +317,7 @@ def _names_in(files: Tables) -> tuple[str, ...]:
     if not names:
         first = next(file for file, _ in files.values())
         raise UserError(f"{first}: no class names found in any split; expected {EXPECTED}")
-    if all(name.isascii() and name.isdigit() for name in names):
-        return tuple(sorted(names, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name)))
-    return tuple(sorted(names))
+    return tuple(in_order(names))
 
 
 @dataclass

@@ -12,19 +12,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from rankless.data.formats import outlines
-from rankless.data.formats.labeled_images import (
-    NO_BOX,
-    Entry,
-    Parsed,
-    annotation_files,
-    by_split,
-    read_split,
-    recognized,
-)
+from rankless.data.formats.labeled_images import NO_BOX, Entry, ListFormat, Parsed, by_split
 from rankless.data.formats.outlines import Box
 from rankless.data.formats.splits import usual_order
 from rankless.data.formats.voc_xml import to_float, xml_root
-from rankless.data.index.raw import Raw, stated_size
+from rankless.data.index.raw import stated_size
 from rankless.errors import UserError
 from rankless.files import reading
 
@@ -32,21 +24,6 @@ TITLE = "CVAT XML"
 LAYOUT = "'annotations.xml' (CVAT for images 1.1) with the images in 'images', or one such file"
 _NO_BOXES = ("points", "polyline", "cuboid", "skeleton", "tag")
 _SHAPES = ("box", "polygon", "ellipse", "mask", *_NO_BOXES)
-
-
-def recognize(root: Path) -> str:
-    return recognized(root, TITLE, ".xml")
-
-
-def splits(root: Path) -> list[str]:
-    files = annotation_files(root, TITLE, ".xml")
-    return usual_order(by_split({name: parse(file) for name, file in files.items()}))
-
-
-def read(root: Path, split: str) -> Raw:
-    """Read a subset. Images without a subset belong to the split of their file, usually ``train``."""
-    files = annotation_files(root, TITLE, ".xml")
-    return read_split(root, split, files, parse, layout=LAYOUT, counted="image")
 
 
 def parse(file: Path) -> Parsed:
@@ -128,3 +105,12 @@ def _number(text: str) -> float:
     if value is None:
         raise ValueError(text)
     return value
+
+
+_FORMAT = ListFormat(TITLE, LAYOUT, ".xml", parse)
+recognize, read = _FORMAT.recognize, _FORMAT.read
+
+
+def splits(root: Path) -> list[str]:
+    """Return the subsets. Images without a subset belong to the split of their file, usually ``train``."""
+    return usual_order(by_split({name: parse(file) for name, file in _FORMAT.files(root).items()}))

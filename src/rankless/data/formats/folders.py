@@ -48,6 +48,17 @@ class SplitFiles:
         if path and composed(os.path.splitext(path)[0].rpartition("/")[2]) != composed(name):  # noqa: PTH122
             self.respelled.append(f"{path} for '{printable(name)}'")
 
+    def walk(self, top: str) -> Iterator[os.DirEntry[str]]:
+        """Yield all files below ``top``; see :func:`walk`. Report folders that are not read."""
+
+        def fail(folder: str, error: OSError) -> None:
+            self.findings.add("unreadable file", folder, f"{error.strerror}; expected a readable folder")
+
+        def again(folder: str) -> None:
+            self.findings.add("left out", folder, "link to a folder that is read elsewhere")
+
+        return walk(top, self.depends, fail, again)
+
     def with_raw(self, raw: Raw) -> Raw:
         """Add the dependencies, findings and notes to ``raw`` and return it."""
         self.findings.update(raw.findings)
@@ -412,3 +423,15 @@ def read_names(file: Path) -> tuple[str, ...]:
     if not names:
         raise UserError(f"{file}: the file is empty; expected one class name per line")
     return names
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Sort the distinct class names; if all are numbers, sort them by value."""
+    names = set(names)
+    digits = all(name.isascii() and name.isdigit() for name in names)
+
+    def key(name: str) -> tuple[int, str, str]:
+        value = name.lstrip("0") if digits else ""
+        return len(value), value, name
+
+    return sorted(names, key=key)

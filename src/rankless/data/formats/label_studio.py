@@ -13,38 +13,15 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from rankless.data.formats import outlines
-from rankless.data.formats.labeled_images import (
-    NO_BOX,
-    Entry,
-    Parsed,
-    annotation_files,
-    load_json,
-    numbers,
-    read_split,
-    recognized,
-)
+from rankless.data.formats.labeled_images import NO_BOX, Entry, ListFormat, Parsed, load_json, numbers
 from rankless.data.formats.outlines import Box
-from rankless.data.formats.splits import usual_order
 from rankless.data.images.image_file import is_image
-from rankless.data.index.raw import Raw, stated_size
+from rankless.data.index.raw import stated_size
 from rankless.errors import UserError, counted, printable
 
 TITLE = "Label Studio JSON"
 LAYOUT = "the exported .json file next to the images or a folder 'images', or one such file"
 _EXPECTED = "a list of tasks, exported as JSON or JSON-MIN"
-
-
-def recognize(root: Path) -> str:
-    return recognized(root, TITLE, ".json")
-
-
-def splits(root: Path) -> list[str]:
-    return usual_order(annotation_files(root, TITLE, ".json"))
-
-
-def read(root: Path, split: str) -> Raw:
-    files = annotation_files(root, TITLE, ".json")
-    return read_split(root, split, files, parse, layout=LAYOUT, counted="task", normalized=True)
 
 
 def parse(file: Path) -> Parsed:
@@ -209,3 +186,7 @@ def _of_pixels(region: Mapping[str, Any], box: Box) -> Box:
 def _fractions(box: Box) -> Box:
     x1, y1, x2, y2 = box
     return x1 / 100, y1 / 100, x2 / 100, y2 / 100
+
+
+_FORMAT = ListFormat(TITLE, LAYOUT, ".json", parse, counted="task", normalized=True)
+recognize, splits, read = _FORMAT.recognize, _FORMAT.splits, _FORMAT.read

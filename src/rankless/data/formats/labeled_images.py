@@ -9,14 +9,14 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rankless.data.formats.folders import ImageSearch, ListedImages, subfolders
+from rankless.data.formats.folders import ImageSearch, ListedImages, in_order, subfolders
 from rankless.data.formats.label_files import looks_like
 from rankless.data.formats.outlines import Box
 from rankless.data.formats.splits import chosen, is_usual, usual_order
@@ -119,47 +119,10 @@ def load_json(file: Path, expected: str) -> Any:
     raise UserError(f"{file}: {problem}; expected {expected}; export the file again")
 
 
-def annotation_files(root: Path, title: str, ending: str) -> dict[str, Path]:
-    """Map each split to its annotation file, or a single file that is ``root`` to its own name.
-
-    ``title`` is the format as named by :func:`rankless.data.formats.label_files.looks_like`. The files are
-    in ``root``, in ``annotations``, or in the folder of each split.
-    """
-    if root.is_file():
-        return {root.stem: root}
-    made: dict[str, Path] = {}
-    for folder in (root, *subfolders(root)):
-        split = folder.name if folder != root and is_usual(folder.name) else ""
-        if not split and folder != root and folder.name.lower() != "annotations":
-            continue
-        files = sorted(folder.glob(f"*{ending}"))
-        for file in files if len(files) <= _MOST else ():
-            if looks_like(file) == title:
-                name = split or _split_in(file.stem)
-                if name in made:
-                    raise UserError(
-                        f"{root}: '{made[name].relative_to(root)}' and '{file.relative_to(root)}' are both "
-                        f"{title} for the split '{name}'; expected one file per split; move one of them away"
-                    )
-                made[name] = file
-    if len(made) == 1 and not is_usual(next(iter(made))):
-        return {"train": next(iter(made.values()))}
-    return made
-
-
 def _split_in(stem: str) -> str:
     """Return the name of a split in a file name such as ``labels_train``, or the whole name."""
     words = [word for word in re.split(r"[^A-Za-z0-9]+", stem) if is_usual(word)]
     return words[0] if len(words) == 1 else stem
-
-
-def recognized(root: Path, title: str, ending: str) -> str:
-    """Return why ``root`` contains annotation files of this format, or "" if it does not."""
-    if root.is_file():
-        return f"it looks like {title}" if looks_like(root) == title else ""
-    files = annotation_files(root, title, ending)
-    first = next((files[name] for name in usual_order(files)), None)
-    return f"'{first.relative_to(root)}' looks like {title}" if first else ""
 
 
 def by_split(parsed: Mapping[str, Parsed]) -> dict[str, list[tuple[str, Entry]]]:
@@ -171,45 +134,92 @@ def by_split(parsed: Mapping[str, Parsed]) -> dict[str, list[tuple[str, Entry]]]
     return made
 
 
-def read_split(
-    root: Path, split: str, files: Mapping[str, Path], parse: Callable[[Path], Parsed], **kind: Any
-) -> Raw:
-    """Read a split from annotation files.
+@dataclass(frozen=True)
+class ListFormat:
+    """A format whose annotation files list images with their objects.
 
-    ``kind`` contains ``layout``, the expected files for messages, and values of the fields ``counted`` and
-    ``normalized`` of the result. Classes are numbered in the declared order, then in the order of their names
-    in all splits.
+    Attributes:
+        title: the format as named by :func:`rankless.data.formats.label_files.looks_like`.
+        layout: the expected files, for messages.
+        ending: the extension of the files.
+        parse: parses a file.
+        counted, normalized: values of these fields of :class:`rankless.data.index.raw.Raw`.
     """
-    layout = kind.pop("layout")
-    parsed = {name: parse(file) for name, file in files.items()}
-    groups = by_split(parsed)
-    name = chosen(root, split, groups or files, layout)
-    declared = dict.fromkeys(label for each in parsed.values() for label in each.names)
-    used = {label for each in parsed.values() for entry in each.entries for label, _ in entry.objects}
-    names = [*declared, *in_order(used - declared.keys())]
-    chosen_files = dict.fromkeys(key for key, _ in groups.get(name, [])) or [name]
-    folders = [folder for key in chosen_files for folder in _image_folders(root, name, files[key])]
-    first = files[next(iter(chosen_files))]
-    labels = {each: at for at, each in enumerate(names)}
-    reader = _Reader(first, ImageSearch(folders), counted=kind["counted"], labels=labels)
-    for key, entry in groups.get(name, []):
-        reader.add(files[key], entry)
-    notes = [note for key in chosen_files for note in parsed[key].notes]
-    odd = reader.made.findings.first.get("not understood", [])
-    nothing = f"no valid image; the first problem: {odd[0].problem}" if odd else "no images are listed"
-    raw = reader.raw(names, None, _depends(root, files), nothing, notes, **kind)
-    if not names and not any(KINDS[each].outcome == "stops" for each in raw.findings.counts):
-        raise UserError(
-            f"{root}: no objects in any split; expected boxes or outlines with the name of a class"
-        )
-    return raw
 
+    title: str
+    layout: str
+    ending: str
+    parse: Callable[[Path], Parsed]
+    counted: str = "image"
+    normalized: bool = False
 
-def in_order(names: Iterable[str]) -> list[str]:
-    """Sort class names; if all are numbers, sort them by value."""
-    names = set(names)
-    digits = all(name.isascii() and name.isdigit() and len(name) < 10 for name in names)
-    return sorted(names, key=lambda name: (int(name) if digits else 0, name))
+    def recognize(self, root: Path) -> str:
+        """Return why ``root`` contains annotation files of this format, or "" if it does not."""
+        if root.is_file():
+            return f"it looks like {self.title}" if looks_like(root) == self.title else ""
+        files = self.files(root)
+        first = next((files[name] for name in usual_order(files)), None)
+        return f"'{first.relative_to(root)}' looks like {self.title}" if first else ""
+
+    def splits(self, root: Path) -> list[str]:
+        return usual_order(self.files(root))
+
+    def files(self, root: Path) -> dict[str, Path]:
+        """Map each split to its annotation file, or a single file that is ``root`` to its own name.
+
+        The files are in ``root``, in ``annotations``, or in the folder of each split.
+        """
+        if root.is_file():
+            return {root.stem: root}
+        made: dict[str, Path] = {}
+        for folder in (root, *subfolders(root)):
+            split = folder.name if folder != root and is_usual(folder.name) else ""
+            if not split and folder != root and folder.name.lower() != "annotations":
+                continue
+            files = sorted(folder.glob(f"*{self.ending}"))
+            for file in files if len(files) <= _MOST else ():
+                if looks_like(file) == self.title:
+                    name = split or _split_in(file.stem)
+                    if name in made:
+                        both = f"'{made[name].relative_to(root)}' and '{file.relative_to(root)}'"
+                        raise UserError(
+                            f"{root}: {both} are both {self.title} for the split '{name}'; expected one file "
+                            "per split; move one of them away"
+                        )
+                    made[name] = file
+        if len(made) == 1 and not is_usual(next(iter(made))):
+            return {"train": next(iter(made.values()))}
+        return made
+
+    def read(self, root: Path, split: str) -> Raw:
+        """Read a split.
+
+        Classes are numbered in the declared order, then in the order of their names in all splits.
+        """
+        files = self.files(root)
+        parsed = {name: self.parse(file) for name, file in files.items()}
+        groups = by_split(parsed)
+        name = chosen(root, split, groups or files, self.layout)
+        declared = dict.fromkeys(label for each in parsed.values() for label in each.names)
+        used = {label for each in parsed.values() for entry in each.entries for label, _ in entry.objects}
+        names = [*declared, *in_order(used - declared.keys())]
+        chosen_files = dict.fromkeys(key for key, _ in groups.get(name, [])) or [name]
+        folders = [folder for key in chosen_files for folder in _image_folders(root, name, files[key])]
+        first = files[next(iter(chosen_files))]
+        labels = {each: at for at, each in enumerate(names)}
+        reader = _Reader(first, ImageSearch(folders), counted=self.counted, labels=labels)
+        for key, entry in groups.get(name, []):
+            reader.add(files[key], entry)
+        notes = [note for key in chosen_files for note in parsed[key].notes]
+        odd = reader.made.findings.first.get("not understood", [])
+        nothing = f"no valid image; the first problem: {odd[0].problem}" if odd else "no images are listed"
+        kind = {"counted": self.counted, "normalized": self.normalized}
+        raw = reader.raw(names, None, _depends(root, files), nothing, notes, **kind)
+        if not names and not any(KINDS[each].outcome == "stops" for each in raw.findings.counts):
+            raise UserError(
+                f"{root}: no objects in any split; expected boxes or outlines with the name of a class"
+            )
+        return raw
 
 
 def _image_folders(root: Path, split: str, file: Path) -> list[Path]:

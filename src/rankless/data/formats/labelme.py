@@ -15,9 +15,9 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from rankless.data.formats import outlines
-from rankless.data.formats.folders import SplitFiles, walk
+from rankless.data.formats.folders import SplitFiles, in_order
 from rankless.data.formats.label_files import looks_like
-from rankless.data.formats.labeled_images import NO_BOX, Entry, decode_json, in_order, numbers
+from rankless.data.formats.labeled_images import NO_BOX, Entry, decode_json, numbers
 from rankless.data.formats.outlines import Box
 from rankless.data.formats.splits import chosen, is_usual, usual_order
 from rankless.data.images.image_file import is_image
@@ -68,14 +68,7 @@ def _files(root: Path, result: SplitFiles) -> Files:
     if not root.is_dir():
         raise UserError(f"{root}: this is a file; expected the folder with the images and {LAYOUT}")
     made: Files = {}
-
-    def fail(folder: str, error: OSError) -> None:
-        result.findings.add("unreadable file", folder, f"{error.strerror}; expected a readable folder")
-
-    def again(folder: str) -> None:
-        result.findings.add("left out", folder, "link to a folder that is read elsewhere")
-
-    for entry in walk(os.fspath(root), result.depends, fail, again):
+    for entry in result.walk(os.fspath(root)):
         kind = 0 if is_image(entry.name) else 1 if entry.name.lower().endswith(".json") else -1
         if kind < 0 or entry.name.startswith("."):
             continue

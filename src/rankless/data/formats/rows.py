@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankless.data.formats.folders import ImageSearch, ListedImages, numbered_names
+from rankless.data.formats.folders import ImageSearch, ListedImages, in_order, numbered_names
 from rankless.data.images.image_file import MOST_BYTES, too_large
 from rankless.data.index.annotations import CROWD
 from rankless.data.index.box_forms import from_corners
@@ -184,8 +184,7 @@ def _names(
             f"sometimes a number ({numbers[0]}); expected only names or only numbers"
         )
     if not numbers:
-        in_order = all(each.isascii() and each.isdigit() and len(each) < 10 for each in texts)
-        return tuple(sorted(texts, key=int) if in_order else sorted(texts)), None
+        return tuple(in_order(texts)), None
     return numbered_names(
         [root if root.is_dir() else root.parent],
         given,

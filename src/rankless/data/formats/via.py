@@ -12,19 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rankless.data.formats import outlines
-from rankless.data.formats.labeled_images import (
-    NO_BOX,
-    Entry,
-    Parsed,
-    annotation_files,
-    load_json,
-    numbers,
-    read_split,
-    recognized,
-)
+from rankless.data.formats.labeled_images import NO_BOX, Entry, ListFormat, Parsed, load_json, numbers
 from rankless.data.formats.outlines import Box
-from rankless.data.formats.splits import usual_order
-from rankless.data.index.raw import Raw
 from rankless.errors import UserError, listed, printable
 
 TITLE = "VIA JSON"
@@ -32,19 +21,6 @@ LAYOUT = "'train/via_region_data.json' next to the images, 'train.json' with ima
 _EXPECTED = "a project or exported annotations of VIA 1 or 2"
 _USUAL = ("class", "label", "name", "category", "type", "object")  # usual names of the attribute of the class
 _UNNAMED = "object"
-
-
-def recognize(root: Path) -> str:
-    return recognized(root, TITLE, ".json")
-
-
-def splits(root: Path) -> list[str]:
-    return usual_order(annotation_files(root, TITLE, ".json"))
-
-
-def read(root: Path, split: str) -> Raw:
-    files = annotation_files(root, TITLE, ".json")
-    return read_split(root, split, files, parse, layout=LAYOUT, counted="image")
 
 
 def parse(file: Path) -> Parsed:
@@ -128,3 +104,7 @@ def _shape(shape: Any) -> tuple[str, Box]:
     if kind in ("point", "polyline", "line"):
         return NO_BOX, (0, 0, 0, 0)
     raise ValueError(kind)
+
+
+_FORMAT = ListFormat(TITLE, LAYOUT, ".json", parse)
+recognize, splits, read = _FORMAT.recognize, _FORMAT.splits, _FORMAT.read

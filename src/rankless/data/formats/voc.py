@@ -19,14 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from rankless.data.formats.darknet_description import YAML_NAMES
-from rankless.data.formats.folders import (
-    FolderNames,
-    SplitFiles,
-    composed,
-    read_text,
-    spelled,
-    subfolders,
-)
+from rankless.data.formats.folders import FolderNames, SplitFiles, composed, read_text, spelled, subfolders
 from rankless.data.formats.splits import as_file_name, chosen, usual_order
 from rankless.data.formats.voc_xml import NOT_XML, Annotation, VocObject, parse, to_xml, unreadable
 from rankless.data.formats.writing import (

@@ -27,6 +27,7 @@ from rankless.data.images.image_file import Decoded, Shown
 from rankless.data.images.sources import Cache, FileImages
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import file_of
+from rankless.data.index.findings import UNKNOWN_RANGE
 from rankless.errors import UserError, counted, in_gib
 from rankless.files.cache_folder import cache_folder, hold, make_private, remove_unheld, remove_unused
 from rankless.files.remote import is_remote
@@ -96,8 +97,8 @@ def open_images(
 
     ``memory`` is the folder of a file system in memory.
     """
-    if shown.values == "full":
-        _refuse_unknown_range(annotations)
+    if shown.values == "full" and (errors := annotations.findings.stopping([UNKNOWN_RANGE])):
+        raise UserError(errors)
     files = FileImages(annotations, shown)
     if kind == "none" or not len(annotations):
         return files, ()
@@ -119,14 +120,6 @@ def open_images(
         reason = "; ".join(error.problems) if isinstance(error, UserError) else (error.strerror or str(error))
         return files, (f"decoded images are not cached in memory ({size}): {reason}",)
     return images, (f"decoded images are cached in memory shared by all processes on this machine ({size})",)
-
-
-def _refuse_unknown_range(annotations: Annotations) -> None:
-    kind = "unknown range"
-    if count := annotations.findings.counts.get(kind, 0):
-        first = annotations.findings.first[kind][:3]
-        more = [f"… and {count - len(first):,} more"] if count > len(first) else []
-        raise UserError([*(f"{where}: {kind}: the values are {problem}" for where, problem in first), *more])
 
 
 def needed(annotations: Annotations, shown: Shown) -> int:

@@ -23,8 +23,8 @@ from rankless.launch.hosts.preflight import Training, names
 from rankless.launch.job import Place, Wanted
 from rankless.launch.opening import report_nothing_left, report_stopped
 from rankless.launch.requests import Requests
+from rankless.launch.rounds import GRACE, Death, Progress, RoundEnd, supervise, where_from
 from rankless.launch.sharing import too_few
-from rankless.launch.supervisor import GRACE, Death, Progress, RoundEnd, supervise, where_from
 from rankless.printing import say, warn
 
 _WAIT = 600.0  # seconds for hosts to come back when there are too few

@@ -44,11 +44,11 @@ from rankless.launch.opening import record_death
 from rankless.launch.ranks import Ranks
 from rankless.launch.requests import Requests
 from rankless.launch.resume import check_resume, finished_at, recipe_of_run
+from rankless.launch.rounds import GRACE
 from rankless.launch.run_lock import locked
-from rankless.launch.supervisor import GRACE
 from rankless.messages import line
-from rankless.models.checkpoints.weights import digest_file
 from rankless.models.published import prefetch
+from rankless.models.weights_files.weights import digest_file
 from rankless.recipe.load import from_json, to_json
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory, damage

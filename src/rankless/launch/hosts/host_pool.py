@@ -19,7 +19,7 @@ from rankless.launch.hanging import STOPPED, patience
 from rankless.launch.hosts.channel import MISSED, SILENCE, Access, Channel, Events
 from rankless.launch.hosts.messages import Answer, Command, Event, Held, Sign
 from rankless.launch.hosts.names import Host
-from rankless.launch.supervisor import how_it_ended
+from rankless.launch.rounds import how_it_ended
 from rankless.messages import Lines
 
 _CONNECT = 60.0  # seconds for a connection and the supervisor's first event

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, get_args
 import msgspec
 
 from rankless.launch.job import Job, Place
-from rankless.launch.supervisor import Death, RoundEnd
+from rankless.launch.rounds import Death, RoundEnd
 
 T = TypeVar("T")
 

@@ -58,8 +58,8 @@ class BareLoop:
 
         from rankless.engine.ema import Ema
         from rankless.engine.optim import optimizer
-        from rankless.engine.statistics import batch_norms
-        from rankless.models.checkpointing import checkpoint_activations
+        from rankless.engine.running_statistics import batch_norms
+        from rankless.models.activation_checkpointing import checkpoint_activations
         from rankless.models.layers import channels_last
         from rankless.tasks import open_task
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from rankless.engine.workers import loader_processes
+from rankless.engine.loader_count import loader_processes
 from rankless.errors import UserError
 from rankless.hardware.compute_device import compute_device
 from rankless.launch.planning.measurement_worker import (

@@ -17,13 +17,7 @@ from rankless.models.darknet import network as net
 from rankless.models.heads.anchor_free import loss as anchor_free
 from rankless.models.heads.anchor_free.layers import AnchorFreeHeadLayers
 from rankless.models.heads.yolo import loss as yolo
-from rankless.models.layers import (
-    Activation,
-    ConvBlock,
-    Involution,
-    activate,
-    max_pool,
-)
+from rankless.models.layers import Activation, ConvBlock, Involution, activate, max_pool
 from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch, LossSum
 
@@ -98,13 +92,6 @@ class Upsample(nn.Module):
         # Deterministic even on CUDA, where the bilinear kernels use atomic additions.
         x = F.interpolate(x, scale_factor=float(self.factor), mode="nearest")
         return x if self.scale == 1 else x * self.scale
-
-
-class AveragePool(nn.Module):
-    """A layer that averages each channel over all pixels."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(x, 1)
 
 
 class LayerGraph(nn.Module):
@@ -220,7 +207,7 @@ def build_layer(layer: net.Layer, channels: int, classes: int) -> nn.Module:
     if isinstance(layer, net.Multiply):
         return Multiply(layer.activation)
     if isinstance(layer, net.AveragePool):
-        return AveragePool()
+        return nn.AdaptiveAvgPool2d(1)
     if isinstance(layer, net.Dropout):
         return nn.Dropout2d(layer.probability) if layer.whole else nn.Dropout(layer.probability)
     if isinstance(layer, net.Involution):

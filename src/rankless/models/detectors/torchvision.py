@@ -18,7 +18,7 @@ State dicts have torchvision's names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from rankless.models.detectors.protocol import CANDIDATES, DetectorSpec, Exports, Published
 from rankless.models.heads.truths import Truths, as_background, boxes_in_ignored, points_in_ignored
+from rankless.models.layers import adopt_modules, constant, wide
 from rankless.recipe import loss_kinds, model_kinds
 from rankless.structures import DetectionBatch, LossSum
 
@@ -81,9 +82,7 @@ class TorchvisionDetector(nn.Module):
 
     def __init__(self, network: nn.Module, head_names: tuple[str, ...], *, background: bool) -> None:
         super().__init__()
-        for name, part in network.named_children():
-            setattr(self, name, part)
-        self.__dict__["network"] = network  # not a submodule, so the state dict keeps torchvision's names
+        adopt_modules(self, network)
         self.head_names, self.background = head_names, background
 
     def head_layout(self, name: str) -> tuple[int, int]:
@@ -98,14 +97,14 @@ class TorchvisionDetector(nn.Module):
     def _features(self, images: Tensor) -> dict[str, Tensor]:
         """Normalize images (B, 3, H, W) in 0..1, and return the backbone's feature maps by name."""
         transform = self.network.transform
-        mean, std = (_constant(numbers, images) for numbers in (transform.image_mean, transform.image_std))
+        mean, std = (constant(x, images).view(-1, 1, 1) for x in (transform.image_mean, transform.image_std))
         maps: dict[str, Tensor] = self.network.backbone((images - mean) / std)
         return maps
 
     def _anchors(self, generator: nn.Module, images: Tensor, maps: Mapping[str, Tensor]) -> Tensor:
         from torchvision.models.detection.image_list import ImageList
 
-        like = [m.new_empty(m.shape, dtype=_wide(m[:0]).dtype) for m in maps.values()]
+        like = [m.new_empty(m.shape, dtype=wide(m[:0]).dtype) for m in maps.values()]
         height, width = images.shape[-2:]
         anchors: list[Tensor] = generator(ImageList(images, [(height, width)]), like)
         return anchors[0]
@@ -124,7 +123,7 @@ class DenseDetector(TorchvisionDetector):
 
     def forward(self, images: Tensor) -> Dense:
         maps = self._features(images)
-        outputs = {name: _wide(one) for name, one in self.network.head(list(maps.values())).items()}
+        outputs = {name: wide(one) for name, one in self.network.head(list(maps.values())).items()}
         anchors = self._anchors(self.network.anchor_generator, images, maps)
         return Dense(outputs, anchors, [m.shape[-2] * m.shape[-1] for m in maps.values()])
 
@@ -225,8 +224,8 @@ class FasterRCNN(TorchvisionDetector):
         height, width = images.shape[-2:]
         return Proposed(
             maps,
-            _wide(flat_objectness).view(len(images), -1),
-            _wide(flat_deltas).view(len(images), -1, 4),
+            wide(flat_objectness).view(len(images), -1),
+            wide(flat_deltas).view(len(images), -1, 4),
             anchors,
             levels,
             (height, width),
@@ -302,13 +301,13 @@ class FasterRCNN(TorchvisionDetector):
     def _second_stage(self, raw: Proposed, proposals: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Compute class logits (ΣN, 1 + C) and deltas (ΣN, (1 + C) · 4) for the proposals of all images."""
         heads = self.network.roi_heads
-        maps = {name: _wide(one) for name, one in raw.features.items()}
+        maps = {name: wide(one) for name, one in raw.features.items()}
         if raw.objectness.is_meta:
             pooled = raw.objectness.new_empty(_PROPOSALS * len(proposals), 256, _POOLED, _POOLED)
         else:
             pooled = heads.box_roi_pool(maps, proposals, [raw.size] * len(proposals))
         logits, deltas = heads.box_predictor(heads.box_head(pooled))
-        return _wide(logits), _wide(deltas)
+        return wide(logits), wide(deltas)
 
 
 def _best(boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -328,16 +327,6 @@ def _sum(means: Mapping[str, Tensor], count: Tensor) -> LossSum:
         count=count.to(torch.float32),
         parts={name: part.detach() for name, part in parts.items()},
     )
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
-
-
-def _constant(numbers: Sequence[float], like: Tensor) -> Tensor:
-    """Return one value per channel, (3, 1, 1), with the dtype and device of ``like``."""
-    values = torch.tensor(numbers, dtype=like.dtype).view(-1, 1, 1)
-    return values.to(like.device, non_blocking=True)
 
 
 _PREFIX = "torchvision/"

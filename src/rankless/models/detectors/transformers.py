@@ -15,7 +15,7 @@ follows, so that they train like all other models:
   trained as usual.
 - The denoising queries of RT-DETR and D-FINE need the ground truth, so in training, the network runs in
   ``loss``. Their noise comes from torch's global generator, which the engine seeds for each micro-batch.
-- On a GPU, deformable attention samples with :mod:`rankless.models.detectors.sampling`.
+- On a GPU, deformable attention samples with :mod:`rankless.models.detectors.bilinear_sampling`.
 
 State dicts have the names that transformers uses.
 """
@@ -37,10 +37,11 @@ from torch import Tensor, nn
 from rankless.errors import UserError, one_of
 from rankless.extras import needed
 from rankless.geometry.boxes import to_xyxy
+from rankless.models.detectors.bilinear_sampling import DeterministicSampling
 from rankless.models.detectors.protocol import DetectorSpec, Exports, Published
-from rankless.models.detectors.sampling import DeterministicSampling
 from rankless.models.detectors.transformers_configs import CONFIGS
 from rankless.models.heads.truths import Truths, as_background, boxes_in_ignored
+from rankless.models.layers import adopt_modules, wide
 from rankless.models.work import convolution_outputs
 from rankless.recipe import loss_kinds, model_kinds
 from rankless.recipe.model_kinds import IMAGENET_MEAN, IMAGENET_STD
@@ -88,9 +89,7 @@ class TransformersDetector(nn.Module):
 
     def __init__(self, network: Any, *, normalize: bool) -> None:
         super().__init__()
-        for name, part in network.named_children():
-            setattr(self, name, part)
-        self.__dict__["network"] = network  # not a submodule, so the state dict keeps transformers' names
+        adopt_modules(self, network)
         self.normalize = normalize
         self.has_background = network.config.model_type == "detr"  # softmax with a "no object" class
         self.published_loss = network.loss_function
@@ -141,7 +140,7 @@ class TransformersDetector(nn.Module):
 
     def decode(self, raw: Raw) -> tuple[Tensor, Tensor]:
         outputs = raw.outputs if raw.outputs is not None else self._run(raw.images, ())
-        logits, boxes = _wide(outputs.logits), _wide(outputs.pred_boxes)
+        logits, boxes = wide(outputs.logits), wide(outputs.pred_boxes)
         height, width = raw.images.shape[-2:]
         corners = to_xyxy(boxes) * boxes.new_tensor([width, height, width, height])
         return corners, logits.softmax(-1)[..., :-1] if self.has_background else logits.sigmoid()
@@ -214,7 +213,7 @@ class TransformersDetector(nn.Module):
     def _targets(self, images: Tensor, batch: DetectionBatch) -> list[dict[str, Tensor]]:
         """Convert the ground truth to centers and sizes as fractions of the input."""
         height, width = images.shape[-2:]
-        truths = Truths.of(batch.boxes, batch.labels, batch.valid, _wide(images[:0]).dtype)
+        truths = Truths.of(batch.boxes, batch.labels, batch.valid, wide(images[:0]).dtype)
         boxes = torch.cat((truths.center, truths.size), -1)
         boxes = boxes / boxes.new_tensor([width, height, width, height])
         return [
@@ -256,8 +255,7 @@ def _unchecked() -> Iterator[None]:
 
 
 def _wide(value: Any) -> Any:
-    is_narrow = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
-    return value.float() if is_narrow else value
+    return wide(value) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def library(where: str) -> Any:

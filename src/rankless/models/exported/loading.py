@@ -8,10 +8,10 @@ from pathlib import Path
 from torch import nn
 
 from rankless.errors import UserError
-from rankless.models.checkpoints.weights import Weights
-from rankless.models.exported.facts import read
+from rankless.models.exported.metadata import read
 from rankless.models.exported.modules import ExportedClassifier, ExportedDetector
 from rankless.models.exported.sessions import SESSIONS, Session
+from rankless.models.weights_files.weights import Weights
 
 _CODE = {".torchscript": "TorchScript", ".pt2": "torch.export"}
 

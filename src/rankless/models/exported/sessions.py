@@ -22,7 +22,7 @@ class Session(Protocol):
     """The interface of a session, which runs an exported file.
 
     Attributes:
-        texts: text entries of the file; see :mod:`rankless.models.exported.facts`.
+        texts: text entries of the file; see :mod:`rankless.models.exported.metadata`.
         shape: shape of the input, (B, 3, H, W), with None for dimensions of any size.
     """
 

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from rankless.geometry.boxes import to_cxcywh, to_xyxy
+from rankless.models.layers import LARGEST_LOG_SIZE, wide
 
-# exp(8) = 2981 cells are far more than any image has, and their square does not overflow float32, so a
-# diverging run yields huge boxes instead of infinities and NaN.
-LARGEST_LOG_SIZE = 8.0
 # Lower bound of a box's size in cells, so that its logarithm is finite.
 _SMALLEST_SIZE = 1e-6
 
@@ -54,9 +52,9 @@ def split(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, Tensor]:
         The encoded boxes, (B, H, W, 4), or the logits of their distributions, (B, H, W, 4, bins), and the
         class logits, (B, H, W, C).
     """
-    wide = (raw if raw.dtype == torch.float64 else raw.float()).permute(0, 2, 3, 1)
+    cells = wide(raw).permute(0, 2, 3, 1)
     numbers = 4 * max(head.bins, 1)
-    box, classes = wide[..., :numbers], wide[..., numbers:]
+    box, classes = cells[..., :numbers], cells[..., numbers:]
     return box.unflatten(-1, (4, head.bins)) if head.bins else box, classes
 
 

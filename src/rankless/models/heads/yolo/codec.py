@@ -9,11 +9,8 @@ import torch
 from torch import Tensor
 
 from rankless.geometry.boxes import to_xyxy
+from rankless.models.layers import LARGEST_LOG_SIZE, constant, wide
 from rankless.recipe.loss_kinds import BoxSimilarity
-
-# exp(8) = 2981 times an anchor is far larger than any image, and its square does not overflow float32, so a
-# diverging run yields huge boxes instead of infinities and NaN.
-LARGEST_LOG_SIZE = 8.0
 
 BoxLoss = Literal["mse", BoxSimilarity]
 
@@ -69,11 +66,11 @@ class YoloHead:
 
     def own_anchors(self, like: Tensor) -> Tensor:
         """Return the anchors (A, 2) of this head in pixels, with the dtype and device of ``like``."""
-        return _constant([self.anchors[number] for number in self.mask], like)
+        return constant([self.anchors[number] for number in self.mask], like)
 
     def all_anchors(self, like: Tensor) -> Tensor:
         """Return the anchors (N, 2) of all heads in pixels, with the dtype and device of ``like``."""
-        return _constant(self.anchors, like)
+        return constant(self.anchors, like)
 
     def detections(self, raw: Tensor) -> tuple[Tensor, Tensor]:
         """Decode a raw output to boxes (B, P, 4), xyxy in input pixels, and scores (B, P, C).
@@ -85,19 +82,13 @@ class YoloHead:
         return boxes.flatten(1, 3), scores.flatten(1, 3)
 
 
-def _constant(values: object, like: Tensor) -> Tensor:
-    # Without non_blocking, the host would wait for the GPU.
-    return torch.tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)
-
-
 def predictions(raw: Tensor, head: YoloHead) -> Tensor:
     """Rearrange the output of a head to (B, A, H, W, 5 + C), in float32 unless it is float64.
 
     The last dimension contains tx, ty, tw, th, the objectness logit and the class logits.
     """
-    wide = raw if raw.dtype == torch.float64 else raw.float()
-    batch, _, height, width = wide.shape
-    return wide.view(batch, len(head.mask), -1, height, width).permute(0, 1, 3, 4, 2)
+    batch, _, height, width = raw.shape
+    return wide(raw).view(batch, len(head.mask), -1, height, width).permute(0, 1, 3, 4, 2)
 
 
 def decode_boxes(offsets: Tensor, columns: Tensor, rows: Tensor, anchors: Tensor, head: YoloHead) -> Tensor:

@@ -1,0 +1,1 @@
+"""The small task whose runs are disturbed."""

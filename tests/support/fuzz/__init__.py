@@ -1,0 +1,1 @@
+"""Damaged files and odd command lines: see ``make fuzz``."""

@@ -1,0 +1,1 @@
+"""Machines made of namespaces of this one."""
