@@ -60,8 +60,9 @@ class Compiled:
             self.was_called = True
             return self.passes(*inputs, **named)
 
-        self.model: nn.Module = object.__new__(type(kind.__name__, (kind,), {"forward": forward}))
-        self.model.__dict__ = model.__dict__
+        made: Any = object.__new__(type(kind.__name__, (kind,), {"forward": forward}))
+        made.__dict__ = model.__dict__
+        self.model: nn.Module = made
 
     @contextmanager
     def checked(self) -> Iterator[None]:
