@@ -75,6 +75,7 @@ check: $(STAMP)  ## check lint, formatting, types, the direction of imports and 
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p rankless
+	$(BIN)/mypy benchmarks
 	$(BIN)/lint-imports
 	$(MAKE) --no-print-directory docs
 

@@ -1,4 +1,6 @@
-"""Compare the weights of different numbers of devices: ``python benchmarks/digests.py [RECIPE KEY=VALUE …]``.
+"""Compare the weights of different numbers of devices.
+
+    python benchmarks/digests.py [RECIPE KEY=VALUE …]
 
 Train a recipe on one device, on two and on three, and once more on three, kill all processes (SIGKILL) and
 resume on one. Print a table in Markdown. The exit code is 1 if two rows differ.
@@ -6,6 +8,7 @@ resume on one. Print a table in Markdown. The exit code is 1 if two rows differ.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -20,6 +23,7 @@ from pathlib import Path
 from rankless import digest_file, evaluate
 
 SMALL = ["digits", "epochs=1"]  # the default
+TINY = [*SMALL, "data.train_images=120", "data.val_images=8", "model.width=0.125", "model.image_size=64"]
 
 
 def command(words: Sequence[str], run: Path, devices: int) -> list[str]:
@@ -56,7 +60,12 @@ def last_step(run: Path) -> int:
 
 
 def main() -> int:
-    words, rows = sys.argv[1:] or SMALL, []
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("words", nargs="*", help="a recipe and KEY=VALUE; digits epochs=1 if not given")
+    parser.add_argument("--tiny", action="store_true", help="a tiny recipe, to see that the script works")
+    options = parser.parse_args()
+    words: list[str] = TINY if options.tiny else options.words or SMALL
+    rows: list[tuple[str, Path]] = []
     with tempfile.TemporaryDirectory(prefix="digests-") as folder:
         for devices in (1, 2, 3):
             run = Path(folder, f"on-{devices}")

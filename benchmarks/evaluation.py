@@ -1,45 +1,48 @@
-"""Compare an evaluation with its forward passes, and COCO's scores with those of other programs.
+"""Compare an evaluation with its forward passes, and COCO's scores with those of pycocotools.
 
-    python benchmarks/evaluation.py [--quick] [--images N] [--part scoring] [--part passes]
+    python benchmarks/evaluation.py [--part scoring] [--part passes] [--images N]
 
 One thread; seconds are CPU time, which other work on the machine changes least. ``scoring`` scores the same
 random detections, 100 an image, by each program in a process of its own: CPU time and the growth of its peak
-memory. Programs that are not installed are left out. ``passes`` evaluates images from memory, with
-a network of random weights whose biases leave 1,000 candidates and 100 detections an image.
+memory. ``passes`` evaluates images from memory, with a network of random weights whose biases leave 1,000
+candidates and 100 detections an image.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import io
 import multiprocessing
 import resource
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rankless.data.datasets.annotated import GroundTruth
 from rankless.engine.evaluate import evaluate
 from rankless.hardware.computing import forward_pass
 from rankless.hardware.heap import hold_freed_memory
 from rankless.hardware.precision import resolve
-from rankless.metrics.coco import coco_scores
+from rankless.metrics.coco import Truth, coco_scores
 from rankless.recipe.load import load
 from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox, network_input
 from rankless.tasks.detect import Detect
-from rankless.world.objects import pack, unpack
 from rankless.world.process_group import World
+from turns import Seconds, timed
 
-Truths = list[tuple[torch.Tensor, torch.Tensor]]
+CPU = torch.device("cpu")
 
 
-def random_data(images: int, classes: int, objects: int, detections: int) -> tuple[list[Detections], Truths]:
+def random_data(
+    images: int, classes: int, objects: int, detections: int
+) -> tuple[list[Detections], list[Truth]]:
     """Return objects of all sizes, and detections near them, half of which have the right class."""
     rng = np.random.default_rng(0)
     found, truths = [], []
@@ -47,63 +50,52 @@ def random_data(images: int, classes: int, objects: int, detections: int) -> tup
         corner = rng.uniform(0, 400, (objects, 2))
         side = np.exp(rng.uniform(np.log(8), np.log(200), (objects, 2)))
         boxes, labels = np.concatenate([corner, corner + side], 1), rng.integers(0, classes, objects)
-        truths.append((torch.tensor(boxes).float(), torch.tensor(labels)))
+        truths.append(Truth(torch.tensor(boxes).float(), torch.tensor(labels)))
         near = rng.integers(0, objects, detections)
         moved = boxes[near] + rng.normal(0, 0.08, (detections, 4)) * np.tile(side[near], 2)
         moved[:, 2:] = np.maximum(moved[:, 2:], moved[:, :2] + 1)
         named = np.where(rng.random(detections) < 0.5, labels[near], rng.integers(0, classes, detections))
-        scores = np.sort(rng.random(detections))[::-1].copy()
-        found.append(
-            Detections(index, torch.tensor(moved).float(), torch.tensor(scores).float(), torch.tensor(named))
-        )
+        scores = torch.tensor(np.sort(rng.random(detections))[::-1].copy()).float()
+        found.append(Detections(index, torch.tensor(moved).float(), scores, torch.tensor(named)))
     return found, truths
 
 
-def ours(found: list[Detections], truths: Truths, classes: int) -> float:
+def ours(found: list[Detections], truths: list[Truth], classes: int) -> float:
     """Score with Rankless."""
     return float(coco_scores(found, truths, [str(label) for label in range(classes)])["AP"])
 
 
-def theirs(package: str, evaluator: str) -> Callable[[list[Detections], Truths, int], float]:
-    """Score the same tensors with a package that has cocoapi's interface."""
+def theirs(found: list[Detections], truths: list[Truth], classes: int) -> float:
+    """Score the same tensors with pycocotools."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
 
-    def score(found: list[Detections], truths: Truths, classes: int) -> float:
-        def rows(image: int, boxes: torch.Tensor, labels: torch.Tensor) -> Iterator[dict[str, Any]]:
-            for (x1, y1, x2, y2), label in zip(boxes.tolist(), labels.tolist(), strict=True):
-                box, area = [x1, y1, x2 - x1, y2 - y1], (x2 - x1) * (y2 - y1)
-                yield {"image_id": image, "category_id": label + 1, "bbox": box, "area": area, "iscrowd": 0}
+    def rows(image: int, boxes: Tensor, labels: Tensor) -> Iterator[dict[str, Any]]:
+        for (x1, y1, x2, y2), label in zip(boxes.tolist(), labels.tolist(), strict=True):
+            box, area = [x1, y1, x2 - x1, y2 - y1], (x2 - x1) * (y2 - y1)
+            yield {"image_id": image, "category_id": label + 1, "bbox": box, "area": area, "iscrowd": 0}
 
-        core = "core." if package == "faster_coco_eval" else ""
-        api = importlib.import_module(f"{package}.{core}coco").COCO()
-        objects = [row for image, truth in enumerate(truths, 1) for row in rows(image, *truth)]
-        api.dataset = {
-            "images": [{"id": image} for image in range(1, len(truths) + 1)],
-            "categories": [{"id": label} for label in range(1, classes + 1)],
-            "annotations": [{**row, "id": number} for number, row in enumerate(objects, 1)],
-        }
-        api.createIndex()
-        results = [
-            {**row, "score": score}
-            for image, one in enumerate(found, 1)
-            for row, score in zip(rows(image, one.boxes, one.labels), one.scores.tolist(), strict=True)
-        ]
-        module, name = evaluator.rsplit(".", 1)
-        made = getattr(importlib.import_module(f"{package}.{module}"), name)(
-            api, api.loadRes(results), "bbox"
-        )
-        made.evaluate()
-        made.accumulate()
-        made.summarize()
-        return float(made.stats[0])
-
-    return score
+    api = COCO()
+    objects = [row for image, one in enumerate(truths, 1) for row in rows(image, one.boxes, one.labels)]
+    api.dataset = {
+        "images": [{"id": image} for image in range(1, len(truths) + 1)],
+        "categories": [{"id": label} for label in range(1, classes + 1)],
+        "annotations": [{**row, "id": number} for number, row in enumerate(objects, 1)],
+    }
+    api.createIndex()
+    results = [
+        {**row, "score": score}
+        for image, one in enumerate(found, 1)
+        for row, score in zip(rows(image, one.boxes, one.labels), one.scores.tolist(), strict=True)
+    ]
+    made = COCOeval(api, api.loadRes(results), "bbox")
+    made.evaluate()
+    made.accumulate()
+    made.summarize()
+    return float(made.stats[0])
 
 
-PROGRAMS = {
-    "rankless": ours,
-    "pycocotools": theirs("pycocotools", "cocoeval.COCOeval"),
-    "faster_coco_eval": theirs("faster_coco_eval", "core.COCOeval_faster"),
-}
+PROGRAMS = {"Rankless": ours, "pycocotools": theirs}
 
 
 def scored(name: str, images: int, classes: int, objects: int, detections: int) -> tuple[float, float, float]:
@@ -120,44 +112,36 @@ def scored(name: str, images: int, classes: int, objects: int, detections: int) 
     return score, taken * 1000 / images, grown / images
 
 
-def scoring(images: int) -> None:
+def scoring(options: argparse.Namespace) -> None:
     """Print the cost of many detections for each program, and of many classes for Rankless."""
-    cases = [("80 classes", (images, 80, 7, 100)), ("10,000 classes", (200, 10_000, 8, 8))]
-    for title, case in cases:
-        print(f"scores of {case[0]:,} images with {case[3]} detections each, {title}")
-        for name in PROGRAMS if case[1] < 1000 else ["rankless"]:
-            if not importlib.util.find_spec(name):
-                continue
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                score, milliseconds, megabytes = pool.apply(scored, (name, *case))
-            print(
-                f"  {name:18}AP {score:.6f}  {milliseconds:8.3f} ms  {megabytes:6.3f} MB an image", flush=True
-            )
+    many, few = (options.images, 80, 7, 100), (min(options.images, 200), 10_000, 8, 8)
+    for name, case in (*((program, many) for program in PROGRAMS), ("Rankless", few)):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            score, milliseconds, megabytes = pool.apply(scored, (name, *case))
+        title = f"{case[0]:,} images with {case[3]} detections each, {case[1]:,} classes"
+        print(f"{title:58} {name:12} AP {score:.6f} {milliseconds:8.3f} ms {megabytes:6.3f} MB an image")
 
 
 @dataclass
 class Ready:
-    """Images in memory, as the evaluation data of a task.
+    """Images (N, 3, H, W) uint8 in memory, which are shown again and again, as a task's evaluation data."""
 
-    Attributes:
-        images: uint8, (N, 3, H, W); shown again and again.
-        truths: of each image.
-    """
-
-    images: torch.Tensor
-    truths: Truths
+    images: Tensor
+    truths: list[Truth]
 
     def __len__(self) -> int:
         return len(self.truths)
 
     def item(self, index: int, epoch: int) -> DetectionItem:
-        height, width = self.images.shape[-2:]
+        """Return an image as it is."""
+        (height, width), truth = self.images.shape[-2:], self.truths[index]
         where = Letterbox(1, 0, 0, height, width)
-        return DetectionItem(self.images[index % len(self.images)], *self.truths[index], index, where)
+        return DetectionItem(self.images[index % len(self.images)], truth.boxes, truth.labels, index, where)
 
     def ground_truth(self, index: int) -> GroundTruth:
+        """Return its boxes."""
         height, width = self.images.shape[-2:]
-        return GroundTruth(*self.truths[index], height, width)
+        return GroundTruth(self.truths[index].boxes, self.truths[index].labels, height, width)
 
 
 class Prepared(Detect):
@@ -166,89 +150,86 @@ class Prepared(Detect):
     ready: Ready
 
     def evaluation_data(self) -> Any:
+        """Return the images."""
         return self.ready
 
 
-def calibrated(task: Detect, model: Any, images: torch.Tensor, candidates: int) -> None:
-    """Shift the biases of objectness so that ``count`` scores of an image exceed ``evaluate.confidence``."""
-    biases = [head for head in model.modules() if isinstance(head, torch.nn.Conv2d) and head.bias is not None]
-    low, high = -20.0, 20.0
-    start = [head.bias.detach().clone() for head in biases]
+def calibrate(task: Detect, model: Any, images: Tensor, candidates: int) -> None:
+    """Shift the biases of objectness so that ``candidates`` scores of an image exceed the confidence."""
+    biases = [
+        one.bias.data
+        for one in model.modules()
+        if getattr(one, "bias", None) is not None and one.weight.ndim > 1
+    ]
+    low, high, start = -20.0, 20.0, [bias.clone() for bias in biases]
     for _ in range(20):
         middle = (low + high) / 2
-        for head, bias in zip(biases, start, strict=True):
-            moved = bias.clone().view(-1, 5 + len(task.class_names))
+        for bias, first in zip(biases, start, strict=True):
+            moved = first.clone().view(-1, 5 + len(task.class_names))
             moved[:, 4] += middle
-            head.bias.data.copy_(moved.flatten())
+            bias.copy_(moved.flatten())
         _, scores = model.decode(model(network_input(images)))
         many = (scores > task.recipe.evaluate.confidence).sum() / len(images) > candidates
         low, high = (low, middle) if many else (middle, high)
 
 
-def passes(images: int, rounds: int, name: str, width: float) -> None:
-    """Print the parts of an evaluation and its forward passes."""
-    words = [f"model.name={name}", f"model.width={width}", "model.image_size=416"]
+def passes(options: argparse.Namespace) -> None:
+    """Print the cost of an evaluation and of its forward passes, for two widths."""
+    for width in (1.0, 0.5):
+        forward, whole = one_width(options, width)
+        ratios = [b.cpu / a.cpu for a, b in zip(forward, whole, strict=True)]
+        mine, theirs = (1000 * min(one.cpu for one in times) for times in (whole, forward))
+        count = max(options.images // 20, 8)
+        print(
+            f"YOLOv4-tiny, width {width:g}: forward {theirs / count:.2f} ms, evaluation {mine / count:.2f} "
+            f"ms an image: {mine / theirs:.3f} times, median of pairs {statistics.median(ratios):.3f}"
+        )
+
+
+def one_width(options: argparse.Namespace, width: float) -> list[list[Seconds]]:
+    """Return the times of the forward passes and of the evaluation."""
+    side, images = 64 if options.tiny else 416, max(options.images // 20, 8)
+    words = ["model.name=yolov4-tiny", f"model.width={width}", f"model.image_size={side}"]
     recipe = load("digits", [*words, "workers=0", "batch.images=8", "batch.micro=8"])
-    recipe = replace(recipe, precision=resolve(recipe.precision, torch.device("cpu")))
+    recipe = replace(recipe, precision=resolve(recipe.precision, CPU))
     torch.manual_seed(0)
     task = Prepared(recipe, [str(label) for label in range(80)])
-    pixels = torch.randint(0, 256, (8, 3, 416, 416), dtype=torch.uint8)
+    pixels = torch.randint(0, 256, (8, 3, side, side), dtype=torch.uint8)
     task.ready = Ready(pixels, random_data(images, 80, 7, 1)[1])
     model = task.model().eval().to(memory_format=torch.channels_last)
     with torch.no_grad():
         for head in model.modules():
             if isinstance(head, torch.nn.Conv2d) and head.bias is not None:
                 head.weight.normal_(0, 0.02)
-        calibrated(task, model, pixels[:4], 1000)
-    world = World(0, 1, torch.device("cpu"))
-    kept: list[Detections] = []
+        calibrate(task, model, pixels[:4], 1000)
+    world = World(0, 1, CPU)
+    batch: DetectionBatch = task.collate([task.ready.item(index, 0) for index in range(8)])
 
     def forward() -> None:
         with torch.no_grad(), forward_pass(recipe.precision, world.device, training=True):
-            for at in range(0, images, 8):
-                model(network_input(batches[at // 8 % len(batches)].images))
+            for _ in range(0, images, 8):
+                model(network_input(batch.images))
 
-    def whole() -> None:
-        kept.clear()
-        evaluate(task, model, recipe, world, keep=kept.extend)
+    return timed([forward, lambda: evaluate(task, model, recipe, world)], options.rounds)
 
-    batches: list[DetectionBatch] = [task.collate([task.ready.item(index, 0) for index in range(8)])]
-    times = {work.__name__: [] for work in (forward, whole)}
-    for number in range(rounds + 1):
-        for work in (forward, whole) if number % 2 else (whole, forward):
-            began = time.process_time()
-            work()
-            if number:
-                times[work.__name__].append(time.process_time() - began)
-    forwards, wholes = (np.array(times[each]) * 1000 / images for each in ("forward", "whole"))
-    each = np.mean([len(one.scores) for one in kept])
-    print(f"{name}, width {width:g}, {recipe.precision}: {images:,} images, {each:.0f} detections each")
-    print(
-        f"  forward {forwards.min():.2f} ms, evaluation {wholes.min():.2f} ms an image: "
-        f"{wholes.min() / forwards.min():.3f} times, median of pairs {np.median(wholes / forwards):.3f}"
-    )
-    began = time.process_time()
-    sent = pack(kept)
-    unpack(sent)
-    taken = (time.process_time() - began) * 1000 / images
-    print(f"  from rank to rank {taken:.3f} ms and {sent.numel() / images / 1000:.2f} kB an image")
+
+PARTS = {"scoring": scoring, "passes": passes}
 
 
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few images, once")
-    parser.add_argument("--images", type=int, default=5000, help="to score; a twentieth is predicted")
-    parser.add_argument("--part", action="append", choices=["scoring", "passes"])
+    parser.add_argument("--part", action="append", choices=list(PARTS), help="only this one; may be repeated")
+    parser.add_argument("--images", type=int, default=5000, help="to score; a twentieth is evaluated")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tiny", action="store_true", help="few small images, to see that the script works")
     options = parser.parse_args()
+    if options.tiny:
+        options.images, options.rounds = 16, 1
     torch.set_num_threads(1)
     hold_freed_memory()  # as every rank of an evaluation does
-    images, rounds = (200, 1) if options.quick else (options.images, 5)
-    if "scoring" in (options.part or ["scoring"]):
-        scoring(images)
-    if "passes" in (options.part or ["passes"]):
-        for width in (1.0, 0.5):
-            passes(max(images // 20, 64), rounds, "yolov4-tiny", width)
+    for name in options.part or PARTS:
+        PARTS[name](options)
     return 0
 
 

@@ -274,7 +274,7 @@ def step(report: Report, sizes: Sizes, case: Case, peaks: tuple[float, float]) -
                 Contender(loops.rankless, case.json()),
                 Contender(loops.rankless, case.json("reduce=fast")),
                 Contender(loops.plain, whole),
-                Contender(loops.plain, whole, False, True),
+                Contender(loops.plain, whole, True),
             )
         ]
         times = rounds(contenders, sizes.rounds, sizes.steps)

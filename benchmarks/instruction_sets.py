@@ -1,9 +1,8 @@
-"""Compare the bits of recipes on different x86 CPUs, with ``cpu_isa: avx2`` and without, and its cost.
+"""Compare the bits of recipes on different x86 CPUs, with ``cpu_isa: avx2`` and without.
 
     python benchmarks/instruction_sets.py                           # this CPU, limited by variables
     python benchmarks/instruction_sets.py --emulate Haswell EPYC    # also CPUs that qemu-user emulates: slow
     python benchmarks/instruction_sets.py --kernels --emulate Haswell EPYC    # PyTorch's functions alone
-    python benchmarks/instruction_sets.py --cost                    # step times of digits, side by side
 
 Model, loss, optimizer and augmentation are the recipe's; the data is the built-in digits, the input and the
 batch are small, and two steps are trained in one process. The SHA-256 of the weights is compared. Emulation
@@ -14,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import itertools
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,6 +31,7 @@ MACHINES: dict[str, dict[str, str]] = {
         "OPENBLAS_CORETYPE": "Nehalem",
     },
 }
+STEPS = 2
 SMALL = [
     "data.root=digits", "data.format=auto", "data.train=train", "data.val=val", "batch.images=4",
     "batch.micro=2", "workers=0", "model.image_size=64", 'model.pretrained=""', "model.freeze=0", "epochs=1",
@@ -49,16 +47,16 @@ OWN = {
 }
 
 
-def train(name: str, cpu_isa: str, steps: int, overrides: list[str]) -> None:
-    """Train, and print the digest and the CPU seconds of the median step; runs in its own process."""
+def train(name: str, cpu_isa: str, *overrides: str) -> None:
+    """Train two steps and print the digest of the weights; runs in its own process."""
     fix(cpu_isa)
-    import time
     from dataclasses import replace
 
     import torch
 
     from rankless.engine.loop import train as run
     from rankless.engine.setup import DryRun
+    from rankless.engine.state import TrainingState
     from rankless.hardware.computing import computes_like
     from rankless.hardware.precision import resolve
     from rankless.models.weights_files.weights import digest
@@ -69,25 +67,14 @@ def train(name: str, cpu_isa: str, steps: int, overrides: list[str]) -> None:
 
     recipe = resolve_recipe(load(name, [*overrides, f"cpu_isa={cpu_isa}"]))
     recipe = replace(recipe, precision=resolve(recipe.precision, torch.device("cpu"), cpu_isa))
-    times: list[float] = [time.process_time()]
-    found: list[str] = []
 
-    def observe(step: int, state: object, scores: object) -> None:
-        times.append(time.process_time())
-        if step == steps:
-            found.append(digest(state.model.state_dict()))  # type: ignore[attr-defined]
+    def observe(step: int, state: TrainingState, scores: object) -> None:
+        if step == STEPS:
+            print("result", digest(state.model.state_dict()))
 
     with tempfile.TemporaryDirectory() as folder, computes_like(recipe), join() as world:
-        run(
-            recipe,
-            RunDirectory(Path(folder)),
-            world,
-            resume=False,
-            dry_run=DryRun(steps, 1),
-            observe=observe,
-        )
-    seconds = [after - before for before, after in itertools.pairwise(times[2:])] or [0.0]
-    print("result", found[0], statistics.median(seconds))
+        directory = RunDirectory(Path(folder))
+        run(recipe, directory, world, resume=False, dry_run=DryRun(STEPS, 1), observe=observe)
 
 
 def kernels() -> None:
@@ -107,18 +94,7 @@ def kernels() -> None:
         made = {name: getattr(torch, name)(inside) for name in UNARY.split()}
         with PortableFunctions():
             made |= {f"portable {name}": getattr(torch, name)(inside) for name in ("sqrt", "atan")}
-        activations = (
-            "sigmoid",
-            "tanh",
-            "gelu",
-            "silu",
-            "mish",
-            "softplus",
-            "logsigmoid",
-            "elu",
-            "hardswish",
-        )
-        made |= {name: getattr(f, name)(signed) for name in activations}
+        made |= {name: getattr(f, name)(signed) for name in ACTIVATIONS.split()}
         made |= {
             "gelu (tanh)": f.gelu(signed, approximate="tanh"),
             "pow 1.7": inside**1.7,
@@ -141,41 +117,24 @@ def kernels() -> None:
 
 def compare_kernels(emulate: list[str]) -> None:
     """Print the functions whose bits differ between this CPU and the emulated ones."""
-    found = {cpu: _results(["--one-kernels"], {}, cpu) for cpu in (None, *emulate)}
-    native = found.pop(None)
-    different = [line for line in native if any(line not in lines for lines in found.values())]
-    print(
-        f"{len(native) - len(different)} of {len(native)} functions agree on {', '.join(found)} and this CPU"
-    )
-    for _, name, dtype, _ in (line.split() for line in different):
-        print(f"differs: {name} {dtype}")
+    native = results(["kernels"], {}, None)
+    others = {cpu: results(["kernels"], {}, cpu) for cpu in emulate}
+    different = [line for line in native if any(line not in lines for lines in others.values())]
+    agree = len(native) - len(different)
+    print(f"{agree} of {len(native)} functions agree on {', '.join(['this CPU', *others])}")
+    for line in different:
+        print(f"differs: {line}")
 
 
-def measured(
-    name: str,
-    cpu_isa: str,
-    environment: dict[str, str],
-    *,
-    steps: int,
-    overrides: list[str],
-    cpu: str | None = None,
-) -> tuple[str, float]:
-    """Return digest and CPU seconds a step of a fresh process of one thread."""
-    _, digest, seconds = _results(["--one", name, cpu_isa, str(steps), *overrides], environment, cpu)[
-        0
-    ].split()
-    return digest, float(seconds)
-
-
-def _results(words: list[str], environment: dict[str, str], cpu: str | None) -> list[str]:
-    """Return the lines with results of this script, run in a process of one thread, perhaps emulated."""
+def results(words: list[str], environment: dict[str, str], cpu: str | None) -> list[str]:
+    """Return the results of this script in a process of one thread, perhaps emulated."""
     emulated = [f"qemu-{os.uname().machine}", "-cpu", cpu] if cpu else []
     done = subprocess.run(
-        [*emulated, sys.executable, __file__, *words],
+        [*emulated, sys.executable, __file__, "--inside", *words],
         env={**os.environ, "RANKLESS_CPU": "1", "OMP_NUM_THREADS": "1", **environment},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    lines = [line for line in done.stdout.splitlines() if line.startswith("result ")]
+    lines = [line.removeprefix("result ") for line in done.stdout.splitlines() if line.startswith("result ")]
     if not lines:
         raise SystemExit(f"{' '.join(words)}, {cpu or environment}: {done.stderr[-2000:]}")
     return lines
@@ -195,7 +154,7 @@ def agreement(names: list[str], emulate: list[str]) -> None:
         overrides = [*SMALL, *(FEW if load(name).task == "detect" else []), *OWN.get(name, [])]
         for cpu_isa in ("native", "avx2"):
             cells = [
-                measured(name, cpu_isa, env, steps=2, overrides=overrides, cpu=cpu)[0][:8]
+                results([name, cpu_isa, *overrides], env, cpu)[0][:8]
                 if cpu_isa == "avx2" or not cpu
                 else "–"  # it is slow, and tells nothing that the limited libraries do not
                 for env, cpu in machines.values()
@@ -203,53 +162,28 @@ def agreement(names: list[str], emulate: list[str]) -> None:
             print(f"| {name} | {cpu_isa} | {' | '.join(cells)} |", flush=True)
 
 
-def cost(rounds: int) -> None:
-    """Print the step times of ``digits`` in each mode, in turn, and their ratios to the first."""
-    modes = {
-        "native, bf16": ("native", "bf16"),
-        "native, fp32": ("native", "fp32"),
-        "avx2, fp32": ("avx2", "fp32"),
-    }
-    small = ["data.train_images=400", "data.val_images=4", "workers=0"]
-    found: dict[str, list[float]] = {mode: [] for mode in modes}
-    for _ in range(rounds):
-        for mode, (cpu_isa, precision) in modes.items():
-            words = [*small, f"precision={precision}"]
-            found[mode].append(measured("digits", cpu_isa, {}, steps=8, overrides=words)[1])
-    first = found[next(iter(modes))]
-    print("| mode | CPU seconds a step | beside the first, median of the rounds |\n|---|---|---|")
-    for mode, seconds in found.items():
-        ratio = statistics.median(one / other for one, other in zip(seconds, first, strict=True))
-        print(f"| {mode} | {statistics.median(seconds):.3f} | {ratio:.2f} |")
-
-
-def main() -> None:
+def main() -> int:
     """Read the command line."""
-    if sys.argv[1:2] == ["--one"]:
-        train(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5:])
-        return
-    if sys.argv[1:2] == ["--one-kernels"]:
-        kernels()
-        return
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    if sys.argv[1:2] == ["--inside"]:
+        if sys.argv[2] == "kernels":
+            kernels()
+        else:
+            train(*sys.argv[2:])
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("recipes", nargs="*", help="names of shipped recipes; all if not given")
     parser.add_argument("--emulate", nargs="*", default=[], metavar="CPU", help="CPUs of qemu-user")
     parser.add_argument("--kernels", action="store_true", help="compare PyTorch's functions, not recipes")
-    parser.add_argument("--cost", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true", help="one recipe, to see that the script works")
     given = parser.parse_args()
-    if given.cost:
-        cost(given.rounds)
-        return
     if given.kernels:
         compare_kernels(given.emulate)
-        return
+        return 0
     from rankless.recipe.installed import shipped
 
-    agreement(given.recipes or list(shipped()), given.emulate)
+    agreement(["digits"] if given.tiny else given.recipes or list(shipped()), given.emulate)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

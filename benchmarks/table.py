@@ -57,7 +57,7 @@ class Report:
     figures: dict[str, Any] = field(default_factory=dict)
 
     def compare(
-        self, what: str, one: Sequence[Seconds], other: Sequence[Seconds], demand: float | None = None
+        self, what: str, one: Sequence[Seconds], other: Sequence[Seconds], *, demand: float | None = None
     ) -> None:
         """Add a row."""
         a, b = (1000 * median(t.wall for t in times) for times in (one, other))

@@ -1,4 +1,4 @@
-"""Processes that take turns, one at a time, so that two loops are measured under the same load.
+"""Processes or functions that take turns, so that two of them are measured under the same load.
 
 A contender is one process, or several that train together. Each lives as long as the benchmark needs it, and
 runs so many steps of its loop whenever it is told to.
@@ -13,9 +13,10 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 Body = Callable[..., None]
 
@@ -39,9 +40,6 @@ class Contender:
         body: ``body(turns, *arguments)`` trains until ``turns``, called after every step, ends it.
         arguments: they pickle.
         size: how many processes; they find each other through the variables that torchrun sets.
-
-    Attributes:
-        first: every process's measurement of its first step, which only warms up.
     """
 
     def __init__(self, body: Body, *arguments: Any, size: int = 1) -> None:
@@ -57,7 +55,7 @@ class Contender:
             self.connections.append(ours)
             self.processes.append(process)
         try:
-            self.first = [answer[0] for answer in self._answers()]
+            self._answers()  # to the first step, which only warms up
         except BaseException:
             self.close()
             raise
@@ -199,26 +197,36 @@ def _free_port() -> int:
         return port
 
 
-class Steps(Protocol):
-    """A :class:`Contender`, or a script of :mod:`foreign`, that takes turns."""
+def rounds(contenders: Sequence[Contender], count: int, steps: int = 1) -> list[list[Seconds]]:
+    """Return the times per step of every contender, one entry per round: the mean of the round's steps."""
 
-    def steps(self, count: int) -> list[Seconds]:
-        """Run this many steps and return how long each took."""
+    def mean(contender: Contender) -> Seconds:
+        return Seconds(*map(statistics.fmean, zip(*contender.steps(steps), strict=True)))
+
+    return _in_turns([partial(mean, one) for one in contenders], count)
 
 
-def rounds(contenders: Sequence[Steps], count: int, steps: int = 1) -> list[list[Seconds]]:
-    """Return the times per step of every contender: A B, then B A, and so on; the first round only warms up.
+def timed(works: Sequence[Callable[[], object]], count: int) -> list[list[Seconds]]:
+    """Return how long every function takes in this process, one entry per round."""
 
-    Returns:
-        One list per contender, one entry per round: the mean of the round's steps.
-    """
-    found: list[list[Seconds]] = [[] for _ in contenders]
+    def seconds(work: Callable[[], object]) -> Seconds:
+        began = _now()
+        work()
+        now = _now()
+        return Seconds(now.wall - began.wall, now.cpu - began.cpu)
+
+    return _in_turns([partial(seconds, one) for one in works], count)
+
+
+def _in_turns(measures: Sequence[Callable[[], Seconds]], count: int) -> list[list[Seconds]]:
+    """Measure A B, then B A, and so on; the first round only warms up."""
+    found: list[list[Seconds]] = [[] for _ in measures]
     for number in range(count + 1):
-        order = range(len(contenders)) if number % 2 else reversed(range(len(contenders)))
-        for place in order:
-            each = contenders[place].steps(steps)
+        places = range(len(measures))
+        for place in places if number % 2 else reversed(places):
+            seconds = measures[place]()
             if number:
-                found[place].append(Seconds(*map(statistics.fmean, zip(*each, strict=True))))
+                found[place].append(seconds)
     return found
 
 

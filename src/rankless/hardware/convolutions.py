@@ -4,7 +4,7 @@ On x86 CPUs with bf16 (seen with PyTorch 2.14), two results are wrong: the weigh
 exceeds the map's width, as in the last levels of detectors on small images, and the output if each group has
 one input channel, several output channels and a horizontal stride above 1. The wrong values change from call
 to call and are sometimes NaN. In three dimensions, small maps give wrong results with any stride, and memory
-outside the result is overwritten. ``benchmarks/onednn_unwritten_memory.py`` demonstrates the errors.
+outside the result is overwritten. With new memory full of NaN, the errors show as NaN.
 """
 
 from __future__ import annotations

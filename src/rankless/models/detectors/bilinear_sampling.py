@@ -2,8 +2,7 @@
 
 On CUDA, the backward pass of ``torch.nn.functional.grid_sample`` adds with atomic operations in arbitrary
 order. Instead, this module reads the four pixels around each point with ``index_select``, whose gradient has
-a deterministic kernel. On a CPU, ``grid_sample`` is deterministic and about twice as fast
-(``benchmarks/sampling.py``).
+a deterministic kernel. On a CPU, ``grid_sample`` is deterministic and about twice as fast.
 """
 
 from __future__ import annotations
