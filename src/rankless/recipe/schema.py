@@ -443,8 +443,8 @@ class Recipe:
     ``frozen``."""
     compute: Annotated[Literal["eager", "compiled"], TRAINING] = "eager"
     """How a micro-batch is computed: ``eager`` runs the network's operations one after another; ``compiled``
-    turns its forward and backward passes into two programs with ``torch.compile``, which takes time at every
-    start. The two round differently."""
+    turns its forward and backward passes into two programs with ``torch.compile``, which takes about a
+    minute at every start. The two round differently."""
     reduce: Annotated[Literal["exact", "fast"], TRAINING] = "exact"
     """``exact`` adds gradients in the order of a fixed tree; ``fast`` leaves the order to the backend."""
     find_unused_parameters: Annotated[Bool, FREE, TRAINING] = False
