@@ -36,11 +36,14 @@ $(error CPU is '$(CPU)'; expected avx2, or nothing)
 endif
 # Parallel test processes, each with one thread; each imports all libraries and collects all tests first. Many tests
 # wait for processes that they have started, so two more workers than cores keep two cores busy; the fast tests wait
-# for nothing. The tests start hundreds of processes: bytecode is written even if the environment forbids it, so that
-# they do not all compile the package again.
+# for nothing.
 WORKERS := 2
 test: WORKERS := 4
-PYTEST = $(if $(CPU),ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2) PYTHONDONTWRITEBYTECODE= HYPOTHESIS=$(HYPOTHESIS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+PYTEST = $(if $(CPU),ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2) HYPOTHESIS=$(HYPOTHESIS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+# The tests and the demo start many processes. Bytecode is written even if the environment forbids it, so that they do
+# not all compile PyTorch and the package again.
+$(COMPILED) demo test test-fast: export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help environment demo test test-fast fuzz check docs bench digests release clean
 
@@ -52,13 +55,13 @@ help:  ## list the targets
 demo: $(RUNS)  ## train on the built-in handwritten digits, score, and draw detections in unseen scenes
 	@run="$(RUN)"
 	$(BIN)/rankless train digits $(CHANGES) --run "$$run"
-	$(BIN)/rankless evaluate "$$run" --json > "$$run/scores.json"
 	$(BIN)/rankless predict "$$run" digits:val:1000-1007 --out "$$run/predictions"
 	echo
 	echo "run directory      $$run"
 	printf 'scores             '
-	$(BIN)/python -c "import json; s = json.load(open('$$run/scores.json')); \
-	    print(', '.join(f'{name} {s[name]:.3f}' for name in ('AP', 'AP50')))"
+	$(BIN)/python -c "import csv; scored = (row for row in csv.DictReader(open('$$run/epochs.csv')) if row['AP']); \
+	    best = max(scored, key=lambda row: float(row['AP'])); \
+	    print(', '.join(f'{name} {float(best[name]):.3f}' for name in ('AP', 'AP50')))"
 	echo "annotated image    $$run/predictions/digits-val-1000.png"
 	echo "next, try          $(BIN)/rankless verify digits --steps 4"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from rankless.models.classifiers.catalog import CLASSIFIERS
 from rankless.models.zoo import MODELS
 from rankless.printing import as_json
-from rankless.recipe.fields import BUILT_IN_TASKS
 from rankless.recipe.installed import SCHEMA_FILE
 from rankless.recipe.json_schema import schema
+from rankless.task_kinds import BUILT_IN
 
 PAGE = Path(__file__).parents[1] / "src" / "rankless" / "recipe" / "shipped" / SCHEMA_FILE
 
@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[1] / "src" / "rankless" / "recipe" / "shipped" / S
 def page(_: str) -> str:
     """The schema, in which editors and shells find names as examples of ``task`` and ``model.name``."""
     whole = schema()
-    whole["properties"]["task"]["examples"] = list(BUILT_IN_TASKS)
+    whole["properties"]["task"]["examples"] = list(BUILT_IN)
     names = [*MODELS, *CLASSIFIERS]
     for kind in whole["$defs"].values():
         name = kind["properties"].get("name", {})

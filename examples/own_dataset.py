@@ -5,7 +5,7 @@ Run `python examples/own_dataset.py`, or run `rankless train FILE.yaml --devices
     task: examples/own_dataset.py:Read
     epochs: 3
 
-The weights do not depend on the number of devices or loader processes.
+The weights do not depend on the number of devices or loader processes. The data comes with scikit-learn.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""A custom task that finds the ink in noisy digits. Run `python examples/segment.py`, or with this FILE.yaml
+"""A custom task: the ink in scikit-learn's digits. Run `python examples/segment.py`, or with this FILE.yaml
 
     task: examples/segment.py:Segment
     epochs: 4

@@ -23,7 +23,7 @@ from typing import IO, Any
 import pytest
 
 from support import thorough  # noqa: F401  # registers the profiles that test modules name
-from support.process_server import AVAILABLE, RANKS, SERVER, SHARED, STARTED, RankServer
+from support.process_server import RANKS, SERVER, SHARED, STARTED
 
 HERE = Path(__file__).parent
 SUPPORT = HERE / "support"
@@ -37,7 +37,7 @@ for number in (signal.SIGINT, signal.SIGQUIT):
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare a process that runs tests; the one that only hands them out to workers imports no PyTorch."""
     os.environ.setdefault(SHARED, f"{CACHE.name}/server")
-    if AVAILABLE and "PYTHON_EXEC" not in os.environ:
+    if "PYTHON_EXEC" not in os.environ:
         os.environ["PYTHON_EXEC"] = _forked_python()
     if config.getoption("numprocesses", 0) and not hasattr(config, "workerinput"):
         return
@@ -48,8 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     from rankless.hardware.heap import fill_with_nan
     from rankless.launch import fork_server
 
-    if AVAILABLE:  # the ranks that tests start in their own process are forked, as those of the command are
-        fork_server._running = RankServer()  # type: ignore[assignment]
+    # The ranks that tests start in their own process are forked, as those of the command are.
+    fork_server._running = SERVER  # type: ignore[assignment]
     loader_count.usable_cores = lambda: 1  # so that tests alone decide about loader processes
     fill_with_nan()  # so that what reads memory that nobody wrote shows
 
@@ -186,7 +186,7 @@ class Rank:
             )
 
     def close(self) -> None:
-        self.process.kill()
+        self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         with contextlib.suppress(BrokenPipeError):
             self.jobs.close()

@@ -139,6 +139,27 @@ def read(root, split, class_names=None):
     return with_sizes(made.raw(names=["a", "b"], depends=[str(file)]))
 '''
 
+KIND_OF_TASK = """
+TAG = dataclasses.replace(
+    CLASSIFY, name="tag", model="a tagger", score="hits", open=Later("tasks.tag:Tag"), hub="tagging"
+)
+
+"""
+
+TASK = '''
+"""Images with one tag."""
+
+from rankless.tasks.classify import Classify
+
+
+class Tag(Classify):
+    score_name = "hits"
+
+    def score(self, predictions):
+        scores = super().score(predictions)
+        return {**scores, "hits": scores["top1"]}
+'''
+
 LAUNCHER = """
 class Toy(Environment):
     name = "Toy"
@@ -178,7 +199,7 @@ def add(package: Path, changes: dict[str, str | tuple[str, ...]]) -> None:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package with a detector family, a sink, a data format and a launcher more."""
+    """A copy of the package with a detector family, a sink, a data format, a launcher and a task more."""
     copy = tmp_path_factory.mktemp("src") / "rankless"
     shutil.copytree(SOURCE, copy)  # with bytecode, which is that of files of these times and sizes
     add(
@@ -216,6 +237,17 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "launch/environments.py": (r"^_KINDS: ", f"{LAUNCHER}\n\n", r"(?<=\()Ray, ", "Toy, "),
         },
     )  # fmt: skip
+    add(
+        copy,
+        {
+            "tasks/tag.py": TASK,
+            "task_kinds.py": (
+                r"^import importlib", "import dataclasses\n",
+                r"^KINDS = ", KIND_OF_TASK,
+                r"(?<=^KINDS = \(DETECT, CLASSIFY)\)", ", TAG",
+            ),
+        },
+    )  # fmt: skip
     return copy
 
 
@@ -250,3 +282,34 @@ def test_a_family_a_sink_a_format_and_a_launcher_are_added_in_three_files_each(p
     assert [one.partition(" ")[0] for one in steps] == ["1", "2", "3", ""]
     assert '"Toy"' in (tmp_path / "run" / "environment.json").read_text()
     assert (tmp_path / "toy.torchscript").is_file()
+
+
+@pytest.mark.processes
+def test_commands_know_a_kind_of_task_that_one_record_adds(package, data, tmp_path):
+    for number, image in enumerate(sorted(data.glob("*.png"))):
+        place = tmp_path / "tagged" / ("val" if number > 5 else "train") / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(image, place / image.name)
+    words = "train task=tag model.name=resnet20-cifar data.root=tagged epochs=1 workers=0 batch.images=4"
+    lines = (
+        f"{words} batch.micro=2 precision=fp32 model.cfg=a.cfg",
+        f"{words} batch.micro=2 precision=fp32 data.augment.crop=0.5 loss.smoothing=0.1 --run run",
+        "evaluate run --devices 1",
+        "predict run tagged/val --out found --save json,csv",
+        "predict run tagged/val --classes a --out no",
+        "errors run --out errors.html",
+        "export run --format torchscript --out tagger.torchscript",
+        "export run --format torchscript --nms --out no.torchscript",
+        "export run --format folder --out shared",
+        "runs run",
+    )
+    code = "import sys; from rankless.cli import main; print(*(main(x.split()) for x in sys.argv[1:]))"
+    place = {"PYTHONPATH": str(package.parent), "RANKLESS_CPU": "1"}
+    command = [sys.executable, "-c", code, *lines]
+    done = subprocess.run(command, env={**os.environ, **place}, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1:] == ["2 0 0 0 2 0 0 2 0 0"], done
+    assert "--nms is for detectors, but these weights belong to a tagger" in done.stderr
+    assert "--classes a: is only for detectors, but the task is 'tag'" in done.stderr
+    assert "pipeline_tag: tagging" in (tmp_path / "shared" / "README.md").read_text()
+    assert '"classes": [' in (tmp_path / "found" / "predictions.json").read_text()
+    assert "hits" in done.stdout

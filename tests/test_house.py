@@ -92,6 +92,21 @@ def test_only_its_own_package_names_a_built_in_data_set():
     assert +found == allowed
 
 
+def test_only_the_records_of_tasks_tell_them_apart():
+    """Other code asks ``task_kinds.kind_of``."""
+    named = Counter[str]()
+    for name, text in texts().items():
+        if re.search("detect|classify", text):
+            values = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
+            named[name] = sum(value in ("detect", "classify") for value in values)
+    # The list of models ends with timm's classifiers, and other programs have commands of these names.
+    assert +named == {"task_kinds.py": 2, "printing.py": 1, "cli/foreign_options.py": 2}
+    # Weights from transformers are those of a detector.
+    assert holding(r"\b(DETECT|CLASSIFY)\b") == {"task_kinds.py", "recipe/recorded.py"}
+    types = r"Detect|Classify|Detections|(Detection|Classification)\w*|\w+Finder|(Exported|Portable)\w+"
+    assert not holding(rf"isinstance\([^()]*(\([^()]*\))?[^()]*\b({types})\b")
+
+
 def additions() -> Iterator[tuple[str, set[str]]]:
     """The example and the files of every row of the table "Where to add things" that names files."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

@@ -20,6 +20,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
+PACKED = (".py", ".json", ".yaml", ".typed", ".gz", ".txt")
 FULL = bool(os.environ.get("RANKLESS_EMPTY_ENVIRONMENT"))
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200 if FULL else 300)]
@@ -44,7 +45,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         (copy / name).write_bytes((ROOT / name).read_bytes())
     for path in (ROOT / "src").rglob("*"):
-        if path.is_file() and path.suffix in (".py", ".json", ".yaml", ".typed"):
+        if path.is_file() and path.suffix in PACKED:
             target = copy / path.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
@@ -84,11 +85,7 @@ def _show_packages(environment: Path) -> None:
 
 def test_the_wheel_holds_the_whole_package(wheel: Path) -> None:
     source = ROOT / "src" / "rankless"
-    expected = {
-        str(path.relative_to(ROOT / "src"))
-        for path in source.rglob("*")
-        if path.suffix in (".py", ".json", ".yaml", ".typed")
-    }
+    expected = {str(path.relative_to(ROOT / "src")) for path in source.rglob("*") if path.suffix in PACKED}
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert packed == expected

@@ -34,10 +34,11 @@ ALLOWED = {
     # The file that this process has just written into a folder of its own, compared with PyTorch.
     ("interop/torch_files.py", "torch.jit.load"),
     ("interop/torch_files.py", "torch.export.load"),
-    # Loader processes, over pipes that only they and the rank that started them hold.
+    # Ranks and loader processes, over pipes that only they and the process that started them hold.
     ("data/loader.py", "multiprocessing"),
     ("data/loader.py", "DataLoader"),
-    ("data/loader_server.py", "multiprocessing"),
+    ("hardware/forking.py", "multiprocessing"),
+    ("hardware/forking.py", "pickle"),
     # Only written: what does not pickle is reported before it is sent.
     ("data/loader.py", "pickle"),
     # A Pickler that only collects the objects that it meets; its bytes are dropped.

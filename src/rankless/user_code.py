@@ -28,7 +28,7 @@ def explained(error: BaseException) -> UserError | None:
 def blamed(error: BaseException) -> TaskError | None:
     """Return an error with the user's lines that raised the exception, or None if other code raised it."""
     if type(error).__name__ == "AcceleratorError":
-        return None  # the device failed, not the code, so a restart may help
+        return None  # the device failed, not the code
     frames = traceback.extract_tb(error.__traceback__)
     own = [number for number, frame in enumerate(frames) if is_users(frame.filename)]
     if not own:

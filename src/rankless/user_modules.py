@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from rankless.errors import UserError, counted, one_of
-from rankless.recipe.fields import BUILT_IN_TASKS
+from rankless.task_kinds import BUILT_IN
 from rankless.user_code import is_users
 
 _ELSEWHERE = "; run the command in the folder that contains it, or install it"
@@ -110,7 +110,7 @@ def load_class(name: str, kind: str) -> Any:
     origin, _, attribute = name.rpartition(":")
     what = f"{kind} is '{name}'"
     if not origin:
-        known = f"{', '.join(map(repr, BUILT_IN_TASKS))}, " if kind == "task" else ""
+        known = f"{', '.join(map(repr, BUILT_IN))}, " if kind == "task" else ""
         raise UserError(f"{what}: expected {known}'package.module:Class' or 'file.py:Class'")
     module = load_module(origin, what, "the class, such as my_task.py:MyTask")
     made = getattr(module, attribute, None)

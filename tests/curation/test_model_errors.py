@@ -25,6 +25,7 @@ from rankless.metrics.coco import Truth
 from rankless.models.weights_files import weights
 from rankless.recipe.schema import Batch, Data, Model, Recipe
 from rankless.structures import Classification, Detections
+from rankless.tasks import detect
 from rankless.tasks.classify import Classify
 from rankless.tasks.detect import Detect
 
@@ -109,7 +110,7 @@ class Perfect(Detect):
 @pytest.fixture
 def planted(tmp_path, monkeypatch) -> Path:
     """Weights whose data has a wrong class in 1.png, a missing label in 2.png, an idle one in 4.png."""
-    monkeypatch.setattr(model_errors, "Detect", Perfect)
+    monkeypatch.setattr(detect, "Detect", Perfect)
     root = tmp_path / "data"
     x1, y1, x2, y2 = BOX
     row = f"{(x1 + x2) / 2 / 96} {(y1 + y2) / 2 / 96} {(x2 - x1) / 96} {(y2 - y1) / 96}\n"

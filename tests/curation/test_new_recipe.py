@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankless.curation.facts import Facts
-from rankless.curation.new_recipe import EPOCHS, STEPS, settings, text
+from rankless.curation.new_recipe import settings, text
 from rankless.errors import UserError
 from rankless.recipe import load
 from rankless.recipe.commented import Setting, commented
@@ -81,11 +81,12 @@ def test_the_text_is_a_recipe_that_fits(facts):
     sides = (size,) if isinstance(size, int) else size
     assert all(side % 32 == 0 and 32 <= side <= 640 for side in sides)
     views = recipe.epochs * facts.train_images
-    assert views >= STEPS[recipe.task] * recipe.batch.images
-    assert recipe.epochs >= EPOCHS[recipe.task]
+    advice = facts.kind.advice.load()
+    assert views >= advice.steps * recipe.batch.images
+    assert recipe.epochs >= advice.epochs
     # One epoch less would have too few steps, or too few epochs.
-    too_few = views - facts.train_images < STEPS[recipe.task] * recipe.batch.images
-    assert too_few or recipe.epochs == EPOCHS[recipe.task]
+    too_few = views - facts.train_images < advice.steps * recipe.batch.images
+    assert too_few or recipe.epochs == advice.epochs
 
 
 @pytest.mark.slow

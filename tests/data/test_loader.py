@@ -255,7 +255,7 @@ import tempfile
 folder = tempfile.TemporaryDirectory()  # a finalizer from before multiprocessing is imported
 import os, signal, sys, time
 sys.path.insert(0, {folder!r})
-from rankless.data import loader_server
+from rankless.hardware import forking
 from rankless.data.loader import MicroBatches
 from rankless.data.order import Line
 from support.examples_for_loader import Facts
@@ -266,7 +266,7 @@ def save_and_wait(number, frame):
     time.sleep(60)
 
 if __name__ == "__main__":
-    loader_server.fork_early()
+    forking.fork_early()
     batches = MicroBatches(Facts(), list, [Line(0, [(0, 0)])] * 10**6, workers=2)
     signal.signal(signal.SIGTERM, save_and_wait)
     print(*{{next(batches)[0][0] for _ in range(6)}}, flush=True)
@@ -307,21 +307,22 @@ def test_processes_live_exactly_as_long_as_their_rank(tmp_path: Path, waits: boo
 EARLY = """
 import itertools, os, signal, sys
 from pathlib import Path
-from rankless.data import loader, loader_server
+from rankless.data import loader
+from rankless.hardware import forking
 from rankless.data.order import Line
 
 def server_of_loaders(examples):
     with loader.MicroBatches(examples, list, (Line(0, [(0, 0)]) for _ in range(4)), workers=2) as batches:
         loaders = {facts[0] for (facts,) in batches}
     assert len(loaders) == 2 and os.getpid() not in loaders
-    server = loader_server.forkserver._forkserver._forkserver_pid
+    server = forking.forkserver._forkserver._forkserver_pid
     return server, Path(f"/proc/{server}/comm").read_text().strip()
 
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
     if sys.argv[2] == "before":
         from support.examples_for_loader import Facts
-    loader_server.fork_early()
+    forking.fork_early()
     from support.examples_for_loader import Facts
     server, name = server_of_loaders(Facts())
     print(name)

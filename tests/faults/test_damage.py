@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from rankless.errors import HARMFUL
@@ -15,7 +17,7 @@ def test_damage_on_the_way_to_a_resumption(tmp_path, expected):
     folder = tmp_path / "run"
     with Run(folder, 1, environment={"FAULT_SLEEP": "0.05"}) as run:
         run.until(lambda: (run.run.pointed("last") or 0) >= 6)
-        run.process.terminate()
+        run.process.send_signal(signal.SIGTERM)
         run.ends(85)
     directory = run.run
     recipe = directory.recipe.read_text()
@@ -51,7 +53,7 @@ def test_a_recipe_that_is_gone_is_restored_from_the_checkpoint(tmp_path, expecte
     folder = tmp_path / "\x1b[31mrun\u202e"
     with Run(folder, 1, environment={"FAULT_SLEEP": "0.05"}) as run:
         run.until(lambda: (run.run.pointed("last") or 0) >= 6)
-        run.process.terminate()
+        run.process.send_signal(signal.SIGTERM)
         said = run.ends(85)
     recipe = run.run.recipe.read_text()
     run.run.recipe.unlink()

@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 
+from rankless.hardware.forking import ForkedProcess
 from rankless.hardware.network import public_address
 from rankless.runs.directory import RunDirectory
 from support.faults.harness import FINDS_TASK, HERE, RECIPE, entries, outcome, reached
 from support.faults.listening import listening
-from support.process_server import SERVER, Forked
+from support.process_server import SERVER
 from support.waiting import until
 
 pytestmark = [
@@ -64,7 +65,7 @@ class Ranks:
         *words: Sequence[str],
         last: Sequence[str] = (),
     ) -> None:
-        self.processes: list[Forked | subprocess.Popen[bytes]] = []
+        self.processes: list[ForkedProcess | subprocess.Popen[bytes]] = []
         self.outputs = [tempfile.TemporaryFile("w+") for _ in variables]  # noqa: SIM115
         for rank, (more, output) in enumerate(zip(variables, self.outputs, strict=True)):
             prefix = last if rank == len(variables) - 1 else ()
@@ -77,7 +78,7 @@ class Ranks:
 
     def __exit__(self, *_: object) -> None:
         for process in self.processes:
-            process.kill()
+            process.send_signal(signal.SIGKILL)
             process.wait()
         for output in self.outputs:
             output.close()
@@ -288,7 +289,7 @@ def test_a_rank_that_is_killed_ends_the_others_with_a_sentence(tmp_path, recipe)
     run = RunDirectory(tmp_path / "run")
     with Ranks(tmp_path, srun(2, **SLOW), [recipe, "--run", "run"]) as ranks:
         ranks.until(lambda: reached(run) >= 4)
-        ranks.processes[1].kill()
+        ranks.processes[1].send_signal(signal.SIGKILL)
         printed = ranks.ends(75, -signal.SIGKILL)
     assert "error: no message from rank 1: " in printed[0]
     assert "rankless train --resume --run run" in printed[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,13 +16,14 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from rankless.hardware.forking import ForkedProcess
 from rankless.launch.job import Job, read_notes, write_job
 from rankless.recipe.load import load, to_json
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from support.faults.harness import HERE, RECIPE, Run, outcome
 from support.faults.listening import Socket, listening
-from support.process_server import SERVER, Forked
+from support.process_server import SERVER
 from support.waiting import until
 
 pytestmark = [
@@ -72,7 +74,7 @@ def test_no_socket_of_a_run_is_open_to_the_network_or_takes_objects(tmp_path, ex
 @contextlib.contextmanager
 def ranks(
     job: Path, store: dist.TCPStore, counts: list[int]
-) -> Iterator[list[Forked | subprocess.Popen[bytes]]]:
+) -> Iterator[list[ForkedProcess | subprocess.Popen[bytes]]]:
     """Ranks as the agents of as many machines start them, each with its own count of restarts."""
     with Path(os.devnull).open("wb") as output:
         processes = [
@@ -102,7 +104,7 @@ def ranks(
         yield processes
     finally:
         for process in processes:
-            process.kill()
+            process.send_signal(signal.SIGKILL)
             process.wait()
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import socket
 
 import pytest
@@ -54,7 +55,7 @@ def test_a_swept_folder_for_temporary_files_and_a_moved_run_change_nothing(tmp_p
             shutil.rmtree(left)
         kill(run.pid("rank 1"))
         run.until(lambda: run.events("resume"))
-        run.process.terminate()
+        run.process.send_signal(signal.SIGTERM)
         run.ends(85)
     assert not private.exists()
     (tmp_path / "run").rename(tmp_path / "elsewhere")

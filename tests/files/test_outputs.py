@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rankless.errors import UserError
-from rankless.files.outputs import LIST, Outputs
+from rankless.files.outputs import LIST, SHEETS, Outputs, drawing
 
 KILLED = """
 import os, signal, sys
@@ -299,3 +299,11 @@ def test_the_list_does_not_grow_without_end(tmp_path):
     for number in range(130):
         write(tmp_path, {"a": f"text {number}"})
     assert len((tmp_path / LIST).read_text().splitlines()) < 125
+
+
+def test_a_chart_needs_matplotlib_and_a_contact_sheet_does_not(tmp_path, monkeypatch):
+    drawing(tmp_path / "a.svg", "test")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+    with pytest.raises(UserError, match=r"a.svg: needs matplotlib; run `pip install 'rankless\[plot\]'`"):
+        drawing(tmp_path / "a.svg", "test")
+    drawing(tmp_path / "a.png", "test", SHEETS)

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from rankless.geometry.boxes import clip
 from rankless.geometry.letterbox import (
     GRAY,
     Placing,
     bilinear,
-    clipped,
     letterbox,
     place,
     stretched,
@@ -157,9 +157,9 @@ def test_darknets_letterbox_is_whole_pixels_in_the_middle_of_gray(height: int, w
 def test_boxes_are_clipped_to_the_source() -> None:
     where = Letterbox(0.5, 10, 0, 100, 200)
     boxes = torch.tensor([[-50.0, -50, 500, 500]])
-    assert clipped(to_source(boxes, where), where).tolist() == [[0, 0, 200, 100]]
+    assert clip(to_source(boxes, where), where.height, where.width).tolist() == [[0, 0, 200, 100]]
     assert to_source(boxes, where).tolist() != [[0, 0, 200, 100]]
-    assert clipped(to_source(boxes[:0], where), where).shape == (0, 4)
+    assert clip(to_source(boxes[:0], where), where.height, where.width).shape == (0, 4)
 
 
 @pytest.mark.parametrize(("left", "top"), [(-1000, 0), (1000, 0), (0, -1000), (0, 1000)])

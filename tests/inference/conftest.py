@@ -11,14 +11,12 @@ import torch
 from PIL import Image
 from torch import nn
 
-import rankless.inference.predict_detect as predict_detect
 from rankless.data.datasets.detection import collate
 from rankless.geometry.letterbox import Placing, to_source
-from rankless.models import zoo
 from rankless.models.weights_files import weights
 from rankless.recipe.schema import Model, Recipe
 from rankless.structures import Detections
-from rankless.tasks import open_task
+from rankless.tasks import detect, open_task
 
 COLORS = ("red", "green", "blue")
 SCORES = (0.9, 0.8, 0.7)
@@ -30,8 +28,9 @@ class ColorFinder:
 
     def __init__(self, recipe: Recipe, class_names: tuple[str, ...], *, exported: bool = False) -> None:
         self.recipe, self.class_names, self.size = recipe, class_names, recipe.model.image_size
-        self.spec = zoo.spec(recipe.model)
-        self.placing, self.detail = Placing(), recipe.data.detail
+        self.placing = Placing()
+
+    activations = ()
 
     def model(self) -> nn.Module:
         return nn.Linear(1, 1)
@@ -62,7 +61,7 @@ class ColorFinder:
 @pytest.fixture
 def colors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A weights file whose model finds colors."""
-    monkeypatch.setattr(predict_detect, "Detect", ColorFinder)
+    monkeypatch.setattr(detect, "Detect", ColorFinder)
     path = tmp_path / "colors.safetensors"
     recipe = Recipe(model=Model(image_size=(192, 256), width=0.25))
     weights.save(path, nn.Linear(1, 1).state_dict(), recipe=recipe, class_names=COLORS)

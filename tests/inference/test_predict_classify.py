@@ -11,9 +11,9 @@ from PIL import Image
 from torch import nn
 
 import rankless.inference.predict as page
-from rankless.inference import predict_classify
 from rankless.models.weights_files import weights
 from rankless.recipe.schema import Model, Recipe
+from rankless.tasks import classify
 from rankless.tasks.classify import Classify
 
 NAMES = ("blue", "green", "gray", "red", "spring green", "violet", "yellow")
@@ -36,7 +36,7 @@ class Painter(Classify):
 
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(predict_classify, "Classify", Painter)
+    monkeypatch.setattr(classify, "Classify", Painter)
     path = tmp_path / "w.safetensors"
     state = Painter(RECIPE, NAMES).model().state_dict()
     weights.save(path, state, recipe=RECIPE, class_names=NAMES)

@@ -180,7 +180,7 @@ def test_a_classifier(untrained):
     assert one.probabilities.sum() == pytest.approx(1, abs=1e-5)
     assert one.names == [names[label] for label in one.classes.tolist()]
     assert one.scores.tolist() == sorted(one.probabilities.tolist(), reverse=True)[:5]
-    assert one.to_dict()["classes"] == one.rows() and one.draw().size == one.image.shape[1::-1]
+    assert one.to_dict()["classes"] == one.rows() and one.draw().size == (320, 320)  # a digit of 64 pixels
     assert one.names[0] in one._repr_html_() and one.names[0] in repr(one)
     supervision = pytest.importorskip("supervision")
     other = one.to_supervision()
@@ -199,6 +199,7 @@ def test_the_file_and_the_program_say_the_same(untrained, tmp_path):
     found = model.predict(scenes)
     assert [image.detections for image in report.images] == [one.rows() for one in found]
     for image in report.images:
+        assert (image.height, image.width) == (96, 128)  # a scene is as large as the network's input
         scores = [one["score"] for one in image.detections]
         assert len(scores) <= 100 and scores == sorted(scores, reverse=True)
         for one in image.detections:

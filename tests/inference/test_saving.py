@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from matplotlib import colormaps
 from PIL import Image
 from torch import nn
 
@@ -17,6 +18,7 @@ from rankless.data.datasets.classification_input import place, placement
 from rankless.data.images.image_file import Decoded
 from rankless.errors import UserError
 from rankless.inference import heatmaps, predict_classify
+from rankless.inference.finder import PredictOptions
 from rankless.inference.predict import predict
 from rankless.inference.predict_detect import BoxFinder
 from rankless.inference.saving import KINDS
@@ -133,7 +135,7 @@ def test_where_nothing_was_found_the_missing_crops_are_said(colors, painted_file
 
 def test_heat_lies_on_the_object(untrained):
     path = untrained(Recipe(model=Model(image_size=(96, 128), width=0.125)), ("a", "b"))
-    finder = BoxFinder(weights.load(path), 0.0, torch.device("cpu"), "w")
+    finder = BoxFinder(weights.load(path), PredictOptions(0.0), torch.device("cpu"), "w")
     image = torch.randint(0, 255, (3, 150, 300), dtype=torch.uint8)
     item = finder.item(Decoded(image, 1, (150, 300)))
     (plain,) = finder.answers([item], 1)
@@ -153,6 +155,11 @@ def test_heat_lies_on_the_object(untrained):
     assert columns.mean() == pytest.approx(10.5 * 8 * scale, abs=1.5)
     drawn = heatmaps.overlaid(image.permute(1, 2, 0).numpy(), level)
     assert drawn.size == (300, 150)
+    # On a black image, the colors of the map alone: within 15 % of Matplotlib's inferno.
+    levels = np.arange(256, dtype=np.uint8)[None]
+    opacity = 0.25 + 0.6 * np.sqrt(levels / 255)[..., None]
+    shown = np.asarray(heatmaps.overlaid(np.zeros((1, 256, 3), np.uint8), levels)) / opacity
+    assert np.abs(shown - 255 * colormaps["inferno"](levels)[..., :3]).max() < 0.15 * 255
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def member(name: str, **changes: Any) -> Member:
         ({"versions": {"torch": "2.13.0"}}, "error", "torch: 2.14.1 on a; 2.13.0 on b", "torch==2.14.1"),
         ({"versions": {"rankless": "2"}}, "error", "rankless: 1 on a; 2 on b", "--sync"),
         ({"data": "fedcba"}, "error", "1234567890ab on a; fedcba on b", "copy the same data"),
-        ({"isa": "AVX512"}, "warning", "the instruction set: AVX2 on a; AVX512 on b", "cpu_isa=avx2"),
+        ({"isa": "AVX512"}, "warning", "the instruction set of ATen: AVX2 on a; AVX512 on b", "cpu_isa=avx2"),
         ({"variables": {"MKL_CBWR": "AVX2"}}, "warning", "MKL_CBWR: not set on a; AVX2 on b", "on all hosts"),
     ],
 )

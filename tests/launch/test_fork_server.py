@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rankless.launch import fork_server
+from rankless.hardware import forking
 
 pytestmark = pytest.mark.processes
 
@@ -56,7 +56,7 @@ server = fork_server.running()
 ended = {}
 for how in sys.argv[2:]:
     variables = {"ONLY": how, "PATH": os.environ["PATH"]}
-    rank = server.fork((how, "1", f"{sys.argv[1]}/{how}"), variables)
+    rank = server.fork(fork_server.run_worker, (how, "1", f"{sys.argv[1]}/{how}"), variables)
     if how == "wait":
         while not Path(f"{sys.argv[1]}/wait.json").exists():
             time.sleep(0.01)
@@ -86,7 +86,6 @@ def launched(folder: Path, *how: str) -> tuple[dict[str, int], str, dict[str, di
     return json.loads(printed[printed.index("{") :]), result.stderr, notes
 
 
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
 def test_a_forked_worker_is_what_a_new_interpreter_would_be(tmp_path):
     codes, printed, notes = launched(tmp_path, "0", "75", "raise", "kill", "wait")
     assert codes == {"0": 0, "75": 75, "raise": 1, "kill": -signal.SIGKILL, "wait": -signal.SIGKILL}
@@ -107,13 +106,23 @@ def test_a_forked_worker_is_what_a_new_interpreter_would_be(tmp_path):
         assert note["handlers"] == [str(signal.SIG_DFL), str(signal.SIG_IGN)]
 
 
-def test_a_server_that_does_not_answer_is_said_not_to(monkeypatch):
+def test_a_server_that_does_not_answer_is_said_not_to(monkeypatch, tmp_path):
     """It is killed, but the signal is not the reason."""
-    monkeypatch.setattr(fork_server, "_PATIENCE", 0.2)
-    ours, theirs = socket.socketpair()
-    with subprocess.Popen(["sleep", "60"], pass_fds=[theirs.fileno()]) as silent:
-        theirs.close()
-        server = fork_server.ForkServer(ours, silent.pid)
-        assert server.fork([], {}).poll() == -signal.SIGKILL
+    monkeypatch.setattr(forking, "_PATIENCE", 0.2)
+    with (
+        socket.socket(socket.AF_UNIX) as listener,
+        subprocess.Popen(["sleep", "60"], pass_fds=[listener.fileno()]) as silent,
+    ):
+        listener.bind(str(tmp_path / "server"))
+        listener.listen()
+        server = forking.ForkServer(str(tmp_path / "server"), 0, silent.pid)
+        listener.close()
+        assert server.fork(print).poll() == -signal.SIGKILL
     assert (server.alive, server.cause) == (False, "did not answer for 0.2 s and was killed")
-    ours.close()
+
+
+def test_a_process_counts_as_killed_once_its_server_is_dead(tmp_path):
+    with subprocess.Popen(["sleep", "60"]) as dead:
+        server = forking.ForkServer(str(tmp_path / "nobody listens here"), 0, dead.pid)
+        assert server.fork(print).wait(10) == -signal.SIGKILL
+    assert (server.alive, server.code) == (False, -signal.SIGKILL)

@@ -15,7 +15,7 @@ from support.thorough import THOROUGH
 @pytest.mark.slow
 def test_entries_have_the_published_sizes() -> None:
     """Those of torchvision's and transformers' detectors are compared with their publishers' elsewhere."""
-    tiny, small = listed_detector("yolov3-tiny"), listed_classifier("resnet18")
+    tiny, small = listed_detector("yolov3-tiny", "detect"), listed_classifier("resnet18", "classify")
     assert (tiny.task, tiny.classes, tiny.size, tiny.parameters) == ("detect", 80, (416, 416), 8_852_366)
     assert round(tiny.gflops, 2) == 5.56
     assert (small.task, small.classes, small.size, small.parameters) == (

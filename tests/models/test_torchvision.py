@@ -104,7 +104,7 @@ def loss_of(model: Any, which: tuple[int, ...], seed: int = 7) -> Any:
 def test_sizes_are_the_published_ones(name: str) -> None:
     published, known, thawed = PUBLISHED[name]
     assert published.DEFAULT.meta["num_params"] == known
-    row = listed_detector(name)
+    row = listed_detector(name, "detect")
     assert (row.parameters, row.classes) == (known + thawed, MODELS[name].classes)
     # torchvision counts multiply-accumulates, of which each is two operations here.
     assert row.gflops == pytest.approx(2 * published.DEFAULT.meta["_ops"], abs=2e-3)

@@ -124,6 +124,18 @@ def test_involution_adds_its_parameters(size, added):
     assert plain.state_dict().keys() <= more.state_dict().keys()
 
 
+def test_the_network_for_small_inputs_is_the_published_one_without_its_coarsest_stage():
+    whole, less = (
+        build(model_kinds.Model(name=f"yolov4-tiny-{name}anchor-free"), classes=3) for name in ("", "p34-")
+    )
+    assert [head.stride for head in less.heads] == [16, 8]
+    stages = {f"layers.{name}." for name in list(less.layers)[:25]}
+    shapes, published = ({key: one.shape for key, one in m.state_dict().items()} for m in (less, whole))
+    stages = {key: shape for key, shape in shapes.items() if key.startswith(tuple(stages))}
+    assert len(stages) == 6 * 14 and stages.items() <= published.items()  # of 14 convolutions
+    assert len(less.backbone()) == 25
+
+
 def test_anchors_and_scale_are_the_published_ones():
     v3 = build(model_kinds.Model(name="yolov3-tiny", width=0.25), classes=1)
     v4 = build(model_kinds.Model(name="yolov4-tiny", width=0.25), classes=1)

@@ -14,6 +14,7 @@ from PIL import Image
 
 import rankless
 from rankless.cli import main
+from rankless.data.datasets.open_split import opened
 from rankless.errors import UserError
 from rankless.models import zoo
 from rankless.models.weights_files.weights import digest_file
@@ -96,6 +97,25 @@ def test_commands_know_a_family_and_a_format(package, capfd):
     assert len((package / "again" / "train.boxes").read_text().splitlines()) == 12
 
 
+def test_a_format_has_options(package):
+    for file in Path("shapes").glob("*.boxes"):
+        file.write_text(file.read_text().replace(";", "|"))
+
+    def read(*words):
+        return opened(default(["data.root=shapes", *words]).data, "train")
+
+    assert len(read(FORMAT, "data.options={separator: '|'}").boxes) == 12
+    with pytest.raises(UserError, match=r"key 'data\.options\.sep': 'ownpack\.boxes' has no such option; "):
+        read(FORMAT, "data.options.sep=/")
+    with pytest.raises(UserError, match=r"'data\.options\.separator' is 1: expected text"):
+        read(FORMAT, "data.options.separator=1")
+    with pytest.raises(UserError, match=r"'csv' has no such option; it has no options"):
+        read("data.format=csv", "data.options.separator=/")
+    # The options are part of the key of the cache.
+    with pytest.raises(ValueError, match="not enough values"):
+        read(FORMAT)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -125,6 +145,7 @@ def test_names_and_options_are_recorded(package):
         "model.name=ownpack/cells.py:Cells",
         "data.format=ownpack/boxes.py:xywh",
         "model.options={channels: 4}",
+        "data.options.separator=/",
     ]
     recipe = with_absolute_names(default(words))
     assert recipe.model.name == f"{package}/ownpack/cells.py:Cells"

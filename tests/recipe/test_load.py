@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from rankless.engine.schedule import StepSchedule
 from rankless.errors import UserError
 from rankless.files import yaml12
-from rankless.models.names import problem
 from rankless.recipe.familiar import ELSEWHERE, SECTIONS
 from rankless.recipe.installed import EDITOR_LINE, shipped, shipped_text
 from rankless.recipe.json_schema import schema
@@ -33,6 +32,7 @@ from rankless.recipe.schema import (
     Recipe,
     Schedule,
 )
+from rankless.task_kinds import wrong_model
 
 # --- reading YAML ---------------------------------------------------------------------------------------
 
@@ -295,18 +295,18 @@ def test_a_source_that_is_not_there(tmp_path, monkeypatch):
         with pytest.raises(
             UserError, match=r"the most similar ones are .*: rankless train (\S+) data.root="
         ) as error:
-            load(name, check_name=problem)
+            load(name, check_name=wrong_model)
         assert "model.name=" not in str(error.value)
         assert load(str(error.value).rpartition("rankless train ")[2].split()[0]).task == "detect"
     with pytest.raises(UserError, match=r"rankless train resnet18 data\.root="):
-        load("yolov8n-cls", check_name=problem)
+        load("yolov8n-cls", check_name=wrong_model)
     for name in ("yolov4-csp", "resnet34"):  # a model, with the keys under which it is accepted
         with pytest.raises(UserError, match="for the model of this name, use ") as error:
-            load(name, check_name=problem)
+            load(name, check_name=wrong_model)
         keys = str(error.value).partition(" this name, use ")[2].split()
-        assert default(keys, check_name=problem).model.name == name
+        assert default(keys, check_name=wrong_model).model.name == name
     with pytest.raises(UserError) as error:
-        load("nonsense", check_name=problem)
+        load("nonsense", check_name=wrong_model)
     assert "this name" not in str(error.value)
     with pytest.raises(UserError, match=r"no shipped recipe 'yolov5'; did you mean 'yolov4'\?$"):
         shipped_text("yolov5")

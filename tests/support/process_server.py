@@ -8,33 +8,28 @@ or a limit of its own, has to be started the long way.
 
 from __future__ import annotations
 
-import array
 import atexit
 import contextlib
 import ctypes
 import fcntl
 import functools
-import gc
 import importlib
-import json
 import os
 import runpy
-import select
-import selectors
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+from rankless.hardware.forking import ForkedProcess, ForkServer, serve
 
 TAG, NOBODY = "FAULT_TAG", "-" * 32  # a variable by whose value processes are found in /proc
 STARTED = "process_server.start"  # an audit event
 SHARED = "RANKLESS_TEST_SERVER"  # a variable: where the sockets of servers are that pytest's workers share
-AVAILABLE = sys.platform == "linux" and hasattr(os, "pidfd_open")
 # What commands and ranks import; no more, as they must not depend on what only tests have imported. The task
 # of classification brings torchvision, which takes as long to import as PyTorch.
 PRELOADED = (
@@ -48,58 +43,20 @@ PRELOADED = (
     "rich.progress",
     "rich.table",
 )
-
-
-class Forked:
-    """A process of the server, used like a :class:`subprocess.Popen`."""
-
-    def __init__(self, status: int) -> None:
-        self._status = status
-        self.returncode: int | None = None
-        self.pid = self._number() or 0
-
-    def poll(self) -> int | None:
-        return self._ended(0)
-
-    def wait(self, timeout: float | None = None) -> int:
-        code = self._ended(timeout)
-        if code is None:
-            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-        return code
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def _ended(self, seconds: float | None) -> int | None:
-        if self.returncode is None and select.select([self._status], [], [], seconds)[0]:
-            number = self._number()
-            self.returncode = -signal.SIGKILL if number is None else number
-            os.close(self._status)
-        return self.returncode
-
-    def _number(self) -> int | None:
-        """What the server says next about this process; None when it is gone."""
-        return array.array("i", said)[0] if (said := os.read(self._status, 4)) else None
+_tag: Any = None  # where the kernel shows the variable; setting variables makes copies elsewhere
 
 
 class ProcessServer:
-    """Started when first needed, and ended with the process that started it.
+    """Started when first needed, and ended with the processes that use it.
 
     It imports ``modules``, as far as they are installed, beyond PRELOADED or what its parent has.
     """
 
+    alive, code, pid = True, None, os.getpid()  # as of the server that a launcher has forked
+
     def __init__(self, name: str, *modules: str, parent: ProcessServer | None = None) -> None:
         self._name, self._modules = name, modules
         self._parent = parent
-        self._connection: socket.socket | None = None
         self._environment = dict(os.environ)  # as it was before any test changed it
 
     def start(
@@ -111,31 +68,12 @@ class ProcessServer:
         output: IO[Any],
         errors: IO[Any] | None = None,
         given: IO[Any] | socket.socket | None = None,
-    ) -> Forked | subprocess.Popen[bytes]:
+    ) -> ForkedProcess:
         """Do what ``python WORDS`` does; ``given`` is the standard input, which is otherwise empty."""
-        if not AVAILABLE:
-            return subprocess.Popen(
-                [sys.executable, *words],
-                env=environment,
-                cwd=cwd,
-                stdin=given or subprocess.DEVNULL,
-                stdout=output,
-                stderr=errors or output,
-            )
         sys.audit(STARTED)
-        connection = self._connection = self._connection or self._started()
-        status, writes = os.pipe()
-        request = {"words": list(words), "environment": dict(environment), "cwd": str(cwd)}
-        with (
-            tempfile.TemporaryFile() as message,  # longer, maybe, than a message between sockets may be
-            Path(os.devnull).open("rb") as nothing,
-        ):
-            message.write(json.dumps(request).encode())
-            message.seek(0)
+        with Path(os.devnull).open("rb") as nothing:
             streams = [(given or nothing).fileno(), output.fileno(), (errors or output).fileno()]
-            socket.send_fds(connection, [b"."], [*streams, writes, message.fileno()])
-        os.close(writes)
-        return Forked(status)
+            return self._server.fork(_run, list(words), dict(environment), str(cwd), streams=streams)
 
     def run(
         self,
@@ -154,33 +92,42 @@ class ProcessServer:
             try:
                 code = process.wait(seconds)
             except BaseException:
-                process.kill()
+                process.send_signal(signal.SIGKILL)
                 raise
             output.seek(0), errors.seek(0)
             return subprocess.CompletedProcess(words, code, output.read(), errors.read())
 
-    def _started(self) -> socket.socket:
+    def fork(self, function: Callable[..., int], *arguments: Any) -> ForkedProcess:
+        """Call a function of a run that a test starts in its own process, which may not fork it itself."""
+        sys.audit(STARTED)
+        with Path(os.devnull).open("rb") as nothing:
+            streams = (nothing.fileno(), 1, 2)
+            return self._server.fork(_call, str(Path.cwd()), function, *arguments, streams=streams)
+
+    @functools.cached_property
+    def _server(self) -> ForkServer:
         """A connection to the server, which the first of pytest's workers that asks starts."""
         place = Path(os.environ.get(SHARED) or f"{_own_folder().name}/server").with_suffix(f".{self._name}")
-        environment = {**self._environment, TAG: NOBODY}
-        ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        users = place.with_suffix(f".{self._name}.users")
         with place.with_suffix(f".{self._name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                ours.connect(str(place))
+                alive = os.open(users, os.O_WRONLY | os.O_NONBLOCK)
             except OSError:  # nobody has started it, or all have left it
-                place.unlink(missing_ok=True)
-                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                for path in (place, users):
+                    path.unlink(missing_ok=True)
+                os.mkfifo(users)
+                with socket.socket(socket.AF_UNIX) as listener:
                     listener.bind(str(place))
                     listener.listen()
-                    atexit.register(_end, ours, self._server(listener, environment))
-                ours.connect(str(place))
-        return ours
+                    server = self._started(listener, users)
+                alive = os.open(users, os.O_WRONLY)
+                atexit.register(_end, alive, server)
+        return ForkServer(str(place), alive)
 
-    def _server(
-        self, listener: socket.socket, environment: Mapping[str, str]
-    ) -> Forked | subprocess.Popen[bytes]:
-        words = [__file__, *self._modules]
+    def _started(self, listener: socket.socket, users: Path) -> ForkedProcess | subprocess.Popen[bytes]:
+        words = [__file__, str(users), *self._modules]
+        environment = {**self._environment, TAG: NOBODY}
         if self._parent is None:
             return subprocess.Popen(
                 [sys.executable, *words], env=environment, stdin=listener, start_new_session=True
@@ -201,9 +148,9 @@ def _own_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="rankless-server-")
 
 
-def _end(connection: socket.socket, server: Forked | subprocess.Popen[bytes]) -> None:
+def _end(alive: int, server: ForkedProcess | subprocess.Popen[bytes]) -> None:
     """Wait until the other workers have left the server, too."""
-    connection.close()
+    os.close(alive)
     with contextlib.suppress(subprocess.TimeoutExpired):
         server.wait(60)
 
@@ -223,25 +170,13 @@ RANKS = ProcessServer(
 )
 
 
-class RankServer:
-    """Forks the ranks of a run that a test starts in its own process, which may not fork them itself.
-
-    It is used like a :class:`rankless.launch.fork_server.ForkServer`.
-    """
-
-    alive, code, pid = True, None, os.getpid()
-
-    def fork(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
-        words = [str(Path(__file__).with_name("forked_rank.py")), *arguments]
-        with os.fdopen(os.dup(1), "wb") as output:
-            return SERVER.start(words, environment=environment, cwd=Path.cwd(), output=output)
-
-
-def _serve(listener: socket.socket, modules: Sequence[str]) -> None:
-    """Fork until nobody can ask any more."""
+def main(users: str, *modules: str) -> None:
+    """Import modules, and fork on request until nobody can ask any more."""
+    global _tag
+    listener, ended = os.dup(0), os.open(users, os.O_RDONLY)
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
-    tag = libc.getenv(TAG.encode())  # where the kernel shows it; setting variables makes copies elsewhere
+    _tag = _tag or libc.getenv(TAG.encode())
     for module in PRELOADED:
         importlib.import_module(module)
     for module in modules:
@@ -249,94 +184,40 @@ def _serve(listener: socket.socket, modules: Sequence[str]) -> None:
             importlib.import_module(module)
     workers = importlib.import_module("rankless.engine.loader_count")
     workers.usable_cores = lambda: 1  # so that tests alone decide about loader processes
-    gc.collect()
-    gc.freeze()
-    with selectors.DefaultSelector() as selector:
-        selector.register(listener, selectors.EVENT_READ)
-        asking = 0
-        while True:
-            for key, _ in selector.select():
-                if key.fileobj is listener:
-                    selector.register(listener.accept()[0], selectors.EVENT_READ)
-                    asking += 1
-                    continue
-                connection = key.fileobj
-                if not isinstance(connection, socket.socket):
-                    selector.unregister(key.fd)
-                    os.close(key.fd)
-                    pid, writes = key.data
-                    _, status = os.waitpid(pid, 0)
-                    with contextlib.suppress(BrokenPipeError):  # nobody waits for it
-                        os.write(writes, array.array("i", [os.waitstatus_to_exitcode(status)]).tobytes())
-                    os.close(writes)
-                    continue
-                _, descriptors, _, _ = socket.recv_fds(connection, 1, 5)
-                if not descriptors:
-                    selector.unregister(connection)
-                    connection.close()
-                    asking -= 1
-                    if not asking:
-                        return
-                    continue
-                *streams, writes, message = descriptors
-                with os.fdopen(message, encoding="utf-8") as text:
-                    request = json.load(text)
-                ctypes.memmove(tag, request["environment"].get(TAG, NOBODY).encode(), len(NOBODY))
-                pid = os.fork()
-                if not pid:
-                    _become(request, streams)
-                ctypes.memmove(tag, NOBODY.encode(), len(NOBODY))
-                for stream in streams:
-                    os.close(stream)
-                os.write(writes, array.array("i", [pid]).tobytes())
-                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, writes))
+    serve(listener, ended)
 
 
-def _become(request: dict[str, Any], streams: Sequence[int]) -> None:
-    """Be a new interpreter, and end as one."""
-    code: Any = 1
-    try:
-        os.setsid()
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-        # The server's own remember whether these could be sought in.
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        os.environ.clear()
-        os.environ.update(request["environment"])
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # this may have been started while some were blocked
-        os.chdir(request["cwd"])
-        sys.path[1:1] = [  # what the server's own variable named stands there already
-            path
-            for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
-            if path and path not in sys.path
-        ]
-        code = _run(request["words"], request["cwd"])
-    except SystemExit as end:
-        code = end.code
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:  # what the end of an interpreter does
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code if isinstance(code, int) else 0 if code is None else 1)
-
-
-def _run(words: Sequence[str], cwd: str) -> int:
+def _run(words: Sequence[str], environment: Mapping[str, str], cwd: str) -> int:
+    """Be what ``python WORDS`` is in this process, which the server has forked."""
+    ctypes.memmove(_tag, environment.get(TAG, NOBODY).encode(), len(NOBODY))
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.path[1:1] = [  # what the server's own variable named stands there already
+        path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path
+    ]
     if words[0] == "-m":
         sys.argv, sys.path[0] = list(words[1:]), cwd
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv, sys.path[0] = list(words), str(Path(words[0]).parent)
-        runpy.run_path(words[0], run_name="__main__")
-    return 0
+        return _call(cwd, runpy.run_module, words[1], None, "__main__", True)
+    sys.argv, sys.path[0] = list(words), str(Path(words[0]).parent)
+    return _call(cwd, runpy.run_path, words[0], None, "__main__")
+
+
+def _call(cwd: str, function: Callable[..., Any], *arguments: Any) -> int:
+    """Call a function that returns an exit code, or the variables of a module."""
+    # The server's own remember whether these could be sought in.
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # this may have been started while some were blocked
+    os.chdir(cwd)
+    code = function(*arguments)
+    return code if isinstance(code, int) else 0
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=os.dup(0)), sys.argv[1:])
-    os._exit(0)
+    # What is forked looks functions up in the module of this name, which it finds without the folder.
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from support.process_server import main as serve_tests
+
+    del sys.path[0]
+    serve_tests(*sys.argv[1:])

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rankless.data import loader_server
 from rankless.engine import loader_count
+from rankless.hardware.forking import fork_early
 from rankless.hardware.heap import fill_with_nan
 from rankless.world.process_group import World
 from rankless.world.transport import PROCESS_GROUP
@@ -67,7 +67,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a function prints is no answer
     warnings.simplefilter("error")
-    loader_server.fork_early()  # as a rank does, before anything is computed
+    fork_early()  # as a rank does, before anything is computed
     torch.set_num_threads(1)
     gc.freeze()  # what has been imported stays
     while True:

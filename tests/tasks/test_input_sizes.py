@@ -49,8 +49,8 @@ def test_training_items_have_the_size_of_their_step_and_evaluation_items_the_rec
         batch = task.collate(data.items([(0, 1), (0, 2)], step))
         sizes.append(tuple(batch.images.shape[-2:]))
         assert data.facts(step) == {"size": list(sizes[-1])}
-        # The image as large as this input: 256 pixels of a scene on 64 or 96.
-        truth = data.ground_truth(1).boxes * sizes[-1][0] / 256
+        # The image as large as this input: the 64 pixels of a scene on 64 or 96.
+        truth = data.ground_truth(1).boxes * sizes[-1][0] / 64
         assert torch.allclose(batch.boxes[0][batch.valid[0]], truth, atol=1e-3)
     assert set(sizes) == {(64, 64), (96, 96)}
     assert sizes[::2] == sizes[1::2]

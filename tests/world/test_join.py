@@ -119,5 +119,5 @@ def test_a_rank_that_waits_for_the_first_ends_when_it_is_asked_to(tmp_path: Path
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(20) == 85
         finally:
-            process.kill()
+            process.send_signal(signal.SIGKILL)
             process.wait()

@@ -30,6 +30,7 @@ from rankless.cli.options import (
 )
 from rankless.errors import UserError, check_all
 from rankless.printing import print_json, say
+from rankless.task_kinds import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -236,9 +237,8 @@ def _recipe_for(root: str, words: tuple[str, ...]) -> Callable[[str], Recipe]:
         from rankless.data.builtin import is_built_in
         from rankless.recipe import load
 
-        if name is None and task == "detect" and not is_built_in(root):
-            return load.default(overrides)
-        return load.load(name or ("digits" if task == "detect" else "resnet18"), overrides)
+        chosen = name or ("digits" if is_built_in(root) else kind_of(task).shown)
+        return load.load(chosen, overrides) if chosen else load.default(overrides)
 
     return recipe_for
 

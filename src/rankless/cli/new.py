@@ -15,6 +15,7 @@ from cyclopts import Parameter
 from rankless.cli.options import Classes, Force, Format, Root, app, check_recipe, chosen_classes, opened_task
 from rankless.errors import UserError, check_all, counted, nearest
 from rankless.printing import say
+from rankless.task_kinds import DEFAULT, KINDS, wrong_model
 
 if TYPE_CHECKING:
     from rankless.curation.facts import Facts
@@ -119,7 +120,6 @@ def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = N
     """
     from rankless.curation.facts import facts_of
     from rankless.curation.new_recipe import settings, text
-    from rankless.models.names import problem
     from rankless.recipe import load
 
     name = name_of(folder)
@@ -131,7 +131,7 @@ def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = N
     if pretrained:
         _check_task(pretrained, folder, facts)
     written = text(facts, f"{name}.yaml", pretrained)
-    recipe = load.parsed(written, f"the recipe for {folder}", overrides, check_name=problem)
+    recipe = load.parsed(written, f"the recipe for {folder}", overrides, check_name=wrong_model)
     _say_values(recipe, [each.key for each in settings(facts, pretrained)], overrides)
     named = f"published/{recipe.model.name}" if pretrained == "published" else pretrained
     more = f" --pretrained {shlex.quote(named)}" if named else ""
@@ -172,7 +172,7 @@ def _check_task(pretrained: str, root: str, facts: Facts) -> None:
     from rankless.data.datasets.open_split import of_another_task
     from rankless.recipe.recorded import with_network
 
-    task = with_network({("model", "pretrained"): pretrained}).get(("task",), facts.task)
+    task = with_network({("model", "pretrained"): pretrained}).get(("task",), facts.kind.name)
     if problem := of_another_task(pretrained, task, root, boxed=facts.boxed):
         raise UserError(problem)
 
@@ -206,7 +206,10 @@ def check_changes(folder: str, overrides: Sequence[str]) -> None:
     from rankless.data.formats.registry import recognize
     from rankless.recipe.load import default
 
-    tasks, errors = [[], ["task=classify", "model.name=resnet18"]], list[UserError]()
+    tasks = [
+        [f"task={kind.name}", f"model.name={kind.recipe}"] if kind.name != DEFAULT else [] for kind in KINDS
+    ]
+    errors = list[UserError]()
     if recognize(folder)[0] == "image-folder":
         tasks.reverse()  # report the faults for the data's likely task
     for words in tasks:
@@ -227,8 +230,7 @@ def name_of(root: str) -> str:
 
 
 def _say_facts(facts: Facts) -> None:
-    kind = "detection" if facts.boxed else "classification"
     images = f"{facts.train_images:,} images for training and {facts.val_images:,} for validation"
-    say(f"{facts.root}: {kind}, {images}, {counted(len(facts.counts), 'class', 'classes')}")
+    say(f"{facts.root}: {facts.kind.problem}, {images}, {counted(len(facts.counts), 'class', 'classes')}")
     if facts.split_note:
         say(f"'{facts.val}': {facts.split_note}")

@@ -16,6 +16,7 @@ from rankless.data.builtin import is_built_in
 from rankless.data.path_checks import missing_data
 from rankless.errors import UserError, printable
 from rankless.files.reading import NAMES, read_text
+from rankless.task_kinds import BUILT_IN, wrong_model
 
 if TYPE_CHECKING:
     from rankless.data.images.image_file import Values
@@ -380,14 +381,12 @@ def _unknown_best(name: str | None, overrides: Sequence[str]) -> Iterator[str]:
 
 
 def _load_recipe(name: str | None, overrides: Sequence[str], *, check_model: bool) -> tuple[Recipe, str]:
-    from rankless.models.names import problem
     from rankless.recipe import load
-    from rankless.recipe.familiar import imported, key_of_file, line_of_file
     from rankless.recipe.installed import shipped
 
     # Models are slow to import, and the models of shipped recipes exist.
     is_named = name not in (None, *shipped()) or any(word.partition("=")[0] in _MODEL for word in overrides)
-    check = problem if is_named and check_model else None
+    check = wrong_model if is_named and check_model else None
     keys = [word.partition("=")[0] for word in overrides]
     if name is None and _PRETRAINED in keys and not is_named:
         name = "fine-tune"
@@ -395,13 +394,9 @@ def _load_recipe(name: str | None, overrides: Sequence[str], *, check_model: boo
         try:
             return load.default(overrides, check_name=check), "run"
         except UserError as error:
-            if "data" not in keys:  # ``data`` comes from other programs, whose command lines need no recipe
-                raise
-            values = dict(word.partition("=")[::2] for word in overrides)
-            file = values.get("model", "")
-            instead = line_of_file(file, values) if key_of_file(file, "") else _NO_RECIPE
-            note = imported(file)[1]  # the message's last line repeats the note
-            raise UserError([*(one.removesuffix(f" {note}") for one in error.problems), instead]) from None
+            # ``data=`` comes from other programs, whose command lines need no recipe.
+            needs_none = "data" not in keys or "model" in keys
+            raise UserError([*error.problems, *([] if needs_none else [_NO_RECIPE])]) from None
     recipe = load.load(name or "digits", overrides, check_name=check)
     if name == "fine-tune" and check_model:
         chosen = _fine_tuning(recipe)
@@ -438,9 +433,7 @@ def check_target(target: Path) -> None:
 
 def not_given(recipe: Recipe) -> dict[str, str]:
     """Return an error message for each key whose value is still the placeholder ``path/to/…``."""
-    from rankless.recipe.schema import BUILT_IN_TASKS
-
-    root = recipe.data.root if recipe.task in BUILT_IN_TASKS else ""
+    root = recipe.data.root if recipe.task in BUILT_IN else ""
     return {
         key: f"{key} is not given: expected {expected}"
         for key, path, expected in (
@@ -459,13 +452,12 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
     from rankless.data.datasets.torchvision_sets import located
     from rankless.files import hub
     from rankless.recipe.familiar import PUBLISHED, is_by_name
-    from rankless.recipe.schema import BUILT_IN_TASKS
     from rankless.recipe.transformers_config import folder_of
     from rankless.runs.trained_weights import trained_weights_of
 
     without = not_given(recipe) if begins else {}
     problems = [*without.values()]
-    if recipe.task in BUILT_IN_TASKS and "data.root" not in without:
+    if recipe.task in BUILT_IN and "data.root" not in without:
         try:
             problems += _problems_of_data(located(recipe.data).root)
         except UserError as error:

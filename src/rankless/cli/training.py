@@ -46,6 +46,7 @@ from rankless.cli.options import (
 from rankless.errors import UserError, check_all, shell_word
 from rankless.launch import environments
 from rankless.printing import print_json, say
+from rankless.task_kinds import DEFAULT
 
 if TYPE_CHECKING:
     from rankless.launch.environments import Environment
@@ -174,7 +175,7 @@ def train_here(given: TrainOptions) -> int:
             if not given.inline and given.parallel != "threads":
                 from rankless.launch import fork_server
 
-                fork_server.start("detect")  # before this process computes; most of it serves both tasks
+                fork_server.start(DEFAULT)  # before this process computes; most of it serves both tasks
             chosen, name = recipe_for(name, overrides, undo), name_of(name)
         if chosen is not None:
             if given.download:

@@ -222,11 +222,8 @@ def _cell(one: Shown, width: int, height: int) -> Image.Image:
     size = [max(1, round(one.image.width * scale)), max(1, round(one.image.height * scale))]
     size = [room if abs(room - side) <= 2 else side for room, side in zip((width, height), size, strict=True)]
     how = Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.BICUBIC
-    boxes = [(x1 * scale, y1 * scale, x2 * scale, y2 * scale) for (x1, y1, x2, y2), *_ in one.marks]
-    marks = [
-        mark._replace(box=box, text=text)
-        for mark, box, text in zip(one.marks, boxes, _texts(one, (size[0], size[1])), strict=True)
-    ]
+    texts = _texts(one, (size[0], size[1]))
+    marks = [mark.scaled(scale)._replace(text=text) for mark, text in zip(one.marks, texts, strict=True)]
     return annotate(one.image.resize((size[0], size[1]), how), marks)
 
 

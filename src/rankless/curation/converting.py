@@ -14,7 +14,7 @@ from rankless.curation.data_set import DataSet, known_format, left_out, must_be_
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.open_split import examine
 from rankless.data.formats import packing
-from rankless.data.formats.registry import NAMES, WRITABLE, format_named, write
+from rankless.data.formats.registry import NAMES, format_named, writable, write
 from rankless.data.formats.writing import ImageFiles, fit_names
 from rankless.data.index.annotations import Annotations, with_boxes
 from rankless.errors import UserError, counted, listed, one_of
@@ -93,7 +93,7 @@ def convert(
     The folder ``out`` must not exist or must be empty. If ``shard_bytes`` is given, the data is packed into
     tar shards of at most this size.
     """
-    to = absolute(known_format(to, "--to", WRITABLE))
+    to = absolute(known_format(to, "--to", writable()))
     must_be_outside(root, out)
     refuse_existing(out)
     data = open_data_set(root, format, classes=classes)

@@ -16,7 +16,7 @@ from rankless.data.images.drawing import Mark
 from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import counted
 from rankless.files.outputs import Outputs
-from rankless.tasks.detect import Detect
+from rankless.task_kinds import kind_of
 
 _AROUND = 1.5  # half the side of a close-up, as a multiple of the longer side of the label's box
 _KEY = " (solid: predictions, dashed: labels)"
@@ -38,7 +38,7 @@ def shown(errors: ModelErrors, opened: Opened, count: int) -> list[Shown]:
     doubtful = [(image, doubt(errors, one), [one]) for image, one in errors.doubtful()[:count]]
     cells: list[Shown] = []
     for heading, rows in (
-        ("Worst images" + _KEY * isinstance(opened.task, Detect), whole),
+        ("Worst images" + _KEY * kind_of(opened.task.recipe.task).boxes, whole),
         ("Labels to check, the likeliest errors first", doubtful),
     ):
         for image, text, mistakes in rows:

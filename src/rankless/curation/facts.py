@@ -29,6 +29,7 @@ from rankless.files.writing import remove_tree
 from rankless.hardware import memory
 from rankless.hardware.cores import usable_cores
 from rankless.recipe.schema import Data
+from rankless.task_kinds import TaskKind, kind_for
 
 FEWEST = 10
 """Minimum number of training images for a new recipe."""
@@ -73,8 +74,9 @@ class Facts:
     unknown_range: str = ""
 
     @property
-    def task(self) -> str:
-        return "detect" if self.boxed else "classify"
+    def kind(self) -> TaskKind:
+        """The kind of task that the data is for."""
+        return kind_for(boxes=self.boxed)
 
     @property
     def devices(self) -> int:

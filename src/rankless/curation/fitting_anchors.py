@@ -71,7 +71,7 @@ def fitted_anchors(
     if made := named(root):
         recognize(root)  # warns about a folder of this name
         refuse_classes(made.TITLE, classes)
-        images = made.detection(split, SCENES, 0)
+        images = made.detection(split, SCENES, 0, chosen)
     else:
         annotations = open_annotations(root, split, format, classes=classes)
         if not annotations.has_boxes:

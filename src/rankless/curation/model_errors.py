@@ -29,10 +29,9 @@ from rankless.recipe import load
 from rankless.recipe.used import refuse_unused_in_scoring
 from rankless.runs.directory import weights_of
 from rankless.structures import Classification, Detections
-from rankless.tasks import trained
-from rankless.tasks.classify import Classify
+from rankless.task_kinds import BUILT_IN, kind_of
+from rankless.tasks import open_task, trained
 from rankless.tasks.custom import refuse_unasked, with_absolute_names
-from rankless.tasks.detect import Detect
 from rankless.tasks.report_details import as_truth
 
 _LOWEST = 0.05
@@ -158,7 +157,7 @@ class Opened:
 
     name: str
     path: Path
-    task: Detect | Classify
+    task: Any
     model: torch.nn.Module
     device: torch.device
 
@@ -169,7 +168,7 @@ def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = 
     The default ``split`` is the recipe's ``data.val``.
     """
     loaded = trained.load(path := weights_of(target))
-    if loaded.recipe.task not in ("detect", "classify"):
+    if loaded.recipe.task not in BUILT_IN:
         raise UserError(
             f"{path}: the task is '{printable(loaded.recipe.task)}', but errors are listed only for built-in "
             "tasks; expected a detector or a classifier"
@@ -185,12 +184,10 @@ def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = 
     refuse_gone(recipe.data.root, loaded.recipe.data.root, path)
     device = compute_device()
     recipe = replace(recipe, precision=resolve(recipe.precision, device, recipe.cpu_isa))
-    kind: type[Detect | Classify] = Classify
-    if recipe.task == "detect":  # each box gets only its best class, as in prediction
-        kind = Detect
+    if kind_of(recipe.task).boxes:  # each box gets only its best class, as in prediction
         evaluate = replace(recipe.evaluate, confidence=_LOWEST, multi_label=False, rectangular=False)
         recipe = replace(recipe, evaluate=evaluate)
-    task = kind(recipe, loaded.class_names, exported=trained.is_exported(loaded))
+    task: Any = open_task(recipe, loaded.class_names, exported=trained.is_exported(loaded))
     task.evaluation_data()
     model = trained.model(task, replace(loaded, recipe=recipe), str(path))
     return Opened(target.resolve().name, path, task, model.to(device).eval(), device)
@@ -204,25 +201,25 @@ def find_errors(
     Detections with a score below ``confidence`` are not errors. ``done`` is called after every image.
     """
     task, data = opened.task, opened.task.evaluation_data()
-    recipe = task.recipe
+    recipe, kind = task.recipe, kind_of(task.recipe.task)
     found = ModelErrors(opened.name, opened.path, recipe.data.root, recipe.data.val, task.class_names, 0, [])
-    found.confidence = confidence if isinstance(task, Detect) else 0.0
+    found.confidence = confidence if kind.boxes else 0.0
     size = max(recipe.batch.micro, 1)
     for first in range(0, len(data), size):
         indices = range(first, min(first + size, len(data)))
         with float32_like(recipe.precision):
-            batch: Any = task.collate([data.item(index, 0) for index in indices])  # type: ignore[misc]
+            batch = task.collate([data.item(index, 0) for index in indices])
             with torch.inference_mode(), forward_pass(recipe.precision, opened.device, training=False):
-                answers: Any = task.predict(opened.model, batch.to(opened.device))
+                answers = task.predict(opened.model, batch.to(opened.device))
         missing = {one.index: one for one in batch.unreadable}
         for index, answer in zip(indices, answers, strict=True):
             if one := missing.get(index):
                 found.unreadable.append((one.path, one.reason))
             else:
                 found.readable += 1
-                if isinstance(answer, Detections):
+                if kind.boxes:
                     found.best = max([found.best, *answer.scores.tolist()])
-                if mistakes := list(_mistakes(task, index, answer, confidence)):
+                if mistakes := list(kind.mistakes(data, index, answer, confidence)):
                     mistakes.sort(key=lambda one: -one.cost)
                     found.images.append(WrongImage(index, data.images.source(index), mistakes))
             done()
@@ -230,21 +227,18 @@ def find_errors(
     return found
 
 
-def _mistakes(
-    task: Detect | Classify, index: int, answer: Detections | Classification, confidence: float
-) -> Iterator[Mistake]:
-    if isinstance(task, Detect) and isinstance(answer, Detections):
-        boxes = image_boxes(as_truth(task.evaluation_data().ground_truth(index)), answer)
-        yield from of_boxes(boxes, confidence)
-    elif isinstance(task, Classify) and isinstance(answer, Classification):
-        label = task.evaluation_data().images.label(index)
-        probabilities = answer.log_probabilities.exp()
-        best = int(probabilities.argmax())
-        if best != label:
-            sure = float(probabilities[best])
-            yield Mistake(
-                "classification", (0.0, 0.0, 0.0, 0.0), best, label, 1 - float(probabilities[label]), sure
-            )
+def of_classification(data: Any, index: int, answer: Classification, _: float) -> Iterator[Mistake]:
+    """Yield a classifier's error in an image of the evaluation data, if there is one."""
+    label, probabilities = data.images.label(index), answer.log_probabilities.exp()
+    best = int(probabilities.argmax())
+    if best != label:
+        sure, cost = float(probabilities[best]), 1 - float(probabilities[label])
+        yield Mistake("classification", (0.0, 0.0, 0.0, 0.0), best, label, cost, sure)
+
+
+def of_detections(data: Any, index: int, answer: Detections, confidence: float) -> Iterator[Mistake]:
+    """Yield a detector's errors in an image of the evaluation data; see :func:`of_boxes`."""
+    return of_boxes(image_boxes(as_truth(data.ground_truth(index)), answer), confidence)
 
 
 def of_boxes(image: ImageBoxes, confidence: float) -> Iterator[Mistake]:

@@ -1,8 +1,9 @@
 """Find identical and nearly identical images, such as resized or recompressed copies.
 
 Two images are nearly identical if their thumbnails of 16 × 16 mean colors have a small root mean square
-difference and no large difference at any pixel. A k-d tree of block means finds all such pairs, because the
-distance between two thumbnails bounds the distance between their means.
+difference and no large difference at any pixel. To find all such pairs, the means of blocks are compared
+first, in the order of brightness, because the distance between two thumbnails bounds the distances between
+their means.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _SHOWN = Shown((_SIDE, _SIDE), "stretch", 4, "auto")
 _MOST, _LEAST, _OF_CONTRAST = 3.0, 1.0, 0.1
 _MOST_ANYWHERE = 12.0
 """Maximum difference at one pixel. A larger difference suggests an object that only one image shows."""
-_AT_ONCE = 4096  # thumbnails compared at once
+_AT_ONCE = 2048  # thumbnails compared at once
+_ROUNDING = 1.0  # more than the rounding errors of squared distances between means
 
 Thumbnails = NDArray[np.uint8]
 """Thumbnails of N images, (N, 3 * 16 * 16)."""
@@ -127,8 +129,6 @@ def _decoded(data: bytes, shown: Shown, name: str) -> Tensor:
 
 def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
     """Yield the indices of each pair of nearly identical thumbnails once, the lower index first."""
-    from sklearn.neighbors import KDTree  # importing it is slow
-
     contrast = thumbnails.std(1, dtype=np.float32)  # (N,)
     limit = np.clip(_OF_CONTRAST * contrast, _LEAST, _MOST)
     edge = _SIDE // _BLOCKS
@@ -136,17 +136,33 @@ def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
     # The means of a block of edge² pixels differ by at most the thumbnails' distance / edge.
     points = blocks.reshape(len(thumbnails), -1)
     radius = limit * np.float32(np.sqrt(thumbnails.shape[1]) / edge) + 1e-3
-    tree = KDTree(points)
-    for start in range(0, len(points), _AT_ONCE):
+    brightness = points.sum(1) / np.float32(np.sqrt(points.shape[1]))  # differs by at most the distance
+    order = np.argsort(brightness)
+    brightness, points, radius = brightness[order], points[order] - points.mean(0), radius[order]
+    for start in range(0, len(order), _AT_ONCE):
         rows = slice(start, start + _AT_ONCE)
-        for one, others in enumerate(tree.query_radius(points[rows], radius[rows]), start):
-            later = np.sort(others[others > one])
-            for part in range(0, len(later), _AT_ONCE):
-                others = later[part : part + _AT_ONCE]
-                apart = thumbnails[others].astype(np.float32) - thumbnails[one]
-                bound = np.minimum(limit[others], limit[one])
-                close = (np.square(apart).mean(1) <= bound**2) & (np.abs(apart).max(1) <= _MOST_ANYWHERE)
-                yield from ((one, int(other)) for other in others[close])
+        end = int(np.searchsorted(brightness, (brightness[rows] + radius[rows]).max(), "right"))
+        for first in range(start, end, _AT_ONCE):
+            others = slice(first, min(first + _AT_ONCE, end))
+            close = _squares(points[rows], points[others]) <= np.square(radius[rows])[:, None] + _ROUNDING
+            if first == start:
+                close = np.triu(close, 1)
+            ones, twos = close.nonzero()
+            for part in range(0, len(ones), _AT_ONCE):
+                one = order[start + ones[part : part + _AT_ONCE]]
+                two = order[first + twos[part : part + _AT_ONCE]]
+                apart = thumbnails[one].astype(np.float32) - thumbnails[two]
+                bound = np.minimum(limit[one], limit[two])
+                same = (np.square(apart).mean(1) <= bound**2) & (np.abs(apart).max(1) <= _MOST_ANYWHERE)
+                low, high = np.minimum(one, two)[same], np.maximum(one, two)[same]
+                yield from zip(low.tolist(), high.tolist(), strict=True)
+
+
+def _squares(ones: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the squared distances (N, M) of points (N, D) and (M, D)."""
+    squares: NDArray[np.float32] = np.square(ones).sum(1)[:, None] + np.square(others).sum(1)
+    squares -= 2 * (ones @ others.T)
+    return squares
 
 
 def connected(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:

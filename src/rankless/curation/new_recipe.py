@@ -9,30 +9,44 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from rankless.curation import fine_tuning
 from rankless.curation.facts import Facts
 from rankless.errors import UserError, counted, in_gib, listed, printable
 from rankless.models import published
-from rankless.models.names import problem
 from rankless.recipe.commented import Setting, adapted, commented
+from rankless.task_kinds import wrong_model
 
-MICRO_BATCH = {"detect": 4, "classify": 8}
-STEPS = {"detect": 1380, "classify": 950}
-"""Minimum number of steps: about as many as in ``blood-cells``, and in ``resnet18`` on 610 images."""
-EPOCHS = {"detect": 12, "classify": 30}
-"""Minimum number of epochs, even if fewer epochs of a large data set have enough steps."""
-
-_TASKS = {"detect": "The annotations are boxes.", "classify": "Each image has one class."}
 _BOX = 20  # side in pixels that 95% of the boxes should exceed; 21 in blood-cells
 _SIDES = (320, 416, 640)  # longer side of a detector's input: minimum, maximum on a CPU, maximum on a GPU
 _SMALL = 48  # side of an input in pixels below which crops would lose too much of the object
 _MANY = 10_000  # number of training images that justifies a larger network
-_BYTES = {"detect": 1200, "classify": 800}  # bytes of memory per pixel of a micro-batch, in fp32
 _PROCESS = 5 << 28  # bytes of memory of a process with PyTorch, the weights and their gradients
 
 _SIDED = re.compile(r"(?<![a-z])(left|right|texts?|words?|letters?|digits?|arrows?|plates?)(?![a-z])", re.I)
+
+
+class Advice(NamedTuple):
+    """How to choose a recipe for a kind of task.
+
+    Attributes:
+        settings: returns the settings for a network that is trained from scratch.
+        reason: why this task fits the data.
+        example: what the numbers come from.
+        steps: minimum number of steps: about as many as in the example.
+        epochs: minimum number of epochs, even if fewer epochs of a large data set have enough steps.
+        memory: bytes of memory per pixel of a micro-batch, in fp32.
+    """
+
+    settings: Callable[[Facts], list[Setting]]
+    reason: str
+    example: str
+    micro_batch: int
+    steps: int
+    epochs: int
+    memory: int
 
 
 def text(facts: Facts, file: str, pretrained: str = "") -> str:
@@ -40,10 +54,10 @@ def text(facts: Facts, file: str, pretrained: str = "") -> str:
 
     If ``pretrained`` is given, the recipe fine-tunes these weights.
     """
-    what = "boxes" if facts.boxed else "one class per image"
     images = counted(facts.train_images, "training image")
+    classes = counted(len(facts.counts), "class", "classes")
     head = (
-        f"{printable(facts.root, 1000)}: {what}, {images}, {counted(len(facts.counts), 'class', 'classes')}.",
+        f"{printable(facts.root, 1000)}: {facts.kind.annotations}, {images}, {classes}.",
         f"For a machine with {facts.machine}.",
         "",
         f"  rankless train {shlex.quote(printable(file, 1000))}",
@@ -57,11 +71,12 @@ def settings(facts: Facts, pretrained: str = "") -> list[Setting]:
     """Return the settings of the recipe, in the order of its keys."""
     if pretrained:
         return adapted("fine-tune", _on_weights(facts, pretrained))
-    if facts.boxed:
-        # Without a GPU, the width of blood-cells saves time.
-        return adapted("blood-cells", _detector(facts), without=["model.width"] if facts.gpus else [])
-    is_small = _side_of_classifier(facts) < _SMALL
-    return adapted("resnet18", _classifier(facts), without=["data.augment.crop"] if is_small else [])
+    return _advice(facts).settings(facts)
+
+
+def _advice(facts: Facts) -> Advice:
+    advice: Advice = facts.kind.advice.load()
+    return advice
 
 
 def _on_weights(facts: Facts, pretrained: str) -> Iterator[Setting]:
@@ -69,12 +84,17 @@ def _on_weights(facts: Facts, pretrained: str) -> Iterator[Setting]:
     yield from fine_tuning.changes(facts.train_images, known=known)
     if pretrained.startswith("published/"):
         network = published.named(pretrained.removeprefix("published/")).models[0]
-        if wrong := problem(facts.task, network):
+        if wrong := wrong_model(facts.kind.name, network):
             raise UserError(f"model.pretrained is '{pretrained}': {wrong}")
         yield Setting("model.name", network, "The network that these weights belong to.")
     why = "Training starts from these weights, which also determine the input size."
     yield Setting("model.pretrained", pretrained, why)
     yield from _data(facts)
+
+
+def _for_detector(facts: Facts) -> list[Setting]:
+    # Without a GPU, the width of blood-cells saves time.
+    return adapted("blood-cells", _detector(facts), without=["model.width"] if facts.gpus else [])
 
 
 def _detector(facts: Facts) -> Iterator[Setting]:
@@ -92,7 +112,12 @@ def _detector(facts: Facts) -> Iterator[Setting]:
     steps, setting = _epochs(facts, images)
     yield setting
     yield Setting("schedule.warmup", "6%")
-    yield from _end(0.99 if steps < 2 * STEPS["detect"] else 0.998)
+    yield from _end(0.99 if steps < 2 * DETECTOR.steps else 0.998)
+
+
+def _for_classifier(facts: Facts) -> list[Setting]:
+    is_small = _side_of_classifier(facts) < _SMALL
+    return adapted("resnet18", _classifier(facts), without=["data.augment.crop"] if is_small else [])
 
 
 def _side_of_classifier(facts: Facts) -> int:
@@ -126,8 +151,12 @@ def _classifier(facts: Facts) -> Iterator[Setting]:
     yield from _end(0.998)
 
 
+DETECTOR = Advice(_for_detector, "The annotations are boxes.", "blood-cells", 4, 1380, 12, 1200)
+CLASSIFIER = Advice(_for_classifier, "Each image has one class.", "resnet18 on 610 images", 8, 950, 30, 800)
+
+
 def _data(facts: Facts) -> Iterator[Setting]:
-    yield Setting("task", facts.task, _TASKS[facts.task])
+    yield Setting("task", facts.kind.name, _advice(facts).reason)
     yield Setting("data.root", facts.root, "A relative path refers to the folder where you start training.")
     if facts.format != "auto":
         yield Setting("data.format", facts.format, "Chosen with --format.")
@@ -136,7 +165,7 @@ def _data(facts: Facts) -> Iterator[Setting]:
         yield Setting("data.classes", facts.classes, f"Chosen with --classes: {names}.")
     else:
         most, least = max(facts.counts.values()), min(facts.counts.values())
-        each = f"{least:,} to {most:,} {'boxes' if facts.boxed else 'images'} each"
+        each = f"{least:,} to {most:,} {facts.kind.counted} each"
         yield Setting("data.classes", "auto", f"All classes: {names}, {each}. A list selects classes.")
     yield Setting("data.train", facts.train, f"{counted(facts.train_images, 'image')}.")
     yield Setting("data.val", facts.val, f"{counted(facts.val_images, 'image')}. {facts.split_note}")
@@ -166,13 +195,13 @@ def _flip(names: list[str]) -> Iterator[Setting]:
 
 
 def _batch(facts: Facts, images: int, pixels: int, why: str) -> Iterator[Setting]:
-    task = facts.task
-    micro = min(MICRO_BATCH[task], images // 2)  # two devices can share a step
+    advice = _advice(facts)
+    micro = min(advice.micro_batch, images // 2)  # two devices can share a step
     ranks = 1 if facts.gpus else min(facts.cores, images // micro)
     free = facts.memory // ranks
 
     def needed() -> int:
-        return _PROCESS + micro * pixels * _BYTES[task]
+        return _PROCESS + micro * pixels * advice.memory
 
     while not facts.gpus and micro > 2 and needed() > free:
         micro //= 2
@@ -189,11 +218,10 @@ def _batch(facts: Facts, images: int, pixels: int, why: str) -> Iterator[Setting
 
 def _epochs(facts: Facts, images: int) -> tuple[int, Setting]:
     """Return the number of steps in the run, and the setting ``epochs``."""
-    task = facts.task
-    epochs = max(math.ceil(STEPS[task] * images / facts.train_images), EPOCHS[task])
+    advice = _advice(facts)
+    epochs = max(math.ceil(advice.steps * images / facts.train_images), advice.epochs)
     steps = epochs * facts.train_images // images
-    other = "blood-cells" if facts.boxed else "resnet18 on 610 images"
-    why = f"{steps:,} steps ({other}: about {STEPS[task]:,}). More epochs may improve the scores."
+    why = f"{steps:,} steps ({advice.example}: about {advice.steps:,}). More epochs may improve the scores."
     return steps, Setting("epochs", epochs, why)
 
 

@@ -29,6 +29,7 @@ from rankless.files.remote import location
 from rankless.randomness import generator
 from rankless.recipe.schema import Recipe
 from rankless.structures import IGNORED_LABEL, ClassificationItem, DetectionItem
+from rankless.task_kinds import BUILT_IN, kind_for, kind_of
 from rankless.tasks import open_task
 
 _SCENES = 4096  # number of built-in scenes to sample from
@@ -86,11 +87,11 @@ def select(
     data: dict[str, Any] = {"root": root, "format": format, "train": split, "classes": classes}
     if made := named(root):
         refuse_classes(made.TITLE, classes)
-        scenes = made.detection(split, _SCENES, 0)
+        scenes = made.detection(split, _SCENES, 0, made.SIZE)
         return _generated(scenes, data, count, seed, class_name, augmented)
     whole = examine(root, split, format, classes=classes)
     if augmented is not None:
-        recipe = augmented("detect" if whole.has_boxes else "classify")
+        recipe = augmented(kind_for(boxes=whole.has_boxes).name)
         chosen = classes if recipe.data.classes == "auto" else recipe.data.classes
         whole = examine(root, split, format, classes=chosen, ignore=recipe.data.ignore_class)
         recipe = replace(recipe, data=replace(recipe.data, **(data | {"classes": chosen})))
@@ -99,7 +100,7 @@ def select(
         image_of = np.repeat(candidates, np.diff(whole.offsets))
         candidates = np.unique(image_of[np.asarray(whole.labels) == wanted])
     drawn = generator(seed, "show").permutation(candidates)[:count].tolist()
-    sample = partial(_as_stored, whole, values)
+    sample: Callable[[int], Shown] = partial(_as_stored, whole, values)
     if augmented is not None:
         sample, _ = _augmented(recipe)
     title = f"{Path(root).expanduser().resolve().name} · {split} · {len(drawn)} of {len(candidates):,}"
@@ -122,9 +123,10 @@ def _generated(
 ) -> Selection:
     """Sample built-in scenes, whose classes are known only after rendering."""
     wanted = _label(class_name, scenes.class_names)
-    sample, total = partial(_scene, scenes), len(scenes)
+    sample: Callable[[int], Shown] = partial(_scene, scenes)
+    total = len(scenes)
     if augmented is not None:
-        recipe = augmented("detect")
+        recipe = augmented(kind_for(boxes=True).name)
         sample, total = _augmented(replace(recipe, data=replace(recipe.data, **data)))
     order = generator(seed, "show").permutation(total).tolist()
     matching = (one for one in _read(sample, order) if wanted is None or wanted in one.classes)
@@ -175,31 +177,39 @@ def _as_stored(whole: Annotations, values: Values, index: int) -> Shown:
     return _shown(image, whole.boxes[rows].tolist(), labels, texts, caption, [flag > 0 for flag in flags])
 
 
-def _augmented(recipe: Recipe) -> tuple[partial[Shown], int]:
+def _augmented(recipe: Recipe) -> tuple[Callable[[int], Shown], int]:
     """Return a function that augments an image as in the first epoch, and the number of images."""
     task = open_task(recipe)
     examples: Any = task.training_data()  # the type depends on the task
-    return partial(_as_trained, examples, tuple(task.class_names)), len(examples)
+    if recipe.task not in BUILT_IN:
+        raise UserError(
+            f"--augmented works only for the tasks {' and '.join(BUILT_IN)}, but this recipe has a custom "
+            "task; remove --augmented"
+        )
+
+    def as_trained(index: int) -> Shown:
+        source = Path(examples.images.source(index)).name
+        shown: Shown = kind_of(recipe.task).show(examples.item(index, 0), tuple(task.class_names), source)
+        return shown
+
+    return as_trained, len(examples)
 
 
-def _as_trained(examples: Any, names: tuple[str, ...], index: int) -> Shown:
-    item = examples.item(index, 0)
-    source = Path(examples.images.source(index)).name
-    if isinstance(item, DetectionItem):
-        labels = item.labels.tolist()
-        texts = [names[label] if label != IGNORED_LABEL else "ignored" for label in labels]
-        dashed = [label == IGNORED_LABEL for label in labels]
-        return _shown(item.image, item.boxes.tolist(), labels, texts, source, dashed)
-    if isinstance(item, ClassificationItem):
-        target = {label: weight for label, weight in enumerate(item.target.tolist()) if weight}
-        first = sorted(target, key=lambda label: (target[label], label), reverse=True)
-        parts = [f"{names[label]}: {target[label]:.0%}" for label in first[:3]]
-        classes = ", ".join(parts) if len(parts) > 1 else names[first[0]]
-        return Shown(pil_image(item.image), [], f"{classes} · {source}", frozenset(target))
-    raise UserError(
-        "--augmented works only for the tasks detect and classify, but this recipe has a custom task; remove "
-        "--augmented"
-    )
+def of_detector(item: DetectionItem, names: tuple[str, ...], source: str) -> Shown:
+    """Show an image with boxes as a detector is trained with it."""
+    labels = item.labels.tolist()
+    texts = [names[label] if label != IGNORED_LABEL else "ignored" for label in labels]
+    dashed = [label == IGNORED_LABEL for label in labels]
+    return _shown(item.image, item.boxes.tolist(), labels, texts, source, dashed)
+
+
+def of_classifier(item: ClassificationItem, names: tuple[str, ...], source: str) -> Shown:
+    """Show an image as a classifier is trained with it; augmentation may mix classes."""
+    target = {label: weight for label, weight in enumerate(item.target.tolist()) if weight}
+    first = sorted(target, key=lambda label: (target[label], label), reverse=True)
+    parts = [f"{names[label]}: {target[label]:.0%}" for label in first[:3]]
+    classes = ", ".join(parts) if len(parts) > 1 else names[first[0]]
+    return Shown(pil_image(item.image), [], f"{classes} · {source}", frozenset(target))
 
 
 def _shown(

@@ -53,7 +53,9 @@ def aligned(batch: Any) -> Any:
         ) from error
 
 
-class _Nowhere:
+class Nowhere:
+    """A file for picklers whose output is not needed."""
+
     def write(self, data: Any) -> int:
         return len(data)
 
@@ -62,7 +64,7 @@ class _Finder(pickle.Pickler):
     """A pickler that collects tensors and arrays at any depth, and skips what cannot be pickled."""
 
     def __init__(self) -> None:
-        super().__init__(_Nowhere(), pickle.HIGHEST_PROTOCOL)
+        super().__init__(Nowhere(), pickle.HIGHEST_PROTOCOL)
         self.tensors: list[Tensor] = []
         self.arrays: list[NDArray[Any]] = []
 

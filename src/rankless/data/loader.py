@@ -26,13 +26,13 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from rankless.data import loader_server
-from rankless.data.alignment import aligned
+from rankless.data.alignment import Nowhere, aligned
 from rankless.data.order import Line
 from rankless.errors import ShortageError, UserError, counted
+from rankless.hardware import forking
 from rankless.hardware.cpu_threads import one_thread
 from rankless.hardware.process_settings import ProcessSettings
-from rankless.hardware.processes import die_with_parent
+from rankless.hardware.processes import STOP_SIGNALS, die_with_parent
 from rankless.hardware.shortages import shared_memory_shortage, shortage
 from rankless.randomness import GENERATORS, kept_generators, seed_generators
 from rankless.user_code import explained
@@ -84,7 +84,7 @@ class MicroBatches(Generic[B]):
     @staticmethod
     def _loaded(fetch: _Fetch, schedule: Iterable[Line], workers: int, *, pin_memory: bool) -> Iterator[Any]:
         if workers:
-            loader_server.ensure(_modules(fetch.examples, fetch.collate))
+            forking.ensure(_modules(fetch.examples, fetch.collate))
         loader = DataLoader(
             fetch,
             batch_sampler=schedule,  # type: ignore[arg-type]  # torch needs only an iterable of lists
@@ -190,11 +190,6 @@ class _Sharing(ForkingPickler):
         return str, ()
 
 
-class _Nowhere:
-    def write(self, data: Any) -> int:
-        return len(data)
-
-
 def _share(batch: Any) -> None:
     """Move a batch to shared memory early, so that a failure can be reported.
 
@@ -202,7 +197,7 @@ def _share(batch: Any) -> None:
     forever.
     """
     try:
-        _Sharing(_Nowhere(), pickle.HIGHEST_PROTOCOL).dump(batch)
+        _Sharing(Nowhere(), pickle.HIGHEST_PROTOCOL).dump(batch)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UserError(
             f"collate() returned a value of type {type(batch).__name__}, which cannot be sent from a loader "
@@ -248,7 +243,7 @@ def _modules(examples: object, collate: object) -> set[str]:
 def _init_worker(settings: ProcessSettings, worker: int) -> None:
     """Make a new loader process compute like its rank, ignore termination signals and die with its rank."""
     settings.apply()
-    for number in loader_server.ENDS:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     die_with_parent()  # the parent is the fork server

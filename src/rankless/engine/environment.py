@@ -9,7 +9,7 @@ import hashlib
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -31,7 +31,7 @@ Environment = dict[str, dict[str, str]]
 """Environment values by section (``hardware``, ``instruction_set``, ``versions``, ``variables``) and name."""
 
 # Packages that compute numbers, and image decoders.
-_PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "timm")
+_PACKAGES = ("torch", "torchvision", "numpy", "timm")
 _DECODERS = ("pillow", "simplejpeg")
 _VARIABLES = re.compile(
     r"ONEDNN_.*|DNNL_.*|ATEN_CPU_CAPABILITY|MKL_.*|OMP_.*|KMP_.*|GOMP_.*|OPENBLAS_.*|NPY_.*|GLIBC_TUNABLES"
@@ -121,7 +121,7 @@ def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Envir
     used = [environment["instruction_set"]["ATen"] for _, environment in gathered]
     if recipe.cpu_isa != "native" and set(used) != {recipe.cpu_isa.upper()}:
         errors.append(
-            f"cpu_isa is '{recipe.cpu_isa}', but PyTorch computes with {_by_value(used)}; use "
+            f"cpu_isa is '{recipe.cpu_isa}', but PyTorch computes with {by_rank(used)}; use "
             "cpu_isa=native, or other machines"
         )
     if recipe.check.recompute:
@@ -203,17 +203,30 @@ def _version_differences(ranks: Sequence[Mapping[str, str]]) -> list[str]:
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         values = [rank.get(name, "missing") for rank in ranks]
         if len(set(values)) > 1:
-            differing.append(f"{name} differs between ranks: {_by_value(values)}; use the same on all ranks")
+            differing.append(f"{name} differs between ranks: {by_rank(values)}; use the same on all ranks")
     return differing
+
+
+def hardware_differences(every: Sequence[Environment]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each difference in hardware or kernels that affects rounding, with the values."""
+    for section, name in (("hardware", "device"), ("instruction_set", "ATen"), ("instruction_set", "oneDNN")):
+        values = [one[section].get(name, "none") for one in every]
+        if len(set(values)) > 1:
+            yield label(section, name), values
+
+
+def variable_differences(every: Sequence[Environment]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each environment variable that may affect rounding and differs, with the values."""
+    variables = [starts.deciding(one["variables"]) for one in every]
+    for name in sorted({name for one in variables for name in one}):
+        values = [printable(one.get(name, "not set")) for one in variables]
+        if len(set(values)) > 1:
+            yield name, values
 
 
 def _rounding_differences(ranks: Sequence[Environment]) -> list[str]:
     """Return a warning if ranks compute with hardware or kernels that round differently."""
-    differing = []
-    for section, name in (("hardware", "device"), ("instruction_set", "ATen"), ("instruction_set", "oneDNN")):
-        values = [rank[section].get(name, "none") for rank in ranks]
-        if len(set(values)) > 1:
-            differing.append(f"{label(section, name)} is {_by_value(values)}")
+    differing = [f"{what} is {by_rank(values)}" for what, values in hardware_differences(ranks)]
     if not differing:
         return []
     return [
@@ -224,12 +237,7 @@ def _rounding_differences(ranks: Sequence[Environment]) -> list[str]:
 
 def _variable_differences(ranks: Sequence[Environment]) -> list[str]:
     """Return a warning if environment variables that may affect rounding differ between ranks."""
-    variables = [starts.deciding(rank["variables"]) for rank in ranks]
-    differing = []
-    for name in sorted({name for rank in variables for name in rank}):
-        values = [printable(rank.get(name, "not set")) for rank in variables]
-        if len(set(values)) > 1:
-            differing.append(f"{name} is {_by_value(values)}")
+    differing = [f"{name} is {by_rank(values)}" for name, values in variable_differences(ranks)]
     if not differing:
         return []
     return [
@@ -238,11 +246,15 @@ def _variable_differences(ranks: Sequence[Environment]) -> list[str]:
     ]
 
 
-def _by_value(values: Sequence[str]) -> str:
+def by_rank(values: Sequence[str]) -> str:
     """Return the values with their ranks, as in ``2.14.1 on rank 0, 2.13.0 on ranks 1, 3``."""
-    listed = []
-    for value in dict.fromkeys(values):
-        ranks = [str(rank) for rank, other in enumerate(values) if other == value]
-        more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
-        listed.append(f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(ranks[:4])}{more}")
-    return ", ".join(listed)
+    return ", ".join(
+        f"{value} on {rank_list([rank for rank, other in enumerate(values) if other == value])}"
+        for value in dict.fromkeys(values)
+    )
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """Return a phrase such as ``rank 1``, or ``ranks 1, 2, 3, 4 and 5 more``."""
+    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:4]))}{more}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 
 from torch import nn
 
 from rankless.errors import OneValueError, UserError
+from rankless.hardware.shortages import no_hidden_shortage
 from rankless.recipe.schema import Recipe
 
 _NOT_DETERMINISTIC = " does not have a deterministic implementation"
@@ -17,9 +18,13 @@ _ONE_VALUE = "Expected more than 1 value per channel when training"
 
 @contextmanager
 def explained(recipe: Recipe) -> Iterator[None]:
-    """Convert PyTorch errors in this block that are caused by ``recipe`` to user errors."""
+    """Convert PyTorch errors in this block that are caused by ``recipe`` to user errors.
+
+    With ``reduce: exact``, also raise an error if PyTorch hides that the GPU is out of memory.
+    """
     try:
-        yield
+        with no_hidden_shortage() if recipe.reduce == "exact" else nullcontext():
+            yield
     except (RuntimeError, ValueError) as error:
         text = str(error)
         if _NOT_DETERMINISTIC in text:

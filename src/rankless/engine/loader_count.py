@@ -5,7 +5,7 @@ from __future__ import annotations
 from rankless.data.builtin import is_built_in
 from rankless.hardware.cores import usable_cores
 from rankless.recipe.schema import Recipe
-from rankless.tasks.custom import BUILT_IN
+from rankless.task_kinds import BUILT_IN
 from rankless.world.process_group import World
 
 _MOST = 8  # per rank, because more processes rarely help and each uses memory

@@ -327,7 +327,7 @@ def update(state: TrainingState, step: int, totals: Totals) -> Numbers:
     This waits for the device once, after clipping the gradient.
     """
     numbers = state.clip(step, totals)
-    skipped = state.step()
+    skipped = state.step(numbers)
     state.statistics.end(None if skipped else totals.statistics, has_new=numbers.has_new)
     if state.ema:
         state.ema.update(step)

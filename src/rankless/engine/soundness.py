@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping
 
 import torch
@@ -24,11 +26,18 @@ def checksums(tensors: Mapping[str, Tensor]) -> list[int]:
 
 def non_finite(tensors: Mapping[str, Tensor | None]) -> list[str]:
     """Return the names of the tensors that contain an infinity or a NaN."""
-    floating = {
-        n: t.detach() for n, t in tensors.items() if t is not None and t.dtype.to_real().is_floating_point
-    }
-    flags = _read([torch.isfinite(value).all() for value in floating.values()])
-    return [name for name, is_finite in zip(floating, flags, strict=True) if not is_finite]
+    kinds: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = defaultdict(dict)
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.numel() and tensor.dtype.to_real().is_floating_point:
+            value = tensor.detach()
+            value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+            kinds[value.dtype, value.device][name] = value
+    # A maximum is finite only if all values are. GPUs compute those of many tensors at once.
+    largest: dict[str, Tensor] = {}
+    for values in kinds.values():
+        largest.update(zip(values, torch._foreach_norm(list(values.values()), math.inf), strict=True))
+    is_finite = dict(zip(largest, map(math.isfinite, _read(list(largest.values()))), strict=True))
+    return [name for name in tensors if not is_finite.get(name, True)]
 
 
 def synchronize(model: nn.Module, world: World) -> list[str]:

@@ -156,13 +156,15 @@ class TrainingState:
             self._not_finite(step, numbers, totals)
         return numbers
 
-    def step(self) -> bool:
+    def step(self, numbers: Numbers) -> bool:
         """Apply the gradients, and return whether they were skipped because of an fp16 overflow."""
-        self.scaler.step(self.optimizer)
-        scale = self.scaler.get_scale()
+        # Others have raised an error in clip. GradScaler.step would read the overflow from the device again.
+        skipped = not math.isfinite(numbers.gradient_norm)
+        if not skipped:
+            self.optimizer.step()
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return self.scaler.get_scale() < scale
+        return skipped
 
     def _not_finite(self, step: int, numbers: Numbers, totals: Totals) -> None:
         """Undo the step and raise an error, unless fp16's loss scale caused the overflow."""

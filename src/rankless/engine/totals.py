@@ -89,15 +89,16 @@ class Packer:
                 f"{self.names} for an earlier micro-batch; expected the same names for every micro-batch"
             )
         self.names = names
-        scalars = [
-            loss.sum.detach(),
-            loss.count,
-            *torch.tensor([float(flags.stop), float(flags.save), float(replaced), float(new)]),
-            *(loss.parts[name] for name in names),
-        ]
+        requests = [float(flags.stop), float(flags.save), float(replaced), float(new)]
         device = statistics.device
+        if any(requests):
+            middle = torch.tensor(requests, dtype=torch.float64).to(device, non_blocking=True)
+        else:  # almost always, and nothing has to be copied to a GPU
+            middle = torch.zeros(len(requests), dtype=torch.float64, device=device)
+        scalars = [loss.sum.detach(), loss.count, *(loss.parts[name] for name in names)]
         vector = torch.stack([one.to(device, torch.float64, non_blocking=True) for one in scalars])
-        return torch.cat([vector, statistics.to(torch.float64)])
+        first, last = vector.tensor_split([_FLAGS.start])
+        return torch.cat([first, middle, last, statistics.to(torch.float64)])
 
     @staticmethod
     def without_flags(vector: Tensor) -> Tensor:

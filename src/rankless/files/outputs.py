@@ -20,6 +20,7 @@ from itertools import groupby
 from pathlib import Path
 
 from rankless.errors import UserError, one_of
+from rankless.extras import needed
 from rankless.files.writing import beside, put_aside, sweep, write_atomically
 
 LIST = ".rankless-outputs"
@@ -198,6 +199,8 @@ def drawing(out: Path, verb: str, endings: Sequence[str] = CHARTS, *, force: boo
     """Return the output of a chart or contact sheet; its extension must be one of ``endings``."""
     if out.suffix.lower() not in endings:
         raise UserError(f"--out {out}: expected a name that ends in {one_of(endings)}")
+    if endings is CHARTS:
+        needed("matplotlib", "plot", f"--out {out}")
     return Outputs([out], verb=verb, force=force)
 
 

@@ -217,14 +217,6 @@ def to_source(boxes: Tensor, letterbox: Letterbox) -> Tensor:
     return lifted
 
 
-def clipped(boxes: Tensor, letterbox: Letterbox) -> Tensor:
-    """Clip boxes (..., 4), xyxy in source pixels, to the source image."""
-    inside = torch.empty_like(boxes)
-    inside[..., 0::2] = boxes[..., 0::2].clamp(0, letterbox.width)
-    inside[..., 1::2] = boxes[..., 1::2].clamp(0, letterbox.height)
-    return inside
-
-
 def _visible(side: int, input_side: int, scale: float, offset: int) -> tuple[int, int, int]:
     """Return the visible range [first, last) of one side, and its position on the input.
 

@@ -13,8 +13,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
     ``root`` is the folder that contains ``proc`` and ``sys``.
     """
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(min([own, *quotas(root)]), 1)
+    return max(min([len(os.sched_getaffinity(0)), *quotas(root)]), 1)
 
 
 def quotas(root: Path) -> Iterator[int]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import ipaddress
 import socket
 import struct
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,9 +19,7 @@ _ELSEWHERE = ("203.0.113.1", "2001:db8::1")  # documentation addresses, which no
 
 
 def interfaces() -> dict[str, list[str]]:
-    """Return the addresses of each active interface, IPv4 first, or an empty dict if they are unknown."""
-    if sys.platform != "linux":
-        return {}
+    """Return the addresses of each active interface, IPv4 first."""
     found: dict[str, list[str]] = {}
     for name, address in (*_addresses_v4(), *_addresses_v6()):
         found.setdefault(name, []).append(address)
@@ -122,10 +120,6 @@ def interface_of(address: str) -> str | None:
 
 def mtu_of(interface: str) -> int | None:
     """Return the MTU of an interface in bytes, or None if it is unknown."""
-    if sys.platform != "linux":
-        return None
-    import fcntl
-
     # Ask the kernel: /sys may belong to another network namespace.
     request = struct.pack("16si", interface.encode()[:15], 0).ljust(_IFREQ, b"\0")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
@@ -175,7 +169,6 @@ def own_addresses() -> list[str]:
 
 def _addresses_v4() -> list[tuple[str, str]]:
     import array
-    import fcntl
 
     size = 64 * _IFREQ
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:

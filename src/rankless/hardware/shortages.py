@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rankless.errors import ShortageError, UserError, in_gib
 from rankless.hardware.memory import available
@@ -37,6 +39,33 @@ def shortage(error: BaseException) -> UserError | None:
     if full or isinstance(error, MemoryError) or any(sign in text for sign in _HOST):
         return ShortageError(f"out of memory{_requested(text)} ({in_gib(available())} are free)")
     return None
+
+
+@contextmanager
+def no_hidden_shortage() -> Iterator[None]:
+    """Raise a :class:`ShortageError` if the GPU is out of memory in this block, although nothing fails.
+
+    PyTorch catches the error if memory is missing for the workspace of a convolution, and uses another
+    algorithm for the rest of the process. Its results have other bits, and whether it is used depends on the
+    number of ranks.
+    """
+    before = _allocations_failed()
+    yield
+    if _allocations_failed() > before:
+        raise ShortageError(
+            "the GPU is out of memory for the fastest algorithm of a layer; others need less memory, but "
+            "their results have other bits"
+        )
+
+
+def _allocations_failed() -> int:
+    """Return how often this process could not allocate memory on its GPU."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return 0
+    counts = torch.cuda.memory_stats_as_nested_dict()
+    return int(counts["num_ooms"]) + int(counts.get("num_oom_rejections", 0))
 
 
 def shared_memory_shortage() -> UserError:

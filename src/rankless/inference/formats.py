@@ -31,6 +31,8 @@ KINDS = (
     *("csv", "counts", "crops", "heatmaps"),
 )
 """The values that ``--save`` accepts."""
+OF_BOXES = frozenset({"coco", "yolo", "voc", "crops"})
+OF_ANY_TASK = frozenset({"annotated", "json", "jsonl"})
 _FOR_LABELING = frozenset({"label-studio", "cvat"})
 _FROM, _TO = "label", "image"
 _NO_FILE = "from a video, a stream, the built-in data, a shard or a Parquet file"

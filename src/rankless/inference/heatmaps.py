@@ -6,8 +6,6 @@ before any box is discarded.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from PIL import Image
@@ -19,6 +17,8 @@ from rankless.structures import Letterbox
 
 CELL = 8
 """Width and height of a cell in input pixels, which is the finest stride of the heads."""
+# RGB at equal distances, close to Matplotlib's inferno.
+_COLORS = ((0, 0, 4), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 255, 164))
 
 
 def heat(boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Tensor:
@@ -53,10 +53,10 @@ def in_image(heat: Tensor, letterbox: Letterbox, size: tuple[int, int]) -> Pixel
 
 def overlaid(image: Pixels, level: Pixels) -> Image.Image:
     """Draw a heat map (H, W) over a darkened image (H, W, 3). Value 0 is dark, and 255 is yellow."""
-    from matplotlib import colormaps
-
-    table: Any = (colormaps["inferno"](np.arange(256))[:, :3] * 255).round().astype(np.float32)
-    opacity = (0.25 + 0.6 * np.sqrt(np.arange(256) / 255)).astype(np.float32)
+    levels, stops = np.arange(256), np.linspace(0, 255, len(_COLORS))
+    ramps = [np.interp(levels, stops, channel) for channel in zip(*_COLORS, strict=True)]
+    table = np.stack(ramps, 1).round().astype(np.float32)  # (256, 3)
+    opacity = (0.25 + 0.6 * np.sqrt(levels / 255)).astype(np.float32)
     part = opacity[level][..., None]
     mixed = image.astype(np.float32) * (1 - part) + table[level] * part
     return Image.fromarray(mixed.round().astype(np.uint8))

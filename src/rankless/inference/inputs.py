@@ -12,14 +12,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from rankless.data.datasets import detection
 from rankless.data.images import image_file
 from rankless.data.images.image_file import Decoded, UnreadableImage
 from rankless.errors import UserError
-from rankless.inference.model_loading import Finder
+from rankless.inference.finder import Finder
 from rankless.inference.pipeline import Source
-from rankless.inference.predict_custom import CustomFinder
-from rankless.inference.predict_detect import BoxFinder
 from rankless.inference.sources import scenes
 from rankless.recipe.schema import Data
 
@@ -42,28 +39,14 @@ def read(name: str, finder: Finder) -> tuple[Tensor, Decoded]:
     """Return an image, uint8 (3, H, W), and a copy for the network that is reduced as in training."""
     scene = scenes(name)
     if scene is None or Path(name).exists():
-        image = image_file.read(Path(name), values=_values(finder))
+        image = image_file.read(Path(name), values=finder.shown.values)
         height, width = image.shape[-2:]
-        if not isinstance(finder, CustomFinder) and finder.shown.reduction(height, width) > 1:
+        if finder.shown.reduction(height, width) > 1:
             return image, image_file.read_for(Path(name), finder.shown)
     else:
         root, split, numbers = scene
-        image = _built_in(Data(root=root), split, numbers.start, finder)
+        image = finder.scene(Data(root=root), split, numbers.start)
     return image, whole(image)
-
-
-def _built_in(data: Data, split: str, index: int, finder: Finder) -> Tensor:
-    if not isinstance(finder, BoxFinder | CustomFinder):
-        from rankless.data.datasets import classification  # imports torchvision, which detectors do not need
-
-        images = classification.open_images(data, split)
-        if index >= len(images):
-            reason = f"the built-in data has only the images 0 to {len(images) - 1} in '{split}'"
-            raise UnreadableImage(f"{data.root}:{split}:{index}", reason)
-        return images.read(index)
-    # As in training, validation scenes do not depend on the seed.
-    seed = finder.task.recipe.seed if split == "train" and isinstance(finder, BoxFinder) else 0
-    return detection.open_images(data, split, index + 1, seed).read(index).image
 
 
 def source_of(image: ImageLike, number: int) -> Source:
@@ -73,7 +56,7 @@ def source_of(image: ImageLike, number: int) -> Source:
     where = f"image {number}"
     name = str(getattr(image, "filename", "") or "")
     if isinstance(image, Image.Image) and image.mode[0] in "IF":  # more than 8 bits
-        return Source(name, lambda finder: reduced(_deep(image, where, _values(finder)), finder))
+        return Source(name, lambda finder: reduced(_deep(image, where, finder.shown.values), finder))
     tensor = _tensor(image, where)
     return Source(name, lambda finder: reduced(tensor, finder))
 
@@ -86,15 +69,11 @@ def whole(image: Tensor) -> Decoded:
 def reduced(image: Tensor, finder: Finder) -> tuple[Tensor, Decoded]:
     """Return an image, and a copy for the network that is reduced like a file of the same size."""
     height, width = image.shape[-2:]
-    factor = 1 if isinstance(finder, CustomFinder) else finder.shown.reduction(height, width)
+    factor = finder.shown.reduction(height, width)
     if factor == 1:
         return image, whole(image)
     smaller = np.array(Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).reduce(factor))
     return image, Decoded(torch.from_numpy(smaller).permute(2, 0, 1), factor, (height, width))
-
-
-def _values(finder: Finder) -> image_file.Values:
-    return "full" if isinstance(finder, CustomFinder) else finder.shown.values
 
 
 def _deep(image: Image.Image, where: str, values: image_file.Values) -> Tensor:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -15,46 +14,21 @@ from rankless.errors import UserError, check_all, printable
 from rankless.hardware.computing import forward_pass
 from rankless.hardware.instruction_set import is_limited
 from rankless.hardware.precision import resolve
-from rankless.inference.predict_custom import CustomFinder
-from rankless.inference.predict_detect import BoxFinder
+from rankless.inference.finder import Finder, PredictOptions
 from rankless.models.weights_files import weights
 from rankless.recipe import load
 from rankless.recipe.schema import Recipe
 from rankless.recipe.used import refuse_unused_in_prediction
 from rankless.runs.directory import weights_of
+from rankless.task_kinds import BUILT_IN, kind_of
 from rankless.tasks import trained
 from rankless.tasks.custom import refuse_unasked, with_absolute_names
 from rankless.user_modules import name_of
 
-if TYPE_CHECKING:  # imports torchvision, which detectors do not need
-    from rankless.inference.predict_classify import ClassFinder
-
-Finder: TypeAlias = "BoxFinder | ClassFinder | CustomFinder"
 BATCH_ON_GPU = 16
 """Default batch size on a GPU."""
 BATCH_OF_FUSED = 4
 """Default batch size on a CPU for fused models, whose small layers take as long to call as to compute."""
-MOST_AT_ONCE = 4096
-
-
-@dataclass(frozen=True)
-class PredictOptions:
-    """The options of a prediction; see :func:`rankless.predict`."""
-
-    confidence: float | None = None
-    classes: Sequence[str | int] = ()
-    device: str | None = None
-    overrides: Sequence[str] = ()
-    task: type | str | None = None
-    batch: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.confidence is not None and not 0 <= self.confidence <= 1:
-            raise UserError(f"confidence is {self.confidence:g}; expected a number from 0 to 1")
-        if self.batch is not None and not 1 <= self.batch <= MOST_AT_ONCE:
-            raise UserError(
-                f"batch is {self.batch}; expected a whole number of images from 1 to {MOST_AT_ONCE:,}"
-            )
 
 
 @dataclass(frozen=True)
@@ -78,7 +52,7 @@ class Opened:
         """Enable inference mode, autocast and batch-invariant kernels inside a ``with`` block."""
         finder, device = self.finders[number], self.devices[number]
         with torch.inference_mode():
-            if isinstance(finder, BoxFinder) and finder.fused and not is_limited():
+            if finder.fused and not is_limited():
                 yield  # the contexts below intercept every call, which adds a third to a small model's time
                 return
             with forward_pass(self.recipe.precision, device, training=False):
@@ -96,13 +70,13 @@ def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], obje
     recipe = found.recipe
     recipe = replace(recipe, precision=resolve(recipe.precision, devices[0], recipe.cpu_isa))
     found = replace(found, recipe=recipe)
-    if recipe.task not in ("detect", "classify"):  # user code is not called from several threads
+    is_custom = recipe.task not in BUILT_IN
+    if is_custom:  # user code is not called from several threads
         devices = devices[:1]
     finders = [_finder(found, asked, device, str(path)) for device in devices]
     batch = asked.batch or (BATCH_ON_GPU if devices[0].type == "cuda" else 1)
-    is_fused = isinstance(finders[0], BoxFinder) and finders[0].fused
-    patient = asked.batch or (BATCH_OF_FUSED if is_fused else batch)
-    if isinstance(finders[0], CustomFinder):
+    patient = asked.batch or (BATCH_OF_FUSED if finders[0].fused else batch)
+    if is_custom:
         batch = patient = 1
     return Opened(path, recipe, finders, devices, batch, patient)
 
@@ -150,7 +124,7 @@ def _loaded(target: Path, task: type | str | None, overrides: Sequence[str]) -> 
     refuse_unasked(recipe, path, overrides, task, reads_data=False)
     loaded = replace(loaded, recipe=with_absolute_names(recipe))
     several = any(one.startswith("evaluate.multi_label=") for one in overrides)
-    if loaded.recipe.task == "detect" and not several:
+    if kind_of(loaded.recipe.task).boxes and not several:
         evaluate = replace(loaded.recipe.evaluate, multi_label=False)  # people expect one box per object
         loaded = replace(loaded, recipe=replace(loaded.recipe, evaluate=evaluate))
     return path, loaded
@@ -158,20 +132,11 @@ def _loaded(target: Path, task: type | str | None, overrides: Sequence[str]) -> 
 
 def _finder(loaded: weights.Weights, asked: PredictOptions, device: torch.device, source: str) -> Finder:
     task = loaded.recipe.task
-    if task == "detect":
-        return BoxFinder(loaded, asked.confidence, device, source, asked.classes)
-    if asked.classes:
+    kind = kind_of(task)
+    if asked.classes and not kind.boxes:
         raise UserError(
             f"--classes {','.join(map(str, asked.classes))}: is only for detectors, but the task is "
             f"'{printable(task)}'; remove --classes"
         )
-    if task == "classify":
-        from rankless.inference.predict_classify import ClassFinder
-
-        return ClassFinder(loaded, asked.confidence or 0.0, device, source)
-    if asked.confidence is not None:
-        raise UserError(
-            f"--confidence is {asked.confidence:g}, but the task '{printable(task)}' itself decides which "
-            "results to report; remove --confidence"
-        )
-    return CustomFinder(loaded, device, source)
+    finder: Finder = kind.finder(loaded, asked, device, source)
+    return finder

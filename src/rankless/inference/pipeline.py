@@ -18,8 +18,8 @@ import torch
 
 from rankless.data.images.image_file import Decoded, UnreadableImage
 from rankless.hardware.cores import usable_cores
-from rankless.inference.model_loading import Finder, Opened
-from rankless.inference.predict_custom import CustomFinder
+from rankless.inference.finder import Finder
+from rankless.inference.model_loading import Opened
 
 _MOST_THREADS = 8
 One = TypeVar("One")
@@ -96,7 +96,7 @@ def outcomes(opened: Opened, sources: Iterable[Source], pool: Executor, size: in
             image, view = source.read(finder)
         except UnreadableImage as error:
             return Outcome(source, None, None, error.reason)
-        return Outcome(source, image, image if isinstance(finder, CustomFinder) else finder.item(view))
+        return Outcome(source, image, finder.item(view))
 
     batches = _batched(ordered(pool, read, sources, size + reading()), size)
     if len(opened.finders) == 1:
@@ -135,9 +135,6 @@ def _predict_batch(opened: Opened, number: int, batch: Sequence[Outcome]) -> lis
     finder, device = opened.finders[number], opened.devices[number]
     items = [one.answer for one in batch if one.image is not None]
     with opened.computing(number):
-        if isinstance(finder, CustomFinder):
-            found: list[Any] = [finder.answer(item) for item in items]
-        else:
-            found = finder.answers(items, opened.batch if device.type == "cuda" else 1) if items else []
+        found = finder.answers(items, opened.batch if device.type == "cuda" else 1) if items else []
     answers = iter(found)
     return [one if one.image is None else one._replace(answer=next(answers)) for one in batch]

@@ -20,9 +20,9 @@ from rankless.errors import UserError
 from rankless.files.numbered import numbered_folder, removed_on_error
 from rankless.hardware.computing import float32_like
 from rankless.inference import saving, video
+from rankless.inference.finder import PredictOptions
 from rankless.inference.formats import kinds_named
-from rankless.inference.model_loading import PredictOptions, open_finders
-from rankless.inference.predict_custom import CustomFinder
+from rankless.inference.model_loading import open_finders
 from rankless.inference.recording import Recording
 from rankless.inference.report import PredictionReport
 from rankless.inference.sources import find, is_video
@@ -99,8 +99,7 @@ def predict(
     finder = opened.finders[0]
     saving.refuse_unfit(kinds, finder)
     for each in opened.finders:
-        if not isinstance(each, CustomFinder):
-            each.heat = "heatmaps" in kinds
+        each.heat = "heatmaps" in kinds
     with float32_like(opened.recipe.precision), ExitStack() as stack:
         folder = out or numbered_folder(_FOLDER, "--out")
         if out is None:

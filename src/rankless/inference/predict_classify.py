@@ -9,16 +9,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rankless.data.datasets.classification import open_images
 from rankless.data.datasets.classification_input import placement, shown_as
-from rankless.data.images.image_file import Decoded, Pixels
+from rankless.data.images.image_file import Decoded, Pixels, UnreadableImage
 from rankless.errors import UserError
+from rankless.inference.finder import Finder, PredictOptions
+from rankless.inference.formats import OF_BOXES
 from rankless.inference.heatmaps import in_image
 from rankless.inference.results import BEST, ClassificationResult
 from rankless.models.weights_files import weights
+from rankless.recipe.schema import Data
 from rankless.structures import Classification, ClassificationItem
 from rankless.tasks import trained
 from rankless.tasks.classify import Classify
-from rankless.tasks.memory_check import refuse_giant_image
 
 
 def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
@@ -74,31 +77,38 @@ class ClassAnswer(NamedTuple):
     heat: Tensor | None = None
 
 
-class ClassFinder:
+class ClassFinder(Finder):
     """A predictor that uses a trained classifier.
 
     It reports classes with a probability of at least ``confidence``. Messages mention ``source``, the weights
-    file. Set ``heat`` to compute heat maps.
+    file.
     """
 
-    def __init__(self, loaded: weights.Weights, confidence: float, device: torch.device, source: str) -> None:
-        self.confidence = confidence
-        exported = trained.is_exported(loaded)
-        self.task = Classify(loaded.recipe, loaded.class_names, exported=exported)
-        self.class_names = self.task.class_names
-        refuse_giant_image(self.task.size, source)
-        model = trained.model(self.task, loaded, source)
-        self.model, self.device = model.to(device).eval(), device
-        self.source, self.heat = source, False
+    def __init__(
+        self, loaded: weights.Weights, asked: PredictOptions, device: torch.device, source: str
+    ) -> None:
+        self.confidence, self.is_exported = asked.confidence or 0.0, trained.is_exported(loaded)
+        self.task: Classify = self._load(loaded.recipe, loaded, device, source)
+        self.source = source
         data = loaded.recipe.data
         self.shown = shown_as(self.task.size, data.augment.crop < 1, data.detail, data.range)
 
+    def unfit(self) -> tuple[frozenset[str], str]:
+        if self.is_exported:
+            return OF_BOXES | {"heatmaps"}, "an exported classifier predicts classes without positions"
+        return OF_BOXES, "a classifier does not predict boxes"
+
+    def scene(self, data: Data, split: str, index: int) -> Tensor:
+        images = open_images(data, split)
+        if index >= len(images):
+            reason = f"the built-in data has only the images 0 to {len(images) - 1} in '{split}'"
+            raise UnreadableImage(f"{data.root}:{split}:{index}", reason)
+        return images.read(index)
+
     def item(self, view: Decoded) -> ClassificationItem:
-        """Place a decoded image on the network's input."""
         return self.task.item(view.image)
 
     def answers(self, items: Sequence[ClassificationItem], batch: int) -> list[ClassAnswer]:
-        """Predict the classes of images. See :meth:`.predict_detect.BoxFinder.answers`."""
         padded = self.task.collate([*items, *[items[-1]] * (batch - len(items))]).to(self.device)
         found = self.task.predict(self.model, padded)[: len(items)]
         if not self.heat:
@@ -107,17 +117,14 @@ class ClassFinder:
         return [ClassAnswer(one, heat) for one, heat in zip(found, maps, strict=False)]
 
     def best(self, answer: ClassAnswer) -> float:
-        """Return the probability of the most likely class."""
         return float(answer.found.log_probabilities.max().exp())
 
     def level(self, answer: ClassAnswer, image: Pixels) -> Pixels | None:
-        """Return the heat map, uint8 (H, W), of an image (H, W, 3), or None if it was not requested."""
         cropped = self.task.recipe.data.augment.crop < 1
         where = placement(image.shape[:2], self.task.size, cropped=cropped)
         return None if answer.heat is None else in_image(answer.heat, where, self.task.size)
 
     def result(self, answer: ClassAnswer, image: Pixels, source: str) -> ClassificationResult:
-        """Return the most likely classes of an image (H, W, 3)."""
         probabilities = answer.found.log_probabilities.exp()
         scores, labels = probabilities.sort(descending=True, stable=True)
         scores, labels = scores[:BEST], labels[:BEST]

@@ -11,19 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from rankless.data.datasets.class_matching import nearest_class
-from rankless.data.images.image_file import Decoded, Pixels, Shown
+from rankless.data.datasets.detection import open_images, shown_in
+from rankless.data.images.image_file import Decoded, Pixels
 from rankless.errors import UserError, listed
 from rankless.geometry.letterbox import in_source, whole
 from rankless.hardware.precision import dtype_of
+from rankless.inference.finder import Finder, PredictOptions
 from rankless.inference.heatmaps import heat, in_image
 from rankless.inference.results import DetectionResult
 from rankless.models.detectors.protocol import Detector
 from rankless.models.folding import fold_batch_norms
 from rankless.models.weights_files import weights
+from rankless.recipe.schema import Data
 from rankless.structures import DetectionItem, Detections, Letterbox
-from rankless.tasks import trained
 from rankless.tasks.detect import Detect
-from rankless.tasks.memory_check import refuse_giant_image
 
 _MOST = 100_000  # largest evaluate.detections that a recipe allows
 
@@ -41,52 +42,40 @@ class Answer(NamedTuple):
     heat: Tensor | None = None
 
 
-class BoxFinder:
+class BoxFinder(Finder):
     """A predictor that uses a trained detector. Its recipe says whether a box may have several classes.
 
     It reports boxes of the given classes, or of all classes if none are given, with scores above
-    ``confidence`` (by default, 0.25). Messages mention ``source``, the weights file. Set ``heat`` to compute
-    heat maps. A ``fused`` model needs neither autocast nor batch-invariant kernels; see
-    :func:`fold_batch_norms`.
+    ``confidence`` (by default, 0.25). Messages mention ``source``, the weights file.
     """
 
     def __init__(
-        self,
-        loaded: weights.Weights,
-        confidence: float | None,
-        device: torch.device,
-        source: str,
-        classes: Sequence[str | int] = (),
+        self, loaded: weights.Weights, asked: PredictOptions, device: torch.device, source: str
     ) -> None:
         recipe = loaded.recipe
-        self.confidence = 0.25 if confidence is None else float(confidence)
-        self.wanted = chosen_classes(classes, loaded.class_names)
+        self.confidence = 0.25 if asked.confidence is None else float(asked.confidence)
+        self.wanted = chosen_classes(asked.classes, loaded.class_names)
         evaluate = replace(recipe.evaluate, confidence=self.confidence)
         self.most = evaluate.detections
         if self.wanted:  # unwanted classes must not use up the maximum number of detections
             evaluate = replace(evaluate, detections=_MOST)
         recipe = replace(recipe, evaluate=evaluate)
-        self.task = Detect(recipe, loaded.class_names, exported=trained.is_exported(loaded))
-        self.class_names = self.task.class_names
-        refuse_giant_image(self.task.size, source, self.task.spec.activations(self.task.size))
-        model = trained.model(self.task, loaded, source)
-        self.model, self.device = model.to(device).eval(), device
+        self.task: Detect = self._load(recipe, loaded, device, source)
         self.fused = fold_batch_norms(self.model, dtype_of(recipe.precision))
-        self.shown = Shown(self.task.size, recipe.data.fit, self.task.detail, recipe.data.range)
-        self.heat = False
+        self.shown = shown_in(self.task.size, recipe.data)
+
+    def scene(self, data: Data, split: str, index: int) -> Tensor:
+        # As in training, validation scenes do not depend on the seed.
+        seed = self.task.recipe.seed if split == "train" else 0
+        return open_images(data, split, index + 1, seed, self.task.size).read(index).image
 
     def item(self, view: Decoded) -> DetectionItem:
-        """Place a decoded image on the network's input."""
         fit = self.task.recipe.data.fit
         placed, where = whole(view.image, self.task.size, fit, placing=self.task.placing)
         where = in_source(where, view.reduced, view.source)
         return DetectionItem(placed, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, where)
 
     def answers(self, items: Sequence[DetectionItem], batch: int) -> list[Answer]:
-        """Detect the objects in images.
-
-        A batch of fewer than ``batch`` images is filled with copies of the last one.
-        """
         padded = self.task.collate([*items, *[items[-1]] * (batch - len(items))]).to(self.device)
         recorder = _DecodingRecorder(self.model)
         found = self.task.predict(recorder, padded)
@@ -107,11 +96,9 @@ class BoxFinder:
         return answers[: len(items)]
 
     def best(self, answer: Answer) -> float:
-        """Return the highest score, even if it is below the confidence threshold."""
         return answer.best
 
     def result(self, answer: Answer, image: Pixels, source: str) -> DetectionResult:
-        """Return the detections in an image (H, W, 3)."""
         found = answer.found
         chosen = found.scores > self.confidence
         boxes, scores, labels = (one[chosen].numpy() for one in (found.boxes, found.scores, found.labels))
@@ -126,7 +113,6 @@ class BoxFinder:
         )
 
     def level(self, answer: Answer, image: Pixels) -> Pixels | None:
-        """Return the heat map, uint8 (H, W), of an image (H, W, 3), or None if it was not requested."""
         return None if answer.heat is None else in_image(answer.heat, answer.letterbox, self.task.size)
 
     def _wanted(self, found: Detections) -> Detections:

@@ -14,11 +14,12 @@ from rankless.arguments import classes_of, several
 from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import UserError, counted, listed
 from rankless.hardware.computing import float32_like
+from rankless.inference.finder import PredictOptions
 from rankless.inference.inputs import ImageLike, source_of
-from rankless.inference.model_loading import Opened, PredictOptions, open_finders
+from rankless.inference.model_loading import Opened, open_finders
 from rankless.inference.pipeline import Source, outcomes, threads
-from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.results import Result, Results
+from rankless.task_kinds import BUILT_IN
 
 
 def load(
@@ -66,7 +67,7 @@ class Predictor:
 
     def __init__(self, opened: Opened) -> None:
         finder = opened.finders[0]
-        if isinstance(finder, CustomFinder):
+        if opened.recipe.task not in BUILT_IN:
             raise UserError(
                 f"{opened.path}: its task is '{opened.recipe.task}', which is not built in; use "
                 "rankless.predict(…, task=…)"

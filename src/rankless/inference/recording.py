@@ -86,7 +86,7 @@ class Recording:
         if journal.failed and not len(journal):
             self._clean_up(journal)
             return report
-        class_names = getattr(self.opened.finders[0], "class_names", ())
+        class_names = self.opened.finders[0].class_names
         model = str(self.opened.path)
         notes = saving.write_formats(journal, self.out, self.kinds, class_names, self.outputs, model)
         if self.resume:  # files from before the interruption belong to this prediction

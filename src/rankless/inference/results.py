@@ -16,6 +16,7 @@ from PIL import Image
 from rankless.data.images.drawing import Mark, annotate
 from rankless.data.images.image_file import Pixels
 from rankless.errors import UserError, counted, escaped
+from rankless.inference.sources import scenes
 
 if TYPE_CHECKING:
     import supervision
@@ -25,6 +26,7 @@ BEST = 5
 _WIDEST = 640  # maximum side length of an image in a notebook, in pixels
 _ROWS = 10  # maximum number of rows in the table below an image
 _SHOWN = 12  # maximum number of images that a notebook shows for a list
+_SCENE = 320  # side length up to which built-in scenes are enlarged, in pixels
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -58,18 +60,31 @@ class _Result:
         """Return one dict per score."""
         raise NotImplementedError
 
+    def entry(self) -> dict[str, Any]:
+        """Return the rows by their key, as they are recorded for an image of a prediction."""
+        return {self._key: self.rows()}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, as in ``predictions.json``."""
         height, width = self.image.shape[:2]
-        return {"source": self.source, "width": width, "height": height, self._key: self.rows()}
+        return {"source": self.source, "width": width, "height": height, **self.entry()}
 
     def marks(self) -> list[Mark]:
         """Return the boxes and captions that :meth:`draw` draws."""
         raise NotImplementedError
 
     def draw(self) -> Image.Image:
-        """Return a copy of the image with boxes and labels drawn on it."""
-        return annotate(Image.fromarray(self.image), self.marks())
+        """Return a copy of the image with boxes and labels drawn on it.
+
+        A built-in scene, which is as small as the network's input, is enlarged to make room for the labels.
+        """
+        image, marks = Image.fromarray(self.image), self.marks()
+        factor = _SCENE // max(image.size) if scenes(self.source) else 1
+        if factor > 1:
+            enlarged = (image.width * factor, image.height * factor)
+            image = image.resize(enlarged, Image.Resampling.BICUBIC)
+            marks = [mark.scaled(factor) for mark in marks]
+        return annotate(image, marks)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -150,6 +165,9 @@ class ClassificationResult(_Result):
             {"score": round(score, 4), "label": label, "name": self.class_names[label]}
             for score, label in zip(self.scores.tolist(), self.classes.tolist(), strict=True)
         ]
+
+    def entry(self) -> dict[str, Any]:
+        return super().entry() if len(self) else {"detections": []}  # like an image without objects
 
     def marks(self) -> list[Mark]:
         height, width = self.image.shape[:2]

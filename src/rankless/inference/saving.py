@@ -17,16 +17,13 @@ from rankless.data.images.image_file import Pixels
 from rankless.errors import UserError, one_of
 from rankless.files.outputs import LIST, Outputs
 from rankless.inference import formats
+from rankless.inference.finder import Finder
 from rankless.inference.formats import KINDS, Labeling
 from rankless.inference.heatmaps import overlaid
-from rankless.inference.model_loading import Finder
 from rankless.inference.pipeline import Outcome
-from rankless.inference.predict_custom import CustomFinder
-from rankless.inference.predict_detect import BoxFinder
 from rankless.inference.prediction_journal import Entry, Journal
-from rankless.inference.results import ClassificationResult, DetectionResult
+from rankless.inference.results import DetectionResult
 from rankless.inference.sources import JPEG
-from rankless.models.exported.modules import ExportedClassifier
 
 DEFAULT = ("annotated", "json")
 _SINGLE = {
@@ -40,25 +37,15 @@ _SINGLE = {
 }
 _YOLO_NAMES = "yolo/classes.txt"
 _FOLDERS = ("yolo", "voc", "crops", "heatmaps")
-_OF_BOXES = frozenset({"coco", "yolo", "voc", "crops"})
-_OF_ANY_TASK = frozenset({"annotated", "json", "jsonl"})
 _UNUSABLE = re.compile("[\0-\x1f\x7f/\\\\]")  # characters that are not allowed in the name of a folder
 
 
 def refuse_unfit(kinds: frozenset[str], finder: Finder) -> None:
     """Raise an error if the requested files cannot be written for the model's task."""
-    if isinstance(finder, BoxFinder):
-        return
-    fit = set(KINDS) - _OF_BOXES
-    what = "a classifier does not predict boxes"
-    if isinstance(getattr(finder, "model", None), ExportedClassifier):
-        fit.remove("heatmaps")
-        what = "an exported classifier predicts classes without positions"
-    if isinstance(finder, CustomFinder):
-        fit, what = set(_OF_ANY_TASK), f"'{finder.name}' is a custom task"
-    if unfit := [name for name in KINDS if name in kinds - fit]:
-        expected = one_of(name for name in KINDS if name in fit)
-        raise UserError(f"--save contains {', '.join(unfit)}, but {what}; expected {expected}")
+    lacking, why = finder.unfit()
+    if unfit := [name for name in KINDS if name in kinds & lacking]:
+        expected = one_of(name for name in KINDS if name not in lacking)
+        raise UserError(f"--save contains {', '.join(unfit)}, but {why}; expected {expected}")
 
 
 @dataclass
@@ -88,27 +75,18 @@ def render(outcome: Outcome, finder: Finder, kinds: frozenset[str], name: str) -
         where |= {"frame": source.frame, "time": round(source.time or 0.0, 3)}
     size = {"width": image.shape[-1], "height": image.shape[-2]}
     made = Rendering(outcome)
-    if isinstance(finder, CustomFinder):
-        prediction, drawn = outcome.answer
-        found: dict[str, Any] = {"prediction": prediction}
-        made.drawn = drawn if "annotated" in kinds else None
-    else:
-        pixels = image.permute(1, 2, 0).contiguous().numpy()
-        result = finder.result(outcome.answer, pixels, source.name)
-        found = {"detections": result.rows()}
-        if isinstance(result, ClassificationResult):
-            # An image without likely classes is recorded like an image without objects.
-            found = {"classes": result.rows()} if len(result) else {"detections": []}
-        made.best = finder.best(outcome.answer)
-        made.drawn = result.draw() if "annotated" in kinds else None
-        if isinstance(result, DetectionResult) and "crops" in kinds:
-            made.files += crops(result, stem, Path(name).suffix)
-        if (level := finder.level(outcome.answer, pixels)) is not None:
-            made.files.append((f"heatmaps/{stem}.png", _encoded(overlaid(pixels, level), ".png")))
+    pixels = image.permute(1, 2, 0).contiguous().numpy()
+    result = finder.result(outcome.answer, pixels, source.name)
+    made.best = finder.best(outcome.answer)
+    made.drawn = result.draw() if "annotated" in kinds else None
+    if "crops" in kinds:
+        made.files += crops(result, stem, Path(name).suffix)
+    if (level := finder.level(outcome.answer, pixels)) is not None:
+        made.files.append((f"heatmaps/{stem}.png", _encoded(overlaid(pixels, level), ".png")))
     shown = {"output": stem} | ({"annotated": name} if made.drawn is not None else {})
     if made.drawn is not None and source.frame is None:
         made.files.append((name, _encoded(made.drawn, Path(name).suffix)))
-    made.entry = Entry(stem, {**where, **shown, **size, **found})
+    made.entry = Entry(stem, {**where, **shown, **size, **result.entry()})
     return made
 
 

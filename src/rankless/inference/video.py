@@ -19,8 +19,8 @@ from PIL import Image
 
 from rankless.data.images.image_file import MOST_PIXELS, Decoded, Pixels, UnreadableImage
 from rankless.errors import UserError, counted
+from rankless.inference.finder import Finder
 from rankless.inference.inputs import reduced
-from rankless.inference.model_loading import Finder
 from rankless.inference.pipeline import Source
 from rankless.inference.sources import CAMERAS, is_live, public
 

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from rankless.data.builtin import is_built_in
 from rankless.errors import UserError, counted
 from rankless.interop.export_plan import Plan
-from rankless.models.exported.loading import as_model
-from rankless.models.exported.modules import ExportedClassifier
 from rankless.models.exported.sessions import Session
 from rankless.recipe.schema import Data
 from rankless.structures import Detections, network_input
@@ -87,16 +85,14 @@ def compare(plan: Plan, session: Session, source: str) -> Agreement:
     batch, data = images(plan)
     facts = plan.facts
     classes, nms = len(facts.class_names), facts.nms is not None
-    theirs: Any = as_model(session, source, task=facts.recipe.task, classes=classes, nms=nms)
+    theirs: Any = facts.kind.run_export(session, source, classes, nms=nms)
     ours = plan.portable(half=False)
     with torch.inference_mode():
         seen = network_input(batch.images)
-        if isinstance(theirs, ExportedClassifier):
-            difference = (ours(seen) - theirs(seen).exp()).abs().max()
-            return Agreement(len(seen), data, _number(difference))
         if nms:
             return _detections(plan, theirs, batch, data)
-        return _candidates(ours(seen), theirs(seen), data)
+        agreement: Agreement = facts.kind.compare(ours(seen), theirs(seen), data)
+        return agreement
 
 
 def images(plan: Plan) -> tuple[Any, str]:
@@ -128,7 +124,13 @@ def images(plan: Plan) -> tuple[Any, str]:
     return task.collate(items), f"the built-in {Data.root} (because {recipe.data.root} cannot be read)"
 
 
-def _candidates(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], data: str) -> Agreement:
+def of_probabilities(ours: Tensor, theirs: Tensor, data: str) -> Agreement:
+    """Compare PyTorch's probabilities (B, C) with the logarithms of an export's."""
+    return Agreement(len(ours), data, _number((ours - theirs.exp()).abs().max()))
+
+
+def of_candidates(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], data: str) -> Agreement:
+    """Compare the boxes (B, P, 4) of the best candidates, and the scores (B, P, C)."""
     boxes, scores = ours
     best = scores.amax(2).topk(min(_BEST, scores.shape[1]), 1).indices.unsqueeze(-1).expand(-1, -1, 4)
     return Agreement(

@@ -25,6 +25,7 @@ from rankless.models.weights_files import weights
 from rankless.models.weights_files.darknet_weights import write_weights
 from rankless.recipe.model_kinds import AnchorFreeModel, YoloModel
 from rankless.runs.trained_weights import trained_weights_of
+from rankless.task_kinds import kind_of
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def _files(stem: Path, endings: Sequence[str]) -> tuple[Path, ...]:
 
 def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> tuple[Path, ...]:
     recipe = loaded.recipe
-    if recipe.task != "detect":
+    if not kind_of(recipe.task).cfg:
         raise UserError(
             f"{source}: its task is '{recipe.task}', but --format darknet is only for detectors; use "
             "another --format"
@@ -204,9 +205,8 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
     if isinstance(model, YoloModel | AnchorFreeModel):
         model = replace(model, dropout=0.0)
     made = network(model, len(loaded.class_names))
-    size = recipe.model.image_size
-    if size != "auto":
-        made = replace(made, size=(size, size) if isinstance(size, int) else size)
+    if size := recipe.model.input_size():
+        made = replace(made, size=size)
     letterbox, nms = recipe.data.fit == "letterbox", recipe.evaluate.nms
     text = write_cfg(made, letterbox=letterbox, nms=nms, foreign=True)
     files = _files(stem, _ENDINGS["darknet"])

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError
-from rankless.models import zoo
 from rankless.models.detectors.protocol import CANDIDATES, Exports
 from rankless.models.exported.metadata import Facts
 from rankless.models.weights_files import weights
 from rankless.recipe import load
 from rankless.recipe.schema import Evaluate, Recipe
 from rankless.runs.trained_weights import trained_weights_of
+from rankless.task_kinds import kind_of
 from rankless.tasks import open_task, trained
 from rankless.tasks.custom import own_code, refuse_unasked, with_absolute_names
 
@@ -51,7 +51,7 @@ def quiet() -> Iterator[None]:
 class PortableDetector(nn.Module):
     """A detector that also decodes its outputs. With ``half``, the network computes in float16."""
 
-    def __init__(self, detector: nn.Module, *, half: bool = False) -> None:
+    def __init__(self, detector: nn.Module, task: Any = None, *, half: bool = False) -> None:
         super().__init__()
         if "backbone" in detector._modules:
             # PyTorch's exporters look up modules as attributes, and would find the method of the same name.
@@ -70,17 +70,15 @@ class PortableDetector(nn.Module):
 class PortableClassifier(nn.Module):
     """A classifier that also normalizes its input and applies softmax to its output.
 
-    ``mean`` and ``std`` have one value per channel. With ``half``, the network computes in float16.
+    ``task.mean`` and ``task.std`` have one value per channel. With ``half``, the network computes in float16.
     """
 
-    def __init__(
-        self, classifier: nn.Module, mean: Sequence[float], std: Sequence[float], *, half: bool = False
-    ) -> None:
+    def __init__(self, classifier: nn.Module, task: Any, *, half: bool = False) -> None:
         super().__init__()
         self.classifier = classifier.half() if half else classifier
         self.half_precision = half
-        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
-        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
+        self.register_buffer("mean", torch.tensor(task.mean).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(task.std).view(-1, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute the class probabilities (B, C) of images (B, 3, H, W) in 0..1."""
@@ -96,7 +94,7 @@ class WithNms(nn.Module):
     Only candidates with a score above ``confidence`` are kept.
     """
 
-    def __init__(self, detector: PortableDetector, settings: Evaluate, confidence: float) -> None:
+    def __init__(self, detector: nn.Module, settings: Evaluate, confidence: float) -> None:
         super().__init__()
         self.detector, self.iou, self.confidence = detector, settings.iou, confidence
         self.class_agnostic = settings.class_agnostic
@@ -124,11 +122,6 @@ class WithNms(nn.Module):
         return torch.cat((image, boxes.flatten(0, 1)[rows], score, label), 1)
 
 
-_ALL_KEYS = ("model.image_size", "data.root", "data.val")
-_KEYS = {
-    "detect": (*_ALL_KEYS, "evaluate.iou", "evaluate.nms", "evaluate.class_agnostic"),
-    "classify": _ALL_KEYS,
-}
 _STRIDE = 32
 CONFIDENCE = 0.25
 """Default confidence threshold of exports with NMS, as in ``rankless predict``."""
@@ -165,14 +158,13 @@ class Plan:
     def portable(self, *, half: bool | None = None) -> nn.Module:
         """Return a copy of the model without NMS, for other programs. ``half`` overrides the precision."""
         half, network = self.half if half is None else half, copy.deepcopy(self.model).requires_grad_(False)
-        if self.facts.recipe.task == "classify":
-            return PortableClassifier(network, self.task.mean, self.task.std, half=half).eval()
-        return PortableDetector(network, half=half).eval()
+        made: nn.Module = self.facts.kind.portable(network, self.task, half=half)
+        return made.eval()
 
     def with_nms(self) -> nn.Module:
         """Return a copy of the model for other programs, with NMS if it was requested."""
         made = self.portable()
-        if self.facts.nms is None or not isinstance(made, PortableDetector):
+        if self.facts.nms is None:
             return made
         return WithNms(made, self.facts.recipe.evaluate, self.facts.nms).eval()
 
@@ -207,9 +199,8 @@ def plan_export(target: Path, asked: ExportOptions, overrides: Sequence[str]) ->
     path = trained_weights_of(target)
     loaded = weights.load(path)
     recipe = _changed(loaded.recipe, overrides, path)
-    exports = Exports()
-    if recipe.task == "detect":
-        exports = zoo.spec(recipe.model, recipe.loss).exports
+    task: Any = open_task(recipe, loaded.class_names)
+    exports: Exports = task.exports
     problems = [*_problems(recipe, asked, exports)]
     if problems:
         raise UserError(problems)
@@ -218,7 +209,6 @@ def plan_export(target: Path, asked: ExportOptions, overrides: Sequence[str]) ->
             f"{path}: {recipe.model.name} cannot be exported, because {exports.problem}; use --format "
             "pth, or another detector"
         )
-    task: Any = open_task(recipe, loaded.class_names)
     model = trained.model(task, loaded, str(path)).eval()
     recipe = replace(
         recipe, precision="fp16" if asked.half else "fp32", model=replace(recipe.model, image_size=task.size)
@@ -230,15 +220,15 @@ def plan_export(target: Path, asked: ExportOptions, overrides: Sequence[str]) ->
         task.size,
         confidence if asked.nms else None,
         weights.digest(loaded.state),
-        cropped=recipe.task == "classify" and recipe.data.augment.crop < 1,
+        placing=task.preprocessing(),
     )
     batch = asked.batch or (None if exports.any_shape else 1)
     return Plan(path, task, model, facts, batch, asked.any_size, asked.half)
 
 
 def _changed(recipe: Recipe, overrides: Sequence[str], path: Path) -> Recipe:
-    keys = _KEYS.get(recipe.task)
-    if keys is None:
+    keys = kind_of(recipe.task).exported
+    if not keys:
         raise UserError(
             f"{path}: '{recipe.task}' is a custom task, whose computation cannot be exported; use "
             "--format pth to export the state dict"
@@ -256,23 +246,22 @@ def _changed(recipe: Recipe, overrides: Sequence[str], path: Path) -> Recipe:
 
 
 def _problems(recipe: Recipe, asked: ExportOptions, exports: Exports) -> list[str]:
-    problems = []
-    is_detector = recipe.task == "detect"
+    problems, kind = [], kind_of(recipe.task)
     if asked.confidence is not None and not asked.nms:
         problems.append("--confidence has an effect only with --nms; add --nms, or remove --confidence")
     elif asked.confidence is not None and not 0 <= asked.confidence <= 1:
         problems.append(f"--confidence is {asked.confidence:g}; expected a number from 0 to 1")
     if asked.batch is not None and asked.batch < 1:
         problems.append(f"--batch is {asked.batch}; expected a whole number of at least 1")
-    if asked.nms and not is_detector:
-        problems.append("--nms is for detectors, but these weights belong to a classifier; remove --nms")
+    if asked.nms and not kind.boxes:
+        problems.append(f"--nms is for detectors, but these weights belong to {kind.model}; remove --nms")
     elif asked.nms and recipe.evaluate.nms != "iou":
         problems.append(
             f"--nms computes NMS by IoU, but the recipe's evaluate.nms is '{recipe.evaluate.nms}'; add "
             "evaluate.nms=iou, or remove --nms"
         )
-    if asked.any_size and not (is_detector and exports.any_shape):
-        name = recipe.model.name if is_detector else "a classifier"
+    if asked.any_size and (kind.one_size or not exports.any_shape):
+        name = kind.model if kind.one_size else recipe.model.name
         problems.append(
             f"--any-size is for YOLO and anchor-free detectors, but {name} accepts only one size; remove "
             "--any-size"

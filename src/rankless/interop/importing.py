@@ -17,7 +17,6 @@ from rankless.files import checksums, reading
 from rankless.files.outputs import Outputs
 from rankless.interop.other_ways import advice
 from rankless.models import zoo
-from rankless.models.classifiers.catalog import build_classifier, variant
 from rankless.models.darknet.architectures import COCO_CLASSES
 from rankless.models.darknet.cfg import read_cfg
 from rankless.models.darknet.cfg_text import write_cfg
@@ -37,6 +36,7 @@ from rankless.recipe import load
 from rankless.recipe.familiar import PYTORCH
 from rankless.recipe.schema import Recipe
 from rankless.recipe.transformers_config import CONFIG, folder_of, recipe_keys
+from rankless.task_kinds import KINDS, kind_for, kind_of
 
 
 def checked_name(source: Path) -> list[str]:
@@ -58,8 +58,6 @@ def checked_name(source: Path) -> list[str]:
 
 
 PRECISION = "precision=fp32"  # published scores were computed in single precision
-# ImageNet classifiers are evaluated on the center of the image, and trained with the published random crop.
-_CROP = "data.augment.crop=0.08"
 _LEAST_CROPPED = 128  # pixels; CIFAR classifiers are evaluated on the whole image
 
 
@@ -67,21 +65,15 @@ def build_any(recipe: Recipe, classes: int) -> nn.Module:
     """Build the model of a recipe on the CPU, initialized with the recipe's seed as in training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(recipe.seed, "model"))
-        if recipe.task == "classify":
-            return build_classifier(recipe.model, classes)
-        return zoo.build(recipe.model, classes)
+        made: nn.Module = kind_of(recipe.task).build(recipe.model, classes)
+        return made
 
 
 def layers_of(model: str, overrides: Sequence[str]) -> tuple[list[Layer], int]:
     """Return the layers of a model and its number of parameters; see :func:`rankless.models.work.layers`."""
     recipe = recipe_for(model, overrides)
-    if recipe.task == "classify":
-        known, size = variant(recipe.model), recipe.model.image_size
-        side = known.side if size == "auto" else size
-        shape = (side, side) if isinstance(side, int) else side
-        return layers(lambda: build_any(recipe, known.classes), shape)
-    classes = zoo.MODELS[recipe.model.name].classes
-    return layers(lambda: build_any(recipe, classes), zoo.spec(recipe.model).size)
+    classes, size = kind_of(recipe.task).published(recipe.model)
+    return layers(lambda: build_any(recipe, classes), size)
 
 
 def recipe_for(model: str | None, overrides: Sequence[str]) -> Recipe:
@@ -104,12 +96,14 @@ def recipe_for(model: str | None, overrides: Sequence[str]) -> Recipe:
             f"--model is '{name}': no such model; expected {one_of(zoo.MODELS)}{near}; for another Darknet "
             f"network, use --cfg {stem}.cfg"
         )
-    has_task = any(word.startswith("task=") for word in overrides)
-    task = [] if has_task else ["task=detect" if name in zoo.MODELS else "task=classify"]
+    kind = next((one for one in KINDS if name in one.names.load()), kind_for(boxes=False))
+    task = [] if any(word.startswith("task=") for word in overrides) else [f"task={kind.name}"]
     options = [*task, f"model.name={json.dumps(name)}", PRECISION]
     recipe = load.default([*options, *overrides])
-    if recipe.task == "classify" and variant(recipe.model).side >= _LEAST_CROPPED:
-        recipe = load.default([*options, _CROP, *overrides])
+    if crop := kind_of(recipe.task).crop:
+        _, size = kind_of(recipe.task).published(replace(recipe.model, image_size="auto"))
+        if min(size) >= _LEAST_CROPPED:
+            recipe = load.default([*options, crop, *overrides])
     return recipe
 
 
@@ -425,8 +419,8 @@ def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source:
     if not counts and agrees_in_order(ours, state, tuple(head)):
         return 2  # the comparison of the tensors reports that the names differ
     if not counts and partial:
-        detects = recipe.task == "detect"
-        return zoo.MODELS[recipe.model.name].classes if detects else variant(recipe.model).classes
+        published: int = kind_of(recipe.task).published(recipe.model)[0]
+        return published
     count = counts.pop() if len(counts) == 1 else 0
     if count >= 1 and count == int(count):
         return int(count)

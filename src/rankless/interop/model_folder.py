@@ -21,17 +21,13 @@ from rankless.files.outputs import Outputs
 from rankless.models.weights_files import weights
 from rankless.recipe.familiar import is_by_name
 from rankless.recipe.load import dump
-from rankless.recipe.schema import BUILT_IN_TASKS
 from rankless.runs import journal, starts
 from rankless.runs.directory import RunDirectory, read_state, weights_of
+from rankless.task_kinds import BUILT_IN, kind_of
 from rankless.tasks import open_task, trained
 from rankless.tasks.custom import naming, own_code
 
 FILES = ("model.safetensors", "recipe.yaml", "classes.json", "README.md")
-_KINDS = {
-    "detect": ("object-detection", "An object detector"),
-    "classify": ("image-classification", "An image classifier"),
-}
 _NAMED = 100  # maximum number of classes in the card
 _CARD = """\
 ---
@@ -126,20 +122,20 @@ def card(name: str, loaded: weights.Weights, source: Path) -> str:
     """Return the model card: metadata for the Hub, followed by Markdown."""
     recipe, record = loaded.recipe, read_record(source)
     shown, own = shlex.quote(printable(name)), dict(own_code(recipe))
-    is_ours = recipe.task in BUILT_IN_TASKS and "model.name" not in own
+    is_ours = recipe.task in BUILT_IN and "model.name" not in own
     metadata: dict[str, Any] = {"tags": ["rankless"]}
     if is_ours:
-        tag, kind = _KINDS[recipe.task]
+        kind = kind_of(recipe.task)
         named = [] if getattr(recipe.model, "cfg", "") else [recipe.model.name]  # a cfg has no name
-        metadata = {"pipeline_tag": tag, "tags": ["rankless", *named]}
+        metadata = {"pipeline_tag": kind.hub, "tags": ["rankless", *named]}
         model = trained.model(open_task(recipe, loaded.class_names), loaded, str(source))
         size = counted(sum(one.numel() for one in model.parameters()), "parameter")
         network = _plain(named[0]) if named else "the network in a Darknet cfg file"
-        about = f"{kind}, {network}, with {size}."
+        about = f"{kind.title}, {network}, with {size}."
     else:  # the user's code may be untrusted, so it is not run to count the parameters
         size = counted(sum(one.numel() for one in loaded.state.values()), "number")
-        kind = "of the detector family" if "model.name" in own else "for the custom task"
-        about = f"A model with {size} {kind} {_plain(next(iter(own.values())))}, whose code is also needed."
+        whose = "of the detector family" if "model.name" in own else "for the custom task"
+        about = f"A model with {size} {whose} {_plain(next(iter(own.values())))}, whose code is also needed."
     if names := loaded.class_names:
         listed = ", ".join(map(_plain, names[:_NAMED]))
         about += f" {counted(len(names), 'class', 'classes')}: {listed}{' …' if len(names) > _NAMED else ''}"

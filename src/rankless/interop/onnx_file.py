@@ -117,7 +117,6 @@ def model(plan: Plan, *, half: bool | None = None) -> Any:
     """Return the ``onnx.ModelProto`` of an export. ``half`` overrides the planned precision."""
     onnx = needed("onnx", "onnx", "--format onnx")
     needed("onnxscript", "onnx", "--format onnx")
-    outputs = ["probabilities"] if plan.facts.recipe.task == "classify" else ["boxes", "scores"]
     program = plan.program(plan.portable(half=half))
     with quiet():
         try:
@@ -125,7 +124,7 @@ def model(plan: Plan, *, half: bool | None = None) -> Any:
                 program,
                 (plan.example(),),
                 input_names=["images"],
-                output_names=outputs,
+                output_names=list(plan.facts.kind.outputs),
                 opset_version=OPSET,
                 dynamo=True,
                 verbose=False,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 from rankless import __version__
+from rankless.engine.environment import by_rank, rank_list
 from rankless.errors import TaskError, UserError, printable
 from rankless.recipe.load import differences, from_json, to_json
 from rankless.recipe.schema import Recipe
@@ -53,7 +54,7 @@ def _merged(errors: Sequence[tuple[int, list[str]] | None]) -> tuple[int, list[s
         return None
     everywhere = len(errors)
     problems = [
-        text if len(who) == everywhere else f"{_rank_list(who)}: {text}" for text, who in ranks.items()
+        text if len(who) == everywhere else f"{rank_list(who)}: {text}" for text, who in ranks.items()
     ]
     return max(error[0] for error in errors if error), problems
 
@@ -68,7 +69,7 @@ def refuse_other_recipes(world: World, recipe: Recipe) -> None:
 def _differing(gathered: Sequence[tuple[str, str]]) -> list[str]:
     versions = [version for version, _ in gathered]
     if len(set(versions)) > 1:
-        return [f"the ranks have different versions of rankless: {_by_value(versions)}; use the same version"]
+        return [f"the ranks have different versions of rankless: {by_rank(versions)}; use the same version"]
     texts = [text for _, text in gathered]
     recipes = {text: from_json(text) for text in dict.fromkeys(texts)}
     first = recipes[texts[0]]
@@ -81,20 +82,6 @@ def _differing(gathered: Sequence[tuple[str, str]]) -> list[str]:
     for key, by_recipe in found.items():
         values = [printable(json.dumps(by_recipe[text], ensure_ascii=False)) for text in texts]
         problems.append(
-            f"{key}: differs between the ranks: {_by_value(values)}; use the same recipe on all ranks"
+            f"{key}: differs between the ranks: {by_rank(values)}; use the same recipe on all ranks"
         )
     return problems
-
-
-def _by_value(values: Sequence[str]) -> str:
-    """Return a phrase such as ``0.1 on rank 0, 0.2 on ranks 1, 2``."""
-    return ", ".join(
-        f"{value} on {_rank_list([rank for rank, other in enumerate(values) if other == value])}"
-        for value in dict.fromkeys(values)
-    )
-
-
-def _rank_list(ranks: Sequence[int]) -> str:
-    """Return a phrase such as ``rank 1``, or ``ranks 1, 2, 3, 4 and 5 more``."""
-    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:4]))}{more}"

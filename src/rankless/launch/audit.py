@@ -33,9 +33,10 @@ from rankless.recipe.schema import Recipe
 from rankless.runs import chain, starts
 from rankless.runs.chain import Chain
 from rankless.runs.directory import RunDirectory, read_state, similar_run
+from rankless.task_kinds import BUILT_IN
 from rankless.tasks import open_task, resolve_recipe
 from rankless.tasks.capabilities import capabilities
-from rankless.tasks.custom import BUILT_IN, refuse_unasked, with_absolute_names
+from rankless.tasks.custom import refuse_unasked, with_absolute_names
 
 _PLACES = ("data.root", "data.folder")
 _MAY_CHANGE = (*_PLACES, "model.pretrained", "workers")

@@ -19,7 +19,6 @@ from rankless.hardware.computing import computes_like
 from rankless.interop import speed
 from rankless.interop.export import PROGRAMS, write_checked
 from rankless.interop.export_plan import ExportOptions, Plan, plan_export
-from rankless.models.exported.loading import as_model
 from rankless.tasks import open_task
 from rankless.world.process_group import World, join
 
@@ -153,8 +152,8 @@ class _Bench:
         try:
             done = write_checked(plan, format, folder)
             rate = speed.of_session(done.session, self.inputs, self.seconds)
-            task, classes = plan.facts.recipe.task, len(plan.facts.class_names)
-            model = as_model(done.session, "the export", task=task, classes=classes, nms=False)
+            classes = len(plan.facts.class_names)
+            model = plan.facts.kind.run_export(done.session, "the export", classes)
             score = self.score(model, exported=True) if scored else None
         except UserError as error:
             return Row(format, precision, problem=error.problems[0])

@@ -84,7 +84,7 @@ class HangDetector:
 
 
 def is_stopped(pid: int) -> bool:
-    """Check whether a process was stopped by a signal. This works only on Linux."""
+    """Check whether a process was stopped by a signal."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1] == [b"T"]
     except OSError:

@@ -18,10 +18,10 @@ from rankless.data.path_checks import refuse_gone
 from rankless.errors import INTERRUPTED, UserError, counted, listed, remedy
 from rankless.files.numbered import given_or_numbered
 from rankless.hardware.compute_device import compute_device
+from rankless.hardware.forking import ForkServer
 from rankless.hardware.instruction_set import refuse_unable
 from rankless.launch import environments, fork_server
 from rankless.launch.devices import LeftOut, visible
-from rankless.launch.fork_server import ForkServer
 from rankless.launch.inline import refuse as refuse_inline
 from rankless.launch.inline import train as train_inline
 from rankless.launch.job import DRY_RUN_IMAGES, Job, check_parallel, job_folder, write_job
@@ -48,8 +48,9 @@ from rankless.recipe.schema import IN_RECIPE, Recipe
 from rankless.recipe.used import refuse_unused_in_scoring
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory, weights_of
+from rankless.task_kinds import BUILT_IN
 from rankless.tasks import resolve_recipe, split_names, trained
-from rankless.tasks.custom import BUILT_IN, refuse_unasked, with_absolute_names
+from rankless.tasks.custom import refuse_unasked, with_absolute_names
 from rankless.user_modules import absolute, name_of
 
 
@@ -109,7 +110,7 @@ def train(
         recipe = resolve_recipe(recipe)
         if not resume:
             prefetch(recipe.model)
-        ranks = 1 if inline and not in_threads else ranks_for(wanted, recipe)
+        ranks = 1 if inline and not in_threads else ranks_for(wanted, recipe, may_share=bool(dry_run_steps))
         with opened(directory, recipe, resume=resume) as recipe:
             if resume and is_finished(directory, recipe):
                 return 0
@@ -287,8 +288,11 @@ def server_for(job: Job) -> ForkServer | None:
     return fork_server.running() if native and compute_device().type == "cpu" else None
 
 
-def ranks_for(devices: int | None, recipe: Recipe | None) -> int:
-    """Return the number of ranks to start on this machine."""
+def ranks_for(devices: int | None, recipe: Recipe | None, *, may_share: bool = False) -> int:
+    """Return the number of ranks to start on this machine.
+
+    Only with ``may_share``, as in a dry run that compares bits, may several ranks use one GPU.
+    """
     if devices is None:
         devices = devices_here(recipe.threads if recipe else 1)
         if recipe and devices > (most := recipe.batch.micro_batches):
@@ -300,4 +304,11 @@ def ranks_for(devices: int | None, recipe: Recipe | None) -> int:
         raise UserError(f"--devices is {devices}: expected a whole number of at least 1, or 'auto'")
     if recipe:
         refuse_idle("--devices is {}", [devices], recipe)
+    there = gpu_count()
+    if devices > there > 0 and not may_share:
+        raise UserError(
+            f"--devices is {devices}, but there {'is' if there == 1 else 'are'} {counted(there, 'GPU')}; "
+            f"expected at most one rank per GPU; use --devices {there}, which gives the same weights, or "
+            f"--device cpu to train with {counted(devices, 'process', 'processes')} on the CPU"
+        )
     return devices

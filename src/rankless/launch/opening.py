@@ -31,7 +31,8 @@ from rankless.recipe.load import dump, load, to_json
 from rankless.recipe.schema import Recipe
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
-from rankless.tasks.custom import BUILT_IN, naming, own_code, with_absolute_names
+from rankless.task_kinds import BUILT_IN
+from rankless.tasks.custom import naming, own_code, with_absolute_names
 from rankless.user_modules import absolute, name_of, refuse_while_opening
 
 

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from rankless.data import loader_server
 from rankless.data.loader import LoaderDiedError
 from rankless.engine import evaluate as engine
 from rankless.engine import loop
@@ -26,7 +25,9 @@ from rankless.engine.setup import DryRun
 from rankless.engine.sinks.sink import sink_class
 from rankless.engine.watchdog import Pulse
 from rankless.errors import LOST_PEER, ShortageError, TaskError, UserError, of_a_path
+from rankless.hardware import forking
 from rankless.hardware.computing import computes_like
+from rankless.hardware.device_errors import device_error
 from rankless.hardware.shortages import shortage
 from rankless.launch.job import LEFT_OUT, Job, leave_cause, leave_note, leave_pulse
 from rankless.printing import ProgressBar
@@ -34,9 +35,9 @@ from rankless.recipe.load import from_json
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.structures import Unreadable
+from rankless.task_kinds import BUILT_IN
 from rankless.tasks import open_task
 from rankless.tasks.capabilities import capabilities
-from rankless.tasks.custom import BUILT_IN
 from rankless.tasks.protocol import Task
 from rankless.user_code import blamed
 from rankless.world.process_group import TIMEOUT, LostPeerError, World, is_lost_peer, join, ranks_here
@@ -180,15 +181,15 @@ def fork_loaders_early(recipe: Recipe) -> None:
     # Do not ask PyTorch for GPUs yet, because starting CUDA starts threads.
     on_gpus = Path("/proc/driver/nvidia").exists() and not os.environ.get("RANKLESS_CPU")
     kind = "cuda" if on_gpus else "cpu"
-    if sys.platform == "linux" and loader_processes(recipe, ranks_here(), kind):
+    if loader_processes(recipe, ranks_here(), kind):
         if recipe.task in BUILT_IN:
             importlib.import_module(f"rankless.tasks.{recipe.task}")
-        loader_server.fork_early()
+        forking.fork_early()
 
 
 def understood(error: Exception) -> UserError | None:
     """Return a UserError for an error that a restart would only repeat, or None for other errors."""
-    return shortage(error) or of_a_path(error) or blamed(error)
+    return shortage(error) or device_error(error) or of_a_path(error) or blamed(error)
 
 
 def note_of(error: UserError, job: Job) -> dict[str, Any]:

@@ -52,18 +52,20 @@ def log_or_nothing(path: Path, why: str) -> int:
         return os.open(os.devnull, os.O_WRONLY)
 
 
-def last_traceback(path: Path) -> list[str]:
-    """Return a log's lines from the last traceback onwards, or an empty list if the last start has none."""
+def last_start(path: Path) -> list[str]:
+    """Return the lines that the last start has written to a log, or an empty list if it cannot be read."""
     try:
         lines = [_PREFIX.sub("", line) for line in _lines(path)]
     except OSError:
         return []
-    for number in reversed(range(len(lines))):
-        if lines[number].startswith("Traceback"):
-            return lines[number:]
-        if lines[number].startswith(_START):
-            break
-    return []
+    starts = [number for number, line in enumerate(lines) if line.startswith(_START)]
+    return lines[starts[-1] + 1 :] if starts else lines
+
+
+def last_traceback(lines: Sequence[str]) -> list[str]:
+    """Return the lines from the last traceback onwards, or an empty list if there is none."""
+    numbers = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
+    return list(lines[numbers[-1] :]) if numbers else []
 
 
 def exception_in(lines: Sequence[str]) -> str:

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Protocol
 
 from rankless.errors import LOST_PEER, UserError
-from rankless.launch.fork_server import ForkServer
+from rankless.hardware.forking import ForkServer
+from rankless.hardware.processes import stop_signals_blocked
+from rankless.launch.fork_server import run_worker
 from rankless.launch.hanging import FORK_SERVER, HangDetector
 from rankless.launch.job import Job, Place, leave_cause, log_of, read_notes, read_pulse, take_cause
-from rankless.launch.rank_log import exception_in, last_traceback
-from rankless.launch.requests import STOP_SIGNALS, Requests
+from rankless.launch.rank_log import exception_in, last_start, last_traceback
+from rankless.launch.requests import Requests
 from rankless.launch.rounds import Death, Failure, RoundEnd, how_it_ended
 from rankless.runs.directory import RunDirectory
 from rankless.runs.saving import saving_process
@@ -28,6 +30,7 @@ NOTICE = 3.0  # seconds for ranks to end by themselves after they lost another r
 SHOWN = 30  # maximum number of lines printed from a log
 # -P prevents the import of files in the current folder in place of libraries.
 _INTERPRETER = (sys.executable, "-P", "-m", "rankless.launch.worker")
+_LONG = 200  # characters of a line of a log
 _POLL = 0.05
 _UNKILLABLE = 30.0  # seconds that a killed process may take to end
 _TOUCH = 3600.0  # seconds; systems remove temporary files that are days old
@@ -85,17 +88,14 @@ class Ranks:
 
     def _start(self, meeting: Path | None) -> None:
         words = [str(self.path), str(os.getpid()), *([str(meeting)] if meeting else [])]
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        try:
+        with stop_signals_blocked():
             for local in range(self.count):
                 environment = {**os.environ, **self.more, **self._variables(local)}
                 self.processes[self.first + local] = (
-                    self.server.fork(words, environment)
+                    self.server.fork(run_worker, words, environment)
                     if self.server
                     else subprocess.Popen([*_INTERPRETER, *words], env=environment, start_new_session=True)
                 )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _variables(self, local: int) -> dict[str, str]:
         place = self.place
@@ -211,11 +211,14 @@ class Ranks:
         )
 
     def _failure(self, rank: int, code: int) -> Failure:
-        traceback = last_traceback(log_of(Path(self.job.logs), rank))
+        lines = last_start(log_of(Path(self.job.logs), rank))
+        traceback = last_traceback(lines)
         if cause := take_cause(self.path, rank):
             return Failure(code, cause, traceback[-SHOWN:])
-        exception = exception_in(traceback) if code > 0 and code != LOST_PEER else ""
-        cause = f"rank {rank} {how_it_ended(code)}" + f": {exception}" * bool(exception)
+        exited = code > 0 and code != LOST_PEER
+        exception = exception_in(traceback) if exited else ""
+        said = exception or next((line for line in reversed(lines) if line and exited), "")[:_LONG]
+        cause = f"rank {rank} {how_it_ended(code)}" + f": {said}" * bool(said)
         return Failure(code, cause, traceback[-SHOWN:], exception)
 
 

@@ -6,8 +6,8 @@ import signal
 import time
 from typing import Any
 
-# Slurm and spot markets send SIGUSR1 some time before they end a job.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+from rankless.hardware.processes import STOP_SIGNALS
+
 TWICE = 0.25  # seconds within which two signals count as one: ``timeout`` and some schedulers send each twice
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from rankless.models.detectors.transformers import TransformersModel
 from rankless.models.work import parameters_and_gflops
 from rankless.models.zoo import MODELS
 from rankless.recipe import model_kinds
+from rankless.task_kinds import KINDS
 
 
 @dataclass(frozen=True)
@@ -48,23 +48,23 @@ class _Whole(nn.Module):
         return boxes, scores
 
 
-def listed_detector(name: str) -> Listed:
+def listed_detector(name: str, task: str) -> Listed:
     """Return the list entry of a published detector."""
     spec, published = zoo.spec(model_kinds.Model(name=name)), MODELS[name]
     if isinstance(published, TransformersModel):
         parameters, gflops = published.parameters, published.gflops
     else:
         parameters, gflops = parameters_and_gflops(partial(_Whole, spec, published.classes), spec.size)
-    return Listed(name, "detect", published.classes, spec.size, parameters, gflops, published.source)
+    return Listed(name, task, published.classes, spec.size, parameters, gflops, published.source)
 
 
-def listed_classifier(name: str) -> Listed:
+def listed_classifier(name: str, task: str) -> Listed:
     """Return the list entry of a classifier."""
     known = CLASSIFIERS[name]
     size, source = (known.side, known.side), known.source.partition(", arXiv")[0]
-    return Listed(name, "classify", known.classes, size, known.parameters, known.gflops, source)
+    return Listed(name, task, known.classes, size, known.parameters, known.gflops, source)
 
 
 def listed() -> Iterator[Listed]:
     """Return an iterator over the entries of all detectors, then of all classifiers."""
-    return chain(map(listed_detector, MODELS), map(listed_classifier, CLASSIFIERS))
+    return (kind.listed(name, kind.name) for kind in KINDS for name in kind.names.load())

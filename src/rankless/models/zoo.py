@@ -51,6 +51,11 @@ def build(model: model_kinds.ModelKeys, classes: int, loss: loss_kinds.LossKeys 
     return spec(model, loss).build(classes)
 
 
+def published(model: model_kinds.ModelKeys) -> tuple[int, tuple[int, int]]:
+    """Return the number of classes and the (height, width) of the input of a published detector."""
+    return MODELS[model.name].classes, spec(model).size
+
+
 def check_name(name: str) -> None:
     if name in MODELS or name == transformers.CUSTOM or re.search(model_kinds.FamilyModel.pattern, name):
         return

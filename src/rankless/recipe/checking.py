@@ -13,11 +13,12 @@ from pydantic_core import ArgsKwargs
 
 from rankless.errors import UserError, nearest, one_of
 from rankless.recipe.clashes import clashes
-from rankless.recipe.fields import BUILT_IN_TASKS, is_task, similar_task
+from rankless.recipe.fields import is_task, similar_task
 from rankless.recipe.keys import MOST_KEYS, Flat, KeyPath, Kinds, at, flattened, leaves, nested, sections
 from rankless.recipe.mistakes import not_a_section, shown, unknown_key, wrong_value
 from rankless.recipe.model_kinds import ModelKeys, losses_of
 from rankless.recipe.recorded import with_network
+from rankless.task_kinds import BUILT_IN, DEFAULT, kind_of
 
 Handler = Callable[[Any], Any]
 """A function that validates values with pydantic."""
@@ -81,7 +82,7 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
     good = {**_without(flat, bad), ("loss", "name"): kinds.loss}
     if ("task",) in bad:
         good["task",] = kinds.task  # for the checks that depend on it
-    if good.get(("model", "cfg")) and kinds.task == "detect":
+    if good.get(("model", "cfg")) and kind_of(kinds.task).cfg:
         good.pop(_NAME, None)  # the cfg describes the network
     made = None
     try:
@@ -138,10 +139,10 @@ def _wrong_keys(recipe: type, flat: Flat, kinds: Kinds, source: Source) -> dict[
 
 
 def _wrong_task(tree: Mapping[str, Any]) -> dict[KeyPath, str]:
-    task = tree.get("task", "detect")
+    task = tree.get("task", DEFAULT)
     if not isinstance(task, str) or not task or is_task(task):
         return {}
-    built_in = ", ".join(map(repr, BUILT_IN_TASKS))
+    built_in = ", ".join(map(repr, BUILT_IN))
     hint = f"; did you mean '{near}'?" if (near := similar_task(task)) else ""
     expected = f"expected {built_in}, 'package.module:Class' or 'file.py:Class'{hint}"
     return {("task",): f"'task' is {shown(task)}: {expected}"}
@@ -178,7 +179,7 @@ def _without_effect(
         for only in known[path].conditions if path in known else ():
             other = (*only.key.split("."),)
             if only.key == "task":
-                if kinds.task in BUILT_IN_TASKS and kinds.task not in only.values:
+                if kinds.task in BUILT_IN and kinds.task not in only.values:
                     yield path, unknown_key(recipe, path, kinds, "")
             elif value not in (known[path].default, "auto") and path not in bad and other not in bad:
                 actual = flat.get(other, known[other].default)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankless.recipe.loss_kinds import AnchorFreeLoss
 from rankless.recipe.mistakes import ascending_anchors
+from rankless.task_kinds import kind_of
 
 if TYPE_CHECKING:
     from rankless.recipe.schema import Recipe
@@ -24,11 +25,13 @@ def clashes(recipe: Recipe) -> Iterator[tuple[str, ...]]:
 def _of_model(recipe: Recipe) -> Iterator[tuple[str, ...]]:
     model, size = recipe.model, recipe.model.image_size
     sides = () if isinstance(size, str) else (size,) if isinstance(size, int) else size
-    if recipe.task == "detect" and any(side % 32 for side in sides):
-        nearest = " and ".join(str(max(32, round(side / 32) * 32)) for side in sides)
+    kind = kind_of(recipe.task)
+    if any(side % kind.multiple for side in sides):
+        nearest = " and ".join(str(max(1, round(side / kind.multiple)) * kind.multiple) for side in sides)
         written = list(size) if isinstance(size, tuple) else size
         yield (
-            f"'model.image_size' is {written}: a detector needs multiples of 32, such as {nearest}",
+            f"'model.image_size' is {written}: {kind.model} needs multiples of {kind.multiple}, "
+            f"such as {nearest}",
             "model.image_size",
         )
     anchors = getattr(model, "anchors", "default")
@@ -69,15 +72,15 @@ def _of_data(recipe: Recipe) -> Iterator[tuple[str, ...]]:
             "data.folder",
             "data.root",
         )
-    if recipe.task == "classify" and augment.close_mosaic and not augment.mixup and not augment.cutmix:
+    kind = kind_of(recipe.task)
+    if kind.mixing and augment.close_mosaic and not any(getattr(augment, key) for key in kind.mixing):
         yield (
-            f"'data.augment.close_mosaic' is {augment.close_mosaic!r}, but mixup and cutmix are both "
-            "off; remove data.augment.close_mosaic",
+            f"'data.augment.close_mosaic' is {augment.close_mosaic!r}, but {' and '.join(kind.mixing)} are "
+            "both off; remove data.augment.close_mosaic",
             "data.augment.close_mosaic",
-            "data.augment.mixup",
-            "data.augment.cutmix",
+            *(f"data.augment.{key}" for key in kind.mixing),
         )
-    if recipe.task == "classify" and recipe.evaluate.tta == "full":
+    if kind.one_size and recipe.evaluate.tta == "full":
         yield (
             "'evaluate.tta' is 'full', which needs inputs of several sizes, but many classifiers "
             "accept only one; expected 'none' or 'flip'",

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSe
 from pydantic_core import PydanticCustomError
 
 from rankless.recipe.durations import RunLength
+from rankless.task_kinds import BUILT_IN, KINDS
 
 config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -43,24 +44,23 @@ class Reads:
     predicting: tuple[str, ...] = ()  # tasks that read the key when a trained model predicts
 
 
-BUILT_IN_TASKS = ("detect", "classify")
-
-
 def is_task(name: str) -> bool:
     """Check whether a name is a built-in task or has the form of a class, such as ``file.py:Class``."""
-    return name in BUILT_IN_TASKS or bool(name.rpartition(":")[0])
+    return name in BUILT_IN or bool(name.rpartition(":")[0])
 
 
 def similar_task(name: str) -> str | None:
     """Return the built-in task with a similar name, such as ``detect`` for ``detection``, or None."""
-    return next(iter(difflib.get_close_matches(name.lower(), BUILT_IN_TASKS, n=1)), None)
+    return next(iter(difflib.get_close_matches(name.lower(), BUILT_IN, n=1)), None)
 
 
-DETECT_ONLY = Only("task", ("detect",))
-CLASSIFY_ONLY = Only("task", ("classify",))
+_WITH_BOXES, _WITHOUT_BOXES = (
+    tuple(kind.name for kind in KINDS if kind.boxes == boxes) for boxes in (True, False)
+)
+DETECT_ONLY, CLASSIFY_ONLY = Only("task", _WITH_BOXES), Only("task", _WITHOUT_BOXES)
 TRAINING = Reads()
-SCORING = Reads(BUILT_IN_TASKS)
-PREDICTING = Reads(BUILT_IN_TASKS, BUILT_IN_TASKS)
+SCORING, PREDICTING = Reads(BUILT_IN), Reads(BUILT_IN, BUILT_IN)
+CLASSIFYING = Reads(_WITHOUT_BOXES, _WITHOUT_BOXES)
 FREE = "can be changed when a run is resumed, because it does not affect earlier results"
 
 # --- types --------------------------------------------------------------------------------------------------

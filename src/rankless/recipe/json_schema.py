@@ -31,7 +31,7 @@ def schema() -> dict[str, Any]:
                 key["description"] = described[name]
             for only in kind.__pydantic_fields__[name].metadata:  # type: ignore[attr-defined]
                 if isinstance(only, Only) and only.key == "task":
-                    key["x-task"] = only.values[0]
+                    key["x-task"] = " or ".join(map(str, only.values))
         if issubclass(kind, ModelKeys) and kind.pattern:
             definition["properties"]["name"]["pattern"] = kind.pattern
             definition["required"] = [] if re.search(kind.pattern, ModelKeys.name) else ["name"]

@@ -14,9 +14,10 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import is_pydantic_dataclass
 
-from rankless.recipe.fields import BUILT_IN_TASKS, SCORING, Only, Reads, get, given, is_task, similar_task
+from rankless.recipe.fields import SCORING, Only, Reads, get, given, is_task, similar_task
 from rankless.recipe.loss_kinds import LOSSES, LossKeys, loss_kind
 from rankless.recipe.model_kinds import MODELS, ModelKeys, losses_of, model_kind
+from rankless.task_kinds import BUILT_IN, DEFAULT
 
 KeyPath = tuple[str, ...]
 """Keys from the outermost to the innermost: ``("optim", "lr")``."""
@@ -30,8 +31,8 @@ _DEEPEST = 20
 KINDS: Mapping[str, Mapping[str, type[ModelKeys] | type[LossKeys]]] = {"model": MODELS, "loss": LOSSES}
 """Maps the sections ``model`` and ``loss`` to their classes, keyed by tag."""
 
-OPEN: KeyPath = ("model", "options")
-"""The key whose value is a mapping with keys that the user's own class defines."""
+OPEN: tuple[KeyPath, ...] = (("model", "options"), ("data", "options"))
+"""The keys whose value is a mapping with keys that the user's own class defines."""
 
 SHORTHANDS: Mapping[KeyPath, str] = {
     ("data", "augment"): "preset",
@@ -57,7 +58,7 @@ class Kinds(NamedTuple):
         """
         model, loss = get(recipe, "model", {}), loss_kind(get(recipe, "loss", {}))
         known = losses_of(model)
-        task = str(get(recipe, "task", "detect"))
+        task = str(get(recipe, "task", DEFAULT))
         task = task if is_task(task) else similar_task(task) or task
         return cls(task, model_kind(model), loss if loss in known else known[0])
 
@@ -81,9 +82,9 @@ class Key:
         return [one for one in self.declared if isinstance(one, Only)]
 
     @property
-    def task(self) -> str:
-        """The name of the only built-in task that reads the key, or an empty string if both do."""
-        return next((str(one.values[0]) for one in self.conditions if one.key == "task"), "")
+    def tasks(self) -> tuple[str | int, ...]:
+        """The names of the built-in tasks that read the key."""
+        return next((one.values for one in self.conditions if one.key == "task"), BUILT_IN)
 
     @property
     def reads(self) -> Reads:
@@ -107,9 +108,7 @@ def leaves(recipe: type, kinds: Kinds | None = None) -> dict[KeyPath, Key]:
     """
     found: dict[KeyPath, Key] = {}
     for path, one in _walk(recipe, (), kinds, ()):
-        if isinstance(one, Key) and not (
-            kinds and one.task and kinds.task in BUILT_IN_TASKS and kinds.task != one.task
-        ):
+        if isinstance(one, Key) and not (kinds and kinds.task in BUILT_IN and kinds.task not in one.tasks):
             found.setdefault(path, one)
     return found
 
@@ -163,7 +162,7 @@ def flattened(tree: Any) -> Flat:
 
 def _values(tree: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
     section: Mapping[Any, Any] = {}
-    if path == OPEN:
+    if path in OPEN:
         yield path, tree
         return
     if isinstance(tree, Mapping) and len(path) < _DEEPEST:

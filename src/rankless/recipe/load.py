@@ -40,7 +40,8 @@ from rankless.recipe.keys import (
 from rankless.recipe.mistakes import shown
 from rankless.recipe.model_kinds import ModelKeys, losses_of
 from rankless.recipe.recorded import upgrade, with_network
-from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
+from rankless.recipe.schema import Recipe
+from rankless.task_kinds import BUILT_IN, kind_of
 
 COMMAND_LINE = "command line"
 """Name that messages give to the location of command-line values."""
@@ -62,7 +63,7 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
             (:func:`.recorded.with_network`). Keys of a shipped recipe that the network does not have are
             dropped, with a warning.
         check_name: a function that returns the problem with a model's name for a task, such as
-            :func:`rankless.models.names.problem`; without it, any name is accepted here.
+            :func:`rankless.task_kinds.wrong_model`; without it, any name is accepted here.
 
     Raises:
         UserError: lists all problems of the file and the overrides, with lines and nearest valid keys.
@@ -106,7 +107,7 @@ def data_root(path: Path) -> str:
     """Return ``data.root`` of a recipe that may have errors, or "" if it is missing or the task is custom."""
     tree = _readable_part(path)
     root, task = at(tree, ("data", "root"), ""), at(tree, ("task",), Recipe.task)
-    return root if isinstance(root, str) and task in BUILT_IN_TASKS else ""
+    return root if isinstance(root, str) and task in BUILT_IN else ""
 
 
 def is_recipe(path: Path) -> bool:
@@ -226,7 +227,7 @@ def _named_twice(flat: Flat, source: Source) -> Iterator[tuple[Location, str]]:
     ignored, because every recorded recipe has it.
     """
     name, where, other = flat.get(_NAME), source.of(_NAME), source.of(_CFG)
-    if name is None or not flat.get(_CFG) or flat.get(("task",), Recipe.task) != "detect":
+    if name is None or not flat.get(_CFG) or not kind_of(flat.get(("task",), Recipe.task)).cfg:
         return
     is_written = where.line < math.inf and other.name != COMMAND_LINE
     if where.name == COMMAND_LINE or (is_written and name != ModelKeys.name):
@@ -273,7 +274,7 @@ def _over(old: Flat, new: Flat, *, presets_win: bool = False) -> Flat:
         inner = [other for other in old if other[: len(path)] == path]
         if value == {} and inner and path in sections(Recipe):
             continue
-        if path == OPEN and isinstance(value, Mapping) and isinstance(old.get(path), Mapping):
+        if path in OPEN and isinstance(value, Mapping) and isinstance(old.get(path), Mapping):
             value = {**old[path], **value}  # as in a section, other keys stay
         old = {other: old[other] for other in old if other != outer and other not in inner}
         old[path] = value
@@ -321,7 +322,7 @@ def _instead_of(name: str, check_name: NameCheck | None) -> str:
     near = nearest(name, shipped())
     if check_name is None:
         return f"{near or ';'} for a model, use model.name=NAME"
-    task = next((task for task in BUILT_IN_TASKS if check_name(task, name) is None), "")
+    task = next((task for task in BUILT_IN if check_name(task, name) is None), "")
     if not task:
         return (
             near

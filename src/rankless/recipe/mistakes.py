@@ -32,8 +32,8 @@ def unknown_key(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
     if path not in leaves(recipe) and path not in sections(recipe):
         return f"key '{dotted}': no such key{_instead_of(recipe, path)}"
     if path in leaves(recipe) and path[0] not in KINDS:
-        other = leaves(recipe)[path].task
-        return f"key '{dotted}': it has an effect only with task '{other}', but the task is '{kinds.task}'"
+        others = " or ".join(map(repr, leaves(recipe)[path].tasks))
+        return f"key '{dotted}': it has an effect only with task {others}, but the task is '{kinds.task}'"
     having = [
         tag
         for tag, one in KINDS[path[0]].items()

@@ -65,6 +65,12 @@ class ModelKeys:
     """Activation checkpointing: the backward pass recomputes activations instead of storing them. This saves
     memory, takes more time, and gives the same bits."""
 
+    def input_size(self) -> tuple[int, int] | None:
+        """Return ``image_size`` as (height, width), or None if it is ``auto``."""
+        if self.image_size == "auto":
+            return None
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
 
 @dataclass(frozen=True, config=config)
 class Involution:

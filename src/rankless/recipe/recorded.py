@@ -12,11 +12,11 @@ from typing import Any
 from rankless.errors import UserError, printable
 from rankless.files.hub import path_of
 from rankless.files.reading import MIB, opened
-from rankless.recipe.fields import BUILT_IN_TASKS
 from rankless.recipe.keys import Flat, flattened
 from rankless.recipe.model_kinds import FamilyModel
 from rankless.recipe.transformers_config import folder_of, recipe_keys
 from rankless.runs.directory import weights_of
+from rankless.task_kinds import BUILT_IN, DETECT
 
 _LONGEST_HEADER = 100 * MIB  # the limit of safetensors
 _OWN = ("pretrained", "freeze", "checkpointing")
@@ -70,13 +70,13 @@ def with_network(flat: Flat) -> Flat:
         return flat
     if (folder := folder_of(file)) is not None:
         theirs = flattened(recipe_keys(folder, "model.pretrained"))
-        return {**theirs, **flat, ("task",): "detect"}
+        return {**theirs, **flat, ("task",): DETECT.name}
     try:
         theirs = flattened(recipe_in(weights_of(path_of(file), warn=lambda _: None)) or {})
     except (UserError, OSError, ValueError):
         theirs = {}
     task = theirs.get(("task",))
-    if task not in BUILT_IN_TASKS or flat.get(("task",), task) != task:
+    if task not in BUILT_IN or flat.get(("task",), task) != task:
         return flat
     name = theirs.get(("model", "name"))
     if isinstance(name, str) and re.search(FamilyModel.pattern, name) and not theirs.get(("model", "cfg")):

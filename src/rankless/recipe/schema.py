@@ -18,8 +18,8 @@ from pydantic_core import ArgsKwargs
 
 from rankless.recipe.checking import Handler, checked
 from rankless.recipe.fields import (
-    BUILT_IN_TASKS,
     CLASSIFY_ONLY,
+    CLASSIFYING,
     DETECT_ONLY,
     FREE,
     PREDICTING,
@@ -44,18 +44,19 @@ from rankless.recipe.fields import (
     NamesFile,
     NotNegative,
     Only,
+    Options,
     Period,
     Positive,
     Precision,
     ProperFraction,
-    Reads,
     Seed,
     config,
 )
 from rankless.recipe.loss_kinds import AnyLoss, AutoLoss, Loss
 from rankless.recipe.model_kinds import AnyModel, Model, YoloModel
+from rankless.task_kinds import DEFAULT
 
-__all__ = ["BUILT_IN_TASKS", "Loss", "Model"]
+__all__ = ["Loss", "Model"]
 
 IN_RECIPE = " (in a recipe: data.train, data.val)"
 """Part of the messages about unknown splits; ``rankless.evaluate`` removes it for its option ``split``."""
@@ -131,7 +132,7 @@ class Augment:
     micro-``batch``, so that each image is decoded only once (detection)."""
     copy_paste: Annotated[Fraction, DETECT_ONLY] = 0.0
     """Probability that objects from another image are pasted into this one (detection)."""
-    crop: Annotated[Float, Field(gt=0, le=1), Reads(("classify",), ("classify",))] = 1.0
+    crop: Annotated[Float, Field(gt=0, le=1), CLASSIFYING] = 1.0
     """Minimum fraction of the area that a random crop keeps; 1 disables cropping. In detection, a crop never
     cuts a box."""
     blur: Fraction = 0.0
@@ -207,6 +208,8 @@ class Data:
     boxes can follow, as in ``hugging-face:xyxy``: ``xyxy`` (corners), ``xywh`` (corner and size), ``cxcywh``
     (center and size) or, for ``darknet``, ``polygon``. A module of your own is ``package.module`` or
     ``file.py``."""
+    options: Options = field(default_factory=dict)
+    """Options of your own format, which its class ``Options`` defines, as in ``data.options.separator=/``."""
     train: Name = "train"
     """Name of the split to train on, or its annotation file, relative to ``root``."""
     val: Name = "val"
@@ -417,7 +420,7 @@ class Schedule:
 class Recipe:
     """A complete recipe; see the classes of its sections."""
 
-    task: Name = "detect"
+    task: Name = DEFAULT
     """``detect``, ``classify``, or for a custom task ``package.module:Class`` or ``file.py:Class``."""
     model: AnyModel = field(default_factory=YoloModel)
     """The network. ``model.name`` determines which keys are available."""

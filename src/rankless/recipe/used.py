@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankless.errors import UserError, nearest, one_of
-from rankless.recipe.fields import BUILT_IN_TASKS
 from rankless.recipe.keys import leaves
 from rankless.recipe.model_kinds import FamilyModel
 from rankless.recipe.schema import Recipe
+from rankless.task_kinds import BUILT_IN, kind_of
 
 
 def refuse_unused_in_scoring(overrides: Sequence[str], task: str) -> None:
     """Raise a UserError for overrides that affect no score. A custom task may read any key."""
     keys = _keys(overrides)
-    if "task" in keys or task not in BUILT_IN_TASKS:
+    if "task" in keys or task not in BUILT_IN:
         return
     unused = []
     for key in keys:
@@ -35,14 +35,11 @@ def refuse_unused_in_prediction(overrides: Sequence[str], recipe: Recipe) -> Non
     used += [
         ".".join(path)
         for path, key in leaves(Recipe).items()
-        if task in key.reads.predicting and key.task in ("", task)
+        if task in key.reads.predicting and task in key.tasks
     ]
     unused = [key for key in _keys(overrides) if key not in used]
     if unused:
-        hints = {"evaluate.confidence": "use --confidence"}
-        if task == "classify":
-            no_boxes = "a classifier predicts the five best classes and no boxes; remove it"
-            hints |= dict.fromkeys(("evaluate.iou", "evaluate.detections"), no_boxes)
+        hints = {"evaluate.confidence": "use --confidence", **kind_of(task).not_predicted}
         raise UserError(
             f"command line: key '{key}': prediction does not use it; "
             f"{hints.get(key) or nearest(key, used)[2:] or f'expected {one_of(used)}'}"

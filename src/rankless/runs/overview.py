@@ -19,6 +19,7 @@ from rankless.runs.directory import DETACHED, RunDirectory, is_run, read_state
 from rankless.runs.following import is_alive
 from rankless.runs.scoring import is_better, name_of_best
 from rankless.runs.weights_digest import of_run
+from rankless.task_kinds import DEFAULT, kind_of
 
 _SECONDS = re.compile(rb'"seconds":([0-9.e+-]{1,30})')
 _DEPTH = 3
@@ -154,8 +155,8 @@ def _score_name(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]])
         if "evaluation" in entry:
             return name_of_best(best, entry["scores"])
     # The last evaluation may precede the part of the journal that was read.
-    usual = {"detect": "AP", "classify": "top1"}.get(str(recipe.get("task", "detect")))
-    return usual if best == "auto" else best
+    kind = kind_of(recipe.get("task", DEFAULT))
+    return (kind.score if kind.name else None) if best == "auto" else best
 
 
 def _seconds(path: Path) -> float:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rankless.task_kinds import KINDS
+
 LOWER_IS_BETTER = ("loss", "nll")
 """Scores for which a lower value is better."""
-_AUTO = ("AP", "top1")
+_AUTO = tuple(kind.score for kind in KINDS)
 
 
 def name_of_best(best: str, scores: Mapping[str, Any]) -> str | None:

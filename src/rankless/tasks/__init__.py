@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from rankless.data.builtin import is_built_in
 from rankless.errors import UserError, shell_word
-from rankless.recipe.schema import BUILT_IN_TASKS, Data, Recipe
+from rankless.recipe.schema import Data, Recipe
+from rankless.task_kinds import BUILT_IN, kind_of
 from rankless.tasks.capabilities import capabilities
-from rankless.tasks.custom import open_custom
 from rankless.tasks.protocol import Task
 
 
@@ -20,36 +21,22 @@ def open_task(recipe: Recipe, class_names: Sequence[str] | None = None, *, expor
     custom task defines its own. ``exported`` tells whether the model is in an exported file, which normalizes
     images itself and has no loss.
     """
-    if recipe.task == "detect":
-        from rankless.tasks.detect import Detect
-
-        return Detect(recipe, class_names, exported=exported)
-    if recipe.task == "classify":
-        from rankless.tasks.classify import Classify
-
-        return Classify(recipe, class_names, exported=exported)
-    return open_custom(recipe)
+    task: Task = kind_of(recipe.task).open(recipe, class_names, exported=exported)
+    return task
 
 
 def resolve_recipe(recipe: Recipe) -> Recipe:
     """Return a self-contained recipe, in which no value depends on local files or the data."""
-    if recipe.task in BUILT_IN_TASKS:
-        recipe = replace(recipe, data=_resolved_data(recipe.data))
-    if recipe.task == "detect":
-        from rankless.tasks.detect import Detect, resolve_detection
-        from rankless.tasks.memory_check import refuse_giant_step
+    if recipe.task not in BUILT_IN:
+        return recipe
+    from rankless.tasks.memory_check import refuse_giant_step
 
-        task = Detect(recipe, class_names=())  # reports the problems that need no data
-        refuse_giant_step(recipe, task.size, task.spec.activations(task.size))
-        _read_data(recipe)
-        return resolve_detection(recipe)
-    if recipe.task == "classify":
-        from rankless.tasks.classify import Classify
-        from rankless.tasks.memory_check import refuse_giant_step
-
-        refuse_giant_step(recipe, Classify(recipe, class_names=()).size)
-        _read_data(recipe)
-    return recipe
+    recipe = replace(recipe, data=_resolved_data(recipe.data))
+    task: Any = open_task(recipe, ())  # reports the problems that need no data
+    refuse_giant_step(recipe, task.size, task.activations)
+    _read_data(recipe)
+    resolved: Recipe = task.resolved()
+    return resolved
 
 
 def _resolved_data(data: Data) -> Data:
@@ -70,7 +57,7 @@ def split_names(recipe: Recipe) -> list[str]:
     from rankless.data.formats.splits import usual_order
     from rankless.files.remote import location
 
-    if recipe.task not in BUILT_IN_TASKS:
+    if recipe.task not in BUILT_IN:
         return []
     data = located(recipe.data)
     name, _ = recognize(data.root, data.format)
@@ -81,7 +68,7 @@ def data_digest(recipe: Recipe) -> str | None:
     """Return the digest of the training data, or None if the data has none."""
     from rankless.data.datasets.open_split import opened
 
-    if recipe.task not in BUILT_IN_TASKS:
+    if recipe.task not in BUILT_IN:
         return capabilities(open_task(recipe).training_data()).digest
     data = _resolved_data(recipe.data)
     return None if is_built_in(data.root) else opened(data, data.train).digest()
@@ -105,7 +92,7 @@ def _read_data(recipe: Recipe) -> None:
         boxed, pretrained = annotations.has_boxes, recipe.model.pretrained
         if problem := of_another_task(pretrained, recipe.task, data.root, boxed=boxed):
             raise UserError([*problems, problem])
-        if recipe.task == "detect" and (problem := without_boxes(data.root, split, annotations)):
+        if kind_of(recipe.task).boxes and (problem := without_boxes(data.root, split, annotations)):
             problems.append(f"{problem}; run `rankless data check {shell_word(data.root)}` for details")
     if problems:
         raise UserError(problems)

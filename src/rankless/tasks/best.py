@@ -1,11 +1,10 @@
-"""Check and resolve ``evaluate.best``, the score that selects the best weights."""
+"""Check ``evaluate.best``, the score that selects the best weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from rankless.errors import nearest, one_of
-from rankless.recipe.schema import Recipe
 
 
 def unknown_best(best: str, names: Sequence[str]) -> Iterator[str]:
@@ -16,12 +15,3 @@ def unknown_best(best: str, names: Sequence[str]) -> Iterator[str]:
         if best.lower().startswith("map") and "AP50" in known:
             hint = "; use AP50 for mAP at an IoU of 0.5 (Pascal VOC, Darknet), or AP for COCO's mAP"
         yield f"evaluate.best is '{best}': expected {one_of(known)}{hint}"
-
-
-def best_score(recipe: Recipe) -> str:
-    """Return the name of the score that selects the best weights.
-
-    For a custom task with ``auto``, this is ``score``, which stands for the task's ``score_name``.
-    """
-    usual = {"detect": "AP", "classify": "top1"}.get(recipe.task, "score")
-    return usual if recipe.evaluate.best == "auto" else recipe.evaluate.best

@@ -18,6 +18,7 @@ from rankless.errors import UserError
 from rankless.losses.classify import ClassificationLoss, from_recipe
 from rankless.metrics.topk import score_names, topk_scores
 from rankless.models.classifiers.catalog import build_classifier, variant
+from rankless.models.detectors.protocol import Exports
 from rankless.recipe import loss_kinds
 from rankless.recipe.schema import Recipe
 from rankless.structures import Classification, ClassificationBatch, ClassificationItem, LossSum, Scores
@@ -29,15 +30,15 @@ from rankless.tasks.tta import TTA, apply_transform, mean_of_logs
 class Classify:
     """The task ``classify``; see :class:`.protocol.Task` and :func:`rankless.tasks.open_task`."""
 
-    score_name = "top1"
+    score_name, exports = "top1", Exports()
+    activations = ()  # not counted
 
     def __init__(
         self, recipe: Recipe, class_names: Sequence[str] | None = None, *, exported: bool = False
     ) -> None:
         self.recipe, self._exported = recipe, exported
         chosen = variant(recipe.model)
-        side = chosen.side if recipe.model.image_size == "auto" else recipe.model.image_size
-        self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
+        self.size = recipe.model.input_size() or (chosen.side, chosen.side)
         self.mean = (0.0, 0.0, 0.0) if exported else tuple(chosen.mean)
         self.std = (1.0, 1.0, 1.0) if exported else tuple(chosen.std)
         self._learns = class_names is None
@@ -47,6 +48,15 @@ class Classify:
             raise UserError(problems)
         if class_names is None:
             _ = self._loss  # report the loss's problems now, not at the first step
+
+    def resolved(self) -> Recipe:
+        """Return the recipe, whose values do not depend on files or on the data."""
+        return self.recipe
+
+    def preprocessing(self) -> dict[str, Any]:
+        """Describe how an image is placed on the input, for other programs; see :class:`.Facts`."""
+        cropped = self.recipe.data.augment.crop < 1
+        return {"fit": "resize to 256/224 of the input, crop the middle" if cropped else "stretch"}
 
     def model(self) -> nn.Module:
         """Build the bare model on the CPU, freshly initialized from torch's global generator."""
@@ -90,7 +100,7 @@ class Classify:
     def report_details(self, predictions: Sequence[Classification]) -> dict[str, Any]:
         """Return details of the scored predictions for the report."""
         details = of_classifications(self.evaluation_data(), predictions, self.class_names)
-        return details | {"training": self._training_images}
+        return details | {"kind": self.recipe.task, "training": self._training_images}
 
     @cached_property
     def _training_images(self) -> dict[str, Any]:
@@ -154,9 +164,7 @@ class Classify:
             augmented=augmented,
             epochs=recipe.epochs,
             batch=recipe.batch.images,
-            detail=data.detail,
-            cache=data.cache,
-            values=data.range,
+            data=data,
         )
 
 

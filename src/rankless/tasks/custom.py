@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rankless.errors import UserError, printable
-from rankless.recipe.fields import BUILT_IN_TASKS
 from rankless.recipe.model_kinds import FamilyModel
 from rankless.recipe.schema import Recipe, is_own_format
+from rankless.task_kinds import BUILT_IN
 from rankless.tasks.checks import check_members
 from rankless.tasks.protocol import Task
 from rankless.user_modules import absolute, load_class, opening
 
-BUILT_IN = BUILT_IN_TASKS
 _WHAT = {"task": "custom task", "model.name": "detector family", "data.format": "data format"}
 
 
-def open_custom(recipe: Recipe) -> Task:
-    """Open the custom task that ``recipe.task`` names."""
+def open_custom(recipe: Recipe, _: Sequence[str] | None = None, *, exported: bool = False) -> Task:
+    """Open the custom task that ``recipe.task`` names, which defines its own class names."""
     made = load_class(recipe.task, "task")
     check_members(made, recipe.task)
     with opening():

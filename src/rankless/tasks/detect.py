@@ -16,10 +16,11 @@ from rankless.data.anchors import box_sizes, kmeans_anchors
 from rankless.data.augment.multi_scale import StepSizes
 from rankless.data.datasets.annotated import DetectionImages, MatchedImages
 from rankless.data.datasets.class_matching import between_splits, match_classes
-from rankless.data.datasets.detection import DetectionExamples, collate, open_images
+from rankless.data.datasets.detection import DetectionExamples, collate, open_images, placing_of
 from rankless.data.datasets.torchvision_sets import located
 from rankless.errors import UserError
-from rankless.geometry.letterbox import Placing, clipped, to_source
+from rankless.geometry.boxes import clip
+from rankless.geometry.letterbox import to_source
 from rankless.geometry.nms import best_first, nms
 from rankless.hardware.precision import without_layers
 from rankless.metrics import coco
@@ -34,7 +35,6 @@ from rankless.tasks.best import unknown_best
 from rankless.tasks.report_details import as_truth, boxes_of_training, of_detections
 from rankless.tasks.tta import TTA, apply_transform, restore_boxes
 
-# Built-in scenes do not depend on the network's input size, so that models can be compared.
 _NO_MARGIN = (
     "evaluate.rectangular is true, but data.fit is 'stretch', which leaves no margin to remove; remove one "
     "of the two keys"
@@ -51,12 +51,8 @@ class Detect:
     ) -> None:
         self.recipe, self.validation_loss = recipe, not exported
         self.spec = zoo.spec(recipe.model, recipe.loss)
-        side = self.spec.size if recipe.model.image_size == "auto" else recipe.model.image_size
-        self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
-        data = recipe.data
-        self.placing = Placing(data.resample != "darknet", data.pad)
-        # Decoding an image at a reduced size already averages its pixels.
-        self.detail = data.detail if self.placing.antialias else 0.0
+        self.size = recipe.model.input_size() or self.spec.size
+        self.placing, self.exports = placing_of(recipe.data), self.spec.exports
         problems = [*_without_effect(recipe, self.size), *unknown_best(recipe.evaluate.best, coco.NAMES)]
         if not class_names and problems:
             raise UserError(problems)
@@ -65,6 +61,26 @@ class Detect:
         if class_names is None:
             class_names = self._training.images.class_names
         self.class_names = tuple(class_names)
+
+    def resolved(self) -> Recipe:
+        """Return the recipe with the text of a cfg file in place of its path, and with fitted anchors."""
+        recipe, model = self.recipe, cast(model_kinds.AnyModel, self.spec.self_contained())
+        if isinstance(model, model_kinds.YoloModel) and model.anchors == "kmeans":
+            task = Detect(replace(recipe, model=model))
+            sizes = box_sizes(task.training_data().images, task.size)
+            model = replace(model, anchors=kmeans_anchors(sizes, len(task.spec.anchors), recipe.seed))
+        return replace(recipe, model=model)
+
+    @property
+    def activations(self) -> list[int]:
+        """Count the output values of the layers for one image; see :class:`.DetectorSpec`."""
+        return self.spec.activations(self.size)
+
+    def preprocessing(self) -> dict[str, Any]:
+        """Describe how an image is placed on the input, for other programs; see :class:`.Facts`."""
+        data = self.recipe.data
+        resize = {"resize": "bilinear"} if data.resample == "darknet" else {}
+        return {**resize, "fit": data.fit, **({"pad": data.pad} if data.fit == "letterbox" else {})}
 
     def model(self) -> nn.Module:
         """Build the bare model on the CPU, freshly initialized from torch's global generator."""
@@ -125,6 +141,7 @@ class Detect:
     def report_details(self, predictions: Sequence[Detections]) -> dict[str, Any]:
         """Return details of the scored predictions for the report."""
         details = of_detections(self.evaluation_data(), predictions, self.class_names)
+        details["kind"] = self.recipe.task
         return details | ({"training": self._training_boxes} if self._training_boxes else {})
 
     @cached_property
@@ -134,7 +151,7 @@ class Detect:
     @cached_property
     def _training(self) -> DetectionExamples:
         data = self.recipe.data
-        samples = open_images(located(data), data.train, data.train_images, self.recipe.seed)
+        samples = open_images(located(data), data.train, data.train_images, self.recipe.seed, self.size)
         sizes = StepSizes(self.size, data.multi_scale, data.multi_scale_every, self.recipe.seed)
         return DetectionExamples(
             samples,
@@ -142,12 +159,8 @@ class Detect:
             self.recipe.seed,
             data.augment,
             self.recipe.epochs,
-            data.fit,
-            placing=self.placing,
+            data,
             sizes=sizes if data.multi_scale else None,
-            detail=self.detail,
-            cache=data.cache,
-            values=data.range,
             batch=self.recipe.batch.images,
         )
 
@@ -157,18 +170,14 @@ class Detect:
         # Always seed 0, so that runs with different seeds are evaluated on the same scenes.
         if self.recipe.evaluate.rectangular and data.fit == "stretch":
             raise UserError(_NO_MARGIN)
-        samples = self._with_classes_of_model(open_images(located(data), data.val, data.val_images))
+        samples = open_images(located(data), data.val, data.val_images, size=self.size)
         return DetectionExamples(
-            samples,
+            self._with_classes_of_model(samples),
             self.size,
             self.recipe.seed,
             None,
-            fit=data.fit,
-            placing=self.placing,
+            data=data,
             rectangular=self.recipe.evaluate.rectangular,
-            detail=self.detail,
-            cache=data.cache,
-            values=data.range,
         )
 
     def _with_classes_of_model(self, images: DetectionImages) -> DetectionImages:
@@ -210,7 +219,7 @@ class Detect:
             )
             # Clip after NMS, as in Darknet: clipped boxes overlap more and would remove boxes that Darknet
             # keeps.
-            inside = clipped(boxes[selected], letterbox)
+            inside = clip(boxes[selected], letterbox.height, letterbox.width)
             visible = (inside[:, 2:] > inside[:, :2]).all(1)  # not just in the gray margin
             inside, selected = inside[visible], selected[visible]
             if len(selected) >= settings.detections or first >= len(boxes):
@@ -240,13 +249,3 @@ def _anchors_that_descend(model: model_kinds.ModelKeys) -> Iterator[str]:
             "model.anchors are in descending order, so the finest head would learn the largest boxes; "
             f"expected the smallest pair first: model.anchors='{ascending}'"
         )
-
-
-def resolve_detection(recipe: Recipe) -> Recipe:
-    """Replace a cfg file's path with the file's text, and ``kmeans`` anchors with fitted ones."""
-    model = cast(model_kinds.AnyModel, zoo.spec(recipe.model, recipe.loss).self_contained())
-    if isinstance(model, model_kinds.YoloModel) and model.anchors == "kmeans":
-        task = Detect(replace(recipe, model=model))
-        sizes = box_sizes(task.training_data().images, task.size)
-        model = replace(model, anchors=kmeans_anchors(sizes, len(task.spec.anchors), recipe.seed))
-    return replace(recipe, model=model)

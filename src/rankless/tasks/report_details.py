@@ -51,8 +51,7 @@ def of_detections(
         if shown := _shown(data.images, index):
             boxes = _boxes(images[at], truths[at], threshold)
             examples.append({"kind": kind, "score": float(scores[at]), **shown, **boxes})
-    details |= {"kind": "detect", "classes": list(class_names), "examples": examples}
-    return details
+    return details | {"classes": list(class_names), "examples": examples}
 
 
 def as_truth(truth: GroundTruth) -> Truth:
@@ -170,7 +169,7 @@ def of_classifications(
         if shown := _shown(data.images, index):
             classes = {"truth": int(truth[at]), "likeliest": _likeliest(probabilities[at])}
             examples.append({"kind": kind, "score": float(of_truth[at]), **shown, **classes})
-    return details | {"kind": "classify", "classes": list(class_names), "examples": examples}
+    return details | {"classes": list(class_names), "examples": examples}
 
 
 def _likeliest(probabilities: NDArray[np.float64]) -> list[list[float]]:

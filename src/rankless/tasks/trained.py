@@ -56,7 +56,7 @@ def warnings(loaded: Weights, source: str) -> list[str]:
 def hints(scores: Mapping[str, Any], recipe: Recipe) -> list[str]:
     """Return advice if a detector may have found no objects because of a high ``evaluate.confidence``."""
     usual, confidence = Evaluate.confidence, recipe.evaluate.confidence
-    if recipe.task != "detect" or scores.get("AR100") != 0 or confidence <= usual:
+    if scores.get("AR100") != 0 or confidence <= usual:
         return []
     return [
         f"no objects were found with evaluate.confidence={confidence:g}; use a lower value, such "

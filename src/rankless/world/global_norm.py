@@ -115,8 +115,9 @@ def batch_statistics(
     per micro-batch. ``check`` is called with the number of values, a scalar.
     """
     dims = _dims(wide[0])
-    size = wide[0].new_tensor([0.0])
-    first = total([torch.cat([v.sum(dims), size + v.numel() / v.shape[1]]) for v in wide])
+    # new_tensor would wait for the GPU, because it copies from the host.
+    sizes = [wide[0].new_full((1,), v.numel() / v.shape[1]) for v in wide]
+    first = total([torch.cat([v.sum(dims), size]) for v, size in zip(wide, sizes, strict=True)])
     number = first[-1]
     check(number)
     mean = first[:-1] / number

@@ -42,9 +42,9 @@ _TAG = 0x5EED  # no rank receives messages with this tag
 def watch_connections(*, all_are_read: bool) -> int:
     """Enable TCP keepalive for all connections of this process to other machines, and return their number.
 
-    The number is 0 if the system does not list a process's files (macOS). If receivers read all data at once
-    (``all_are_read``), as with gloo, unacknowledged data is an error as well. With NCCL, a receiver may block
-    the sender, and the kernel would mistake a full buffer for a lost machine.
+    If receivers read all data at once (``all_are_read``), as with gloo, unacknowledged data is an error as
+    well. With NCCL, a receiver may block the sender, and the kernel would mistake a full buffer for a lost
+    machine.
     """
     count = 0
     for connection in filter(_is_to_another_machine, _sockets()):
@@ -64,10 +64,7 @@ def listening() -> set[int]:
 
 
 def reject_new_connections(known: Set[int]) -> None:
-    """Make the kernel reject new connections to all listening sockets except the ``known`` ones.
-
-    This has no effect if the system does not list a process's files (macOS).
-    """
+    """Make the kernel reject new connections to all listening sockets except the ``known`` ones."""
     for each in filter(_listens, _sockets()):
         if os.fstat(each.fileno()).st_ino in known:
             continue
@@ -83,11 +80,7 @@ def reject_new_connections(known: Set[int]) -> None:
 
 def _sockets() -> Iterator[socket.socket]:
     """Yield duplicates of this process's TCP sockets, closing each one before yielding the next."""
-    try:
-        numbers = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
-    except OSError:
-        return
-    for number in numbers:
+    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         with suppress(OSError):  # closed in the meantime
             if not stat.S_ISSOCK(os.fstat(number).st_mode):
                 continue

@@ -136,8 +136,6 @@ def _name(token: int) -> str:
 
 def _anonymous_file(token: int, size: int) -> int:
     """Create an anonymous file of ``size`` bytes and return its descriptor, or -1 if this fails."""
-    if not hasattr(os, "memfd_create"):  # macOS
-        return -1
     try:
         file = os.memfd_create(_name(token))
     except OSError:

@@ -70,3 +70,13 @@ def owned_nodes(micro_batches: int, rank: int, size: int) -> list[Node]:
     own = own_micro_batches(micro_batches, rank, size)
     fold: Fold[None] = Fold(micro_batches, lambda left, right: None, ((leaf, None) for leaf in own))
     return [node for node, _ in fold.stack]
+
+
+def most_sums(micro_batches: int, rank: int, size: int) -> int:
+    """Return how many vectors a rank has at most while it adds its micro-batches, including the next one."""
+    fold: Fold[None] = Fold(micro_batches, lambda left, right: None)
+    most = 0
+    for leaf in own_micro_batches(micro_batches, rank, size):
+        most = max(most, len(fold.stack) + 1)
+        fold.push(Node(0, leaf), None)
+    return most

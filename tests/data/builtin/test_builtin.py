@@ -21,6 +21,7 @@ from rankless.data.datasets.annotated import ClassificationImages, DetectionImag
 from rankless.structures import Sample
 
 TITLE = "dots for a test"
+SIZE = 40, 48
 
 
 def splits(root=None):
@@ -30,8 +31,8 @@ def splits(root=None):
 class Dots:
     class_names = ("dark", "light")
 
-    def __init__(self, split, images=8, seed=0):
-        self.split, self.images = split, images
+    def __init__(self, split, images=8, seed=0, size=SIZE):
+        self.split, self.images, self.size = split, images, size
 
     def __len__(self):
         return self.images
@@ -40,7 +41,7 @@ class Dots:
         return f"dots/{self.split}/{index}"
 
     def image(self, index):
-        image = torch.zeros(3, 40, 40, dtype=torch.uint8)
+        image = torch.zeros(3, *self.size, dtype=torch.uint8)
         image[:, 8:16, 4:24] = 100 + 100 * (index % 2)
         return image
 
@@ -78,12 +79,17 @@ def test_the_names_of_built_in_data_are_not_names_of_formats():
 def test_a_new_built_in_data_set_is_one_package(task):
     counts = {"train_images": 6, "val_images": 4} if task == "detect" else {}
     data = Data(root="dots", train="more", val="few", **counts)
-    model = Model(name="resnet18") if task == "classify" else Model(image_size=(64, 64))
+    model = Model(name="resnet18") if task == "classify" else Model(image_size=(64, 96))
     recipe = resolve_recipe(Recipe(task=task, data=data, model=model))
     opened = open_task(recipe)
     assert opened.class_names == ("dark", "light") and split_names(recipe) == ["few", "more"]
     assert [len(one()) for one in (opened.training_data, opened.evaluation_data)] == (
         [6, 4] if task == "detect" else [8, 8]
+    )
+    # Images with boxes have the size of the network's input, others their own.
+    shapes = [one().images.read(1) for one in (opened.training_data, opened.evaluation_data)]
+    assert {getattr(one, "image", one).shape for one in shapes} == (
+        {(3, 64, 96)} if task == "detect" else {(3, 40, 48)}
     )
     assert data_digest(recipe) is None and loader_processes(recipe, 1, "cpu", 8) == 0
     wrong = Recipe(task=task, data=Data(root="dots", classes=("dark",)), model=model)

@@ -27,7 +27,7 @@ from rankless.data.index.raw import RawBuilder
 from rankless.data.index.scan import with_headers
 from rankless.data.index.validation import validate
 from rankless.errors import UserError
-from rankless.recipe.schema import Augment
+from rankless.recipe.schema import Augment, Data
 from support.small_disk import small_files
 
 SIZE = (64, 96)
@@ -97,7 +97,7 @@ def test_items_are_the_same_bits_kept_or_not(kind: str, known: Annotations) -> N
 
 
 def test_the_examples_open_the_cache_and_say_so(known: Annotations) -> None:
-    examples = DetectionExamples(BoxedImages(known), SIZE, 1, None, cache="disk")
+    examples = DetectionExamples(BoxedImages(known), SIZE, 1, None, data=Data(cache="disk"))
     assert "decoded images are cached in" in examples.notes[-1]
     examples.item(0, 0)
     assert isinstance(examples.images, BoxedImages) and isinstance(examples.images.images, CachedImages)
@@ -111,16 +111,16 @@ def test_images_of_another_range_are_other_images(cache: Any, tmp_path: Path) ->
     made.add_box(made.add_image(str(tmp_path / "a.tif")), (0, 0, 1, 1), 0, 1)
     known = validate(with_headers(made.raw(names=["thing"])), "test")
     for values, expected in (("auto", [0, 128, 255]), ((0.0, 200.0), [0, 64, 128]), ("auto", [0, 128, 255])):
-        examples = DetectionExamples(BoxedImages(known), SIZE, 1, None, cache=cache, values=values)
+        examples = DetectionExamples(BoxedImages(known), SIZE, 1, None, data=Data(cache=cache, range=values))
         assert examples.images.read(0).image[0].tolist() == [expected]
         assert not [note for note in examples.notes if "unknown range" in note]
     with pytest.raises(UserError, match=r"a.tif: unknown range: .*integers .*from 0 to 100"):
-        DetectionExamples(BoxedImages(known), SIZE, 1, None, cache=cache)
+        DetectionExamples(BoxedImages(known), SIZE, 1, None, data=Data(cache=cache))
 
 
 def test_where_there_are_no_files_nothing_is_kept_and_that_is_reported() -> None:
     digits = DigitScenes("val", 2, 0, (64, 64))
-    examples = DetectionExamples(digits, (64, 64), 0, None, cache="disk")
+    examples = DetectionExamples(digits, (64, 64), 0, None, data=Data(cache="disk"))
     assert "data.cache is 'disk', but generated images are not cached" in examples.notes[-1]
     assert examples.images is digits
 

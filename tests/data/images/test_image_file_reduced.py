@@ -19,7 +19,7 @@ from rankless.data.images.image_file import Shown, read, read_for
 from rankless.data.index.raw import RawBuilder
 from rankless.data.index.validation import validate
 from rankless.geometry.letterbox import to_input, to_source
-from rankless.recipe.schema import Augment
+from rankless.recipe.schema import Augment, Data
 
 
 def smooth(height: int, width: int) -> Image.Image:
@@ -112,7 +112,7 @@ def test_the_place_on_the_input_is_of_the_source(tmp_path: Path) -> None:
 def test_without_detail_nothing_is_reduced(tmp_path: Path) -> None:
     smooth(900, 1200).save(tmp_path / "a.jpg")
     data = boxed(tmp_path / "a.jpg", [0, 0, 100, 100], (900, 1200))
-    whole = DetectionExamples(data, (64, 64), 0, None, detail=0).images
+    whole = DetectionExamples(data, (64, 64), 0, None, data=Data(detail=0)).images
     reduced = DetectionExamples(data, (64, 64), 0, None).images
     assert isinstance(whole, BoxedImages)
     assert whole.read(0).reduced == 1
@@ -128,7 +128,7 @@ def test_a_classifier_reads_large_images_reduced(tmp_path: Path) -> None:
     for crop in (1.0, 0.5):
         made = [
             ClassificationExamples(
-                folder, (64, 64), 0, Augment(crop=crop), augmented=False, detail=detail
+                folder, (64, 64), 0, Augment(crop=crop), augmented=False, data=Data(detail=detail)
             ).item(0, 0)
             for detail in (0.0, 2.0)
         ]

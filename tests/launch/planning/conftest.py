@@ -1,13 +1,15 @@
 """Forks for the processes that measure."""
 
 import os
+import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from support.process_server import AVAILABLE, SERVER
+from support.process_server import SERVER
 
 
 def popen(command, *, stderr, env, stdin=None, stdout=None, text=False):
@@ -29,13 +31,13 @@ def popen(command, *, stderr, env, stdin=None, stdout=None, text=False):
         return said, None
 
     process.communicate = communicate
+    process.kill = partial(process.send_signal, signal.SIGKILL)
     return process
 
 
 @pytest.fixture
 def forked_pages(monkeypatch):
     """The processes that measure are forked: each would import PyTorch, most of what a short one takes."""
-    if AVAILABLE:
-        for page in ("measurement_worker", "measuring"):
-            forks = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
-            monkeypatch.setattr(f"rankless.launch.planning.{page}.subprocess", forks)
+    for page in ("measurement_worker", "measuring"):
+        forks = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
+        monkeypatch.setattr(f"rankless.launch.planning.{page}.subprocess", forks)

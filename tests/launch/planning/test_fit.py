@@ -18,13 +18,13 @@ from rankless.hardware.memory import peak
 from rankless.launch.planning.fit import Tried, _Search, _sizes, fit
 from rankless.launch.planning.measurement_worker import guarded
 from rankless.recipe.load import load
-from rankless.recipe.schema import Recipe
+from rankless.recipe.schema import Batch, Recipe
 from support.small_plans import SMALL
 
 
 class Imagined(_Search):
     def __init__(self, base: int, each: int, free: int, on_cpu: bool) -> None:
-        super().__init__(Recipe(), free, on_cpu, lambda line: None)
+        super().__init__(Recipe(), 1, free, on_cpu, lambda line: None)
         self.base, self.each = base, each
 
     def _try(self, micro: int) -> Tried:
@@ -59,6 +59,20 @@ def test_sizes_leave_a_micro_batch_to_every_device() -> None:
     assert [_sizes(12, ranks) for ranks in (1, 3, 5)] == [[1, 2, 3, 4, 6, 12], [1, 2, 3, 4], [1, 2]]
     with pytest.raises(UserError, match=r"--devices is 13, but batch\.images is 12"):
         _sizes(12, 13)
+
+
+@given(st.integers(1, 300), st.sampled_from(["exact", "fast"]))
+def test_partial_sums_count_as_the_ones_of_a_binary_counter(images: int, reduce: str) -> None:
+    """One rank holds a sum for each one in the number of micro-batches so far, and the next gradient."""
+    search = _Search(Recipe(batch=Batch(images, 1), reduce=reduce), 1, 0, False, lambda line: None)
+    most = max(number.bit_count() for number in range(images)) + 1
+    assert search._more_sums(1) == (max(most - 2, 0) if reduce == "exact" else 0)
+
+
+def test_several_ranks_hold_fewer_partial_sums() -> None:
+    batch = Batch(images=16, micro=1)
+    sums = [_Search(Recipe(batch=batch), n, 0, False, lambda line: None)._more_sums(1) for n in (1, 2, 4, 8)]
+    assert sums == [3, 2, 1, 0]
 
 
 @pytest.mark.processes
@@ -120,6 +134,7 @@ def test_norms_over_the_whole_batch_need_room_for_a_share_of_the_step() -> None:
 ONE_PIXEL = (
     *(word.replace("image_size=64", "image_size=32") for word in SMALL if not word.startswith("batch.")),
     "data.multi_scale=0",
+    "model.name=yolov4-tiny-anchor-free",
 )
 FOUR, ONE = ("batch.images=4", "batch.micro=2"), ("batch.images=1", "batch.micro=1")
 

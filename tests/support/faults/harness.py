@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankless.hardware.forking import ForkedProcess
 from rankless.models.weights_files.weights import digest_file
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
-from support.process_server import AVAILABLE, SERVER, TAG, Forked
+from support.process_server import SERVER, TAG
 from support.small_disk import mounted as small_disk  # noqa: F401  # for benchmarks/faults.py
 from support.waiting import until
 
@@ -114,8 +115,8 @@ class Run(Watched):
         added = {TAG: self.tag, "RANKLESS_CPU": "1", **(environment or {})}
         self.process = self._new(words, added) if new else self._forked(words, added)
 
-    def _forked(self, words: list[str], added: Mapping[str, str]) -> Forked | subprocess.Popen[bytes]:
-        if not AVAILABLE or any(not name.startswith(READ_LATE) for name in added):
+    def _forked(self, words: list[str], added: Mapping[str, str]) -> ForkedProcess | subprocess.Popen[bytes]:
+        if any(not name.startswith(READ_LATE) for name in added):
             return self._new(words, added)
         return SERVER.start(words, environment={**os.environ, **added}, cwd=HERE, output=self.output)
 

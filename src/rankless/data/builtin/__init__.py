@@ -18,9 +18,12 @@ class BuiltIn(Protocol):
     """The interface of a built-in data set's package: a data format with images in the place of files."""
 
     TITLE: str
+    SIZE: tuple[int, int]
+    """(H, W) of the images with boxes, in pixels, where no network gives its input size."""
     splits: Callable[..., list[str]]
-    detection: Callable[[str, int, int], DetectionImages]
-    """Open images with boxes, given the split, the number of images and their seed (0 for evaluations)."""
+    detection: Callable[[str, int, int, tuple[int, int]], DetectionImages]
+    """Open images with boxes, given the split, the number of images, their seed (0 for evaluations) and their
+    (H, W)."""
     classification: Callable[[str], ClassificationImages]
 
 

@@ -14,8 +14,8 @@ from rankless.data.datasets.class_choice import refuse_classes
 from rankless.data.datasets.class_matching import Pairs
 from rankless.data.datasets.classification_input import augment, place, shown_as
 from rankless.data.datasets.open_split import opened
-from rankless.data.images.image_file import UnreadableImage, Values
-from rankless.data.images.sources import Cache, ImageExamples, ReadableImages
+from rankless.data.images.image_file import UnreadableImage
+from rankless.data.images.sources import ImageExamples, ReadableImages
 from rankless.errors import UserError, listed, shell_word
 from rankless.geometry.letterbox import GRAY
 from rankless.randomness import generator
@@ -35,7 +35,7 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         augmented: whether to augment the images, as in training.
         epochs: number of epochs of the run; None if it is unlimited.
         batch: number of images per step.
-        detail, cache, values: values of ``data.detail``, ``data.cache`` and ``data.range``.
+        data: the recipe's section ``data``, which says how images are decoded and cached.
     """
 
     def __init__(
@@ -48,12 +48,11 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         augmented: bool,
         epochs: int | None = None,
         batch: int = 1,
-        detail: float = 2.0,
-        cache: Cache = "none",
-        values: Values = "full",
+        data: Data | None = None,
     ) -> None:
-        shown = shown_as(size, augment.crop < 1, detail, values)
-        super().__init__(source, size, seed, shown, cache)
+        data = data or Data()
+        shown = shown_as(size, augment.crop < 1, data.detail, data.range)
+        super().__init__(source, size, seed, shown, data.cache)
         self.augment, self.augmented = augment, augmented
         self.run = RunLength(epochs, len(self), batch) if epochs is not None else None
 

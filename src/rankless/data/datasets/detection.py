@@ -18,10 +18,10 @@ from rankless.data.datasets.annotated import BoxedImages, DetectionImages, Groun
 from rankless.data.datasets.class_choice import refuse_classes
 from rankless.data.datasets.open_split import opened
 from rankless.data.formats.registry import format_named
-from rankless.data.images.image_file import Shown, UnreadableImage, Values
-from rankless.data.images.sources import Cache, ImageExamples, Readable, ReadableImages
+from rankless.data.images.image_file import Shown, UnreadableImage
+from rankless.data.images.sources import ImageExamples, Readable, ReadableImages
 from rankless.errors import UserError, shell_word
-from rankless.geometry.letterbox import USUAL, Fit, Placing, in_source, stretched, to_input, whole
+from rankless.geometry.letterbox import Placing, in_source, stretched, to_input, whole
 from rankless.recipe.durations import RunLength
 from rankless.recipe.schema import Augment, Data
 from rankless.structures import (
@@ -33,6 +33,18 @@ from rankless.structures import (
     Unreadable,
     stacked,
 )
+
+
+def placing_of(data: Data) -> Placing:
+    """Return how images are resized and padded."""
+    return Placing(data.resample != "darknet", data.pad)
+
+
+def shown_in(size: tuple[int, int], data: Data) -> Shown:
+    """Return how images are decoded for an input of (H, W) pixels."""
+    # Decoding an image at a reduced size already averages its pixels.
+    detail = data.detail if placing_of(data).antialias else 0.0
+    return Shown(size, data.fit, detail, data.range)
 
 
 @dataclass
@@ -58,10 +70,9 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         seed: the recipe's seed.
         augment: augmentation options; None for evaluation.
         epochs: number of epochs of the run; None if it is unlimited.
-        fit, placing: whether images are letterboxed or stretched, and how they are resized.
+        data: the recipe's section ``data``, which says how images are decoded, resized and cached.
         sizes: size of the input at every step, instead of ``size``.
         rectangular: whether images with similar aspect ratios share an input without unnecessary padding.
-        detail, cache, values: values of ``data.detail``, ``data.cache`` and ``data.range``.
         batch: number of images per step.
     """
 
@@ -72,20 +83,17 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         seed: int,
         augment: Augment | None,
         epochs: int | None = None,
-        fit: Fit = "letterbox",
+        data: Data | None = None,
         *,
-        placing: Placing = USUAL,
         sizes: StepSizes | None = None,
         rectangular: bool = False,
-        detail: float = 2.0,
-        cache: Cache = "none",
-        values: Values = "full",
         batch: int = 1,
     ) -> None:
+        data = data or Data()
         # Images are decoded for the largest input, so that they are the same at every step.
-        shown = Shown(sizes.choices()[-1] if sizes else size, fit, detail, values)
-        super().__init__(source, size, seed, shown, cache)
-        self.augment, self.fit, self.placing = augment, fit, placing
+        shown = shown_in(sizes.choices()[-1] if sizes else size, data)
+        super().__init__(source, size, seed, shown, data.cache)
+        self.augment, self.fit, self.placing = augment, data.fit, placing_of(data)
         self.run = RunLength(epochs, len(self), batch) if epochs is not None else None
         self.step_sizes, self.rectangular = sizes, rectangular
         degraded = augment is not None and (augment.blur or augment.noise)
@@ -189,11 +197,16 @@ def _padded(lists: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return padded, valid
 
 
-def open_images(data: Data, split: str, images: int, seed: int = 0) -> DetectionImages:
-    """Open the images of a split for detection. Built-in data has ``images`` images with this ``seed``."""
+def open_images(
+    data: Data, split: str, images: int, seed: int = 0, size: tuple[int, int] | None = None
+) -> DetectionImages:
+    """Open the images of a split for detection.
+
+    Built-in data has ``images`` images with this ``seed`` and ``size``, the (H, W) of the network's input.
+    """
     if made := builtin.named(data.root):
         refuse_classes(made.TITLE, data.classes, data.ignore_class)
-        return made.detection(split, images, seed)
+        return made.detection(split, images, seed, size or made.SIZE)
     annotations = opened(data, split)
     if not annotations.has_boxes:
         raise UserError(

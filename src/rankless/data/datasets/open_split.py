@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -21,7 +22,7 @@ from rankless.data.datasets.class_choice import (
     with_ignored,
 )
 from rankless.data.formats import shards
-from rankless.data.formats.registry import NAMES, also, format_named, recognize
+from rankless.data.formats.registry import NAMES, Format, also, format_named, recognize
 from rankless.data.formats.splits import is_for_tests, is_for_validation, known_as
 from rankless.data.index.annotation_cache import cached
 from rankless.data.index.annotations import Annotations
@@ -32,7 +33,9 @@ from rankless.errors import UserError, counted, listed, shell_word
 from rankless.files.cache_folder import hold
 from rankless.files.remote import Location, RemotePath, is_remote, location
 from rankless.recipe.familiar import is_by_name
+from rankless.recipe.own_options import with_options
 from rankless.recipe.schema import Data
+from rankless.task_kinds import kind_for, kind_of
 
 _UNREADABLE = "unreadable image"
 _LISTS = (".txt", ".csv", ".json")  # extensions of files that can be given as a split
@@ -47,6 +50,7 @@ def open_annotations(
     ignore: Sequence[str] = (),
     max_bad: float = 1.0,
     rescan: bool = False,
+    options: Mapping[str, Any] | None = None,
 ) -> Annotations:
     """Open a split; raise an error if it has problems that stop training.
 
@@ -58,8 +62,9 @@ def open_annotations(
         classes, ignore: values of ``data.classes`` and ``data.ignore_class``.
         max_bad: maximum fraction of unreadable images.
         rescan: whether to read the data again even if it seems unchanged.
+        options: value of ``data.options``.
     """
-    annotations = examine(root, split, format, classes=classes, ignore=ignore, rescan=rescan)
+    annotations = examine(root, split, format, classes=classes, ignore=ignore, rescan=rescan, options=options)
     bad, also = annotations.findings.counts.get(_UNREADABLE, 0), []
     if bad > max_bad * len(annotations):
         also.append(
@@ -75,8 +80,15 @@ def open_annotations(
 
 def opened(data: Data, split: str) -> Annotations:
     """Open a split of a recipe's data; see :func:`open_annotations`."""
-    names, ignore = data.classes, data.ignore_class
-    return open_annotations(data.root, split, data.format, classes=names, ignore=ignore, max_bad=data.max_bad)
+    return open_annotations(
+        data.root,
+        split,
+        data.format,
+        classes=data.classes,
+        ignore=data.ignore_class,
+        max_bad=data.max_bad,
+        options=data.options,
+    )
 
 
 def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> str:
@@ -95,6 +107,7 @@ def examine(
     classes: Classes = "auto",
     ignore: Sequence[str] = (),
     rescan: bool = False,
+    options: Mapping[str, Any] | None = None,
 ) -> Annotations:
     """Open a split even if it has errors, and record them in :attr:`Annotations.findings`.
 
@@ -105,20 +118,25 @@ def examine(
     if isinstance(path, Path):
         path = path.absolute()
     (name, why), form = recognize(root, format), format.partition(":")[2]
-    if not hasattr(format_named(name), "read"):
+    page = format_named(name)
+    if not hasattr(page, "read"):
         raise UserError(
             f"'{root}': this data is generated, so it has no files; use a data folder, or run "
             f"`rankless data show {root}`, `rankless data anchors {root}` or `rankless train {root}`"
         )
     chosen = class_list(classes, root)
+    accepted = inspect.signature(page.read).parameters
+    read_split: Callable[..., Raw] = page.read
+    if options or "options" in accepted:
+        own = getattr(page, "Options", None) if "options" in accepted else None
+        own_options = with_options(own, ("data", "options"), options or {}, name)
+        read_split = partial(read_split, options=own_options)
 
     def read() -> tuple[Annotations, list[str]]:
-        page = format_named(name)
-        accepted = inspect.signature(page.read).parameters
         shape = form if "form" in accepted else ""
         given: dict[str, Any] = {"class_names": chosen, "form": shape}
         more = {key: value for key, value in given.items() if value and key in accepted}
-        raw = page.read(path, split, **more)
+        raw = read_split(path, split, **more)
         if name not in NAMES:  # the module may change
             if not isinstance(raw, Raw):
                 raise UserError(
@@ -130,7 +148,7 @@ def examine(
         report_few_levels(made)
         if chosen:
             further = [each for each in ignore if each in made.class_names and each not in chosen]
-            elsewhere = _of_other_splits(name, path, split, made, chosen)
+            elsewhere = _of_other_splits(page, read_split, path, split, made, chosen)
             made = with_classes(made, [*chosen, *further], root, elsewhere)
         if ignore and made.has_boxes:
             made = with_ignored(made, ignore, root)
@@ -142,6 +160,7 @@ def examine(
     # Each selection of classes has its own cache entry.
     kind = json.dumps([name, *chosen]) if chosen else name
     kind = json.dumps([kind, {"form": form, "ignore": list(ignore)}]) if form or ignore else kind
+    kind = json.dumps([kind, options]) if options else kind
     if isinstance(path, RemotePath):
         try:
             kind = json.dumps([kind, shards.fingerprint(path)])
@@ -196,22 +215,25 @@ def of_another_task(pretrained: str, task: str, root: str, *, boxed: bool) -> st
     ``task`` is the task of the weights, and ``boxed`` is true if the data has boxes. Names of published
     weights are not checked.
     """
-    if boxed == (task == "detect") or is_by_name(pretrained):
+    kind, weights = kind_for(boxes=boxed), kind_of(task)
+    if kind is weights or is_by_name(pretrained):
         return ""
-    kinds, what = ("a classifier", "a detector"), "boxes" if boxed else "one class per image"
-    recipe = "yolov4-tiny" if boxed else "resnet18"
     return (
-        f"model.pretrained is '{pretrained}', {kinds[not boxed]}, but {root} has {what}; expected "
-        f"{kinds[boxed]}; use other weights, or train from scratch with `rankless train {recipe} "
+        f"model.pretrained is '{pretrained}', {weights.model}, but {root} has {kind.annotations}; expected "
+        f"{kind.model}; use other weights, or train from scratch with `rankless train {kind.recipe} "
         f"data.root={shell_word(root)}`"
     )
 
 
 def _of_other_splits(
-    name: str, root: Location, split: str, made: Annotations, chosen: Sequence[str]
+    page: Format,
+    read_split: Callable[..., Raw],
+    root: Location,
+    split: str,
+    made: Annotations,
+    chosen: Sequence[str],
 ) -> Iterator[str]:
     """Yield the classes of the other splits if this split lacks a selected class."""
     if not made.has_boxes and not set(chosen) <= set(made.class_names):
-        page = format_named(name)
         for other in page.splits(root):
-            yield from page.read(root, other).names if other != split else ()
+            yield from read_split(root, other).names if other != split else ()

@@ -37,6 +37,7 @@ from rankless.data.index.raw import NO_AREA, Raw, stated_size
 from rankless.errors import UserError, one_of, printable
 
 TITLE = "COCO JSON"
+BOXES_IN = "folders"
 LAYOUT = (
     "'annotations/instances_train.json' with images in 'train' or 'images/train', "
     "'train/_annotations.coco.json' next to the images, or a single .json file"

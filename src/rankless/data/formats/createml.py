@@ -14,6 +14,7 @@ from rankless.data.formats.outlines import Box
 from rankless.errors import UserError, printable
 
 TITLE = "CreateML JSON"
+BOXES_IN = "folders"
 LAYOUT = (
     "'train/_annotations.createml.json' next to the images, 'train.json' with images in 'train', or one file"
 )

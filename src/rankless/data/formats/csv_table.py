@@ -173,6 +173,7 @@ def is_text(name: str) -> bool:
 
 
 TITLE = "CSV"
+BOXES_IN = "folder"
 LAYOUT = "'train.csv', 'train_labels.csv' or 'train/_annotations.csv', or a single .csv file"
 _WHOLE = 1.001  # maximum value of normalized coordinates
 _FORMS = {"corners": "xyxy", "corner and size": "xywh", "center and size": "cxcywh"}

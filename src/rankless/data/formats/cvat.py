@@ -21,6 +21,7 @@ from rankless.errors import UserError
 from rankless.files import reading
 
 TITLE = "CVAT XML"
+BOXES_IN = "folders"
 LAYOUT = "'annotations.xml' (CVAT for images 1.1) with the images in 'images', or one such file"
 _NO_BOXES = ("points", "polyline", "cuboid", "skeleton", "tag")
 _SHAPES = ("box", "polygon", "ellipse", "mask", *_NO_BOXES)

@@ -45,6 +45,7 @@ from rankless.errors import UserError, counted, printable
 from rankless.files import reading
 
 TITLE = "Darknet (YOLO)"
+BOXES_IN = "folders"
 __all__ = ["LAYOUT", "TITLE", "read", "recognize", "splits", "write"]
 
 # Text files that are not labels: class names, lists of images, notes.

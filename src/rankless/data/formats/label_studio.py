@@ -20,6 +20,7 @@ from rankless.data.index.raw import stated_size
 from rankless.errors import UserError, counted, printable
 
 TITLE = "Label Studio JSON"
+BOXES_IN = "folders"
 LAYOUT = "the exported .json file next to the images or a folder 'images', or one such file"
 _EXPECTED = "a list of tasks, exported as JSON or JSON-MIN"
 

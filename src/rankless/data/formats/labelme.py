@@ -27,6 +27,7 @@ from rankless.errors import UserError, printable
 from rankless.files import reading
 
 TITLE = "labelme JSON"
+BOXES_IN = "folder"
 LAYOUT = (
     "one .json file per image, next to it or in a folder of its own; folders 'train' and 'val' are splits"
 )

@@ -31,6 +31,7 @@ from rankless.errors import UserError, counted, printable
 from rankless.files import reading
 
 TITLE = "annotation lines"
+BOXES_IN = "folder"
 LAYOUT = (
     "'train.txt' (or 'train/_annotations.txt') with lines 'path x1,y1,x2,y2,class …' and a 'classes.txt', or "
     "one such .txt file"

@@ -47,10 +47,6 @@ _PAGES = {
     "image-folder": "image_folder",
 }
 NAMES = tuple(_PAGES)
-_OF_TOOLS = ("cvat", "createml", "labelme", "label-studio", "via")
-_READ_ONLY = ("cifar", "oxford-pets", "fiftyone", "hugging-face", *_OF_TOOLS)
-"""Formats without ``write``. Their copies are written as COCO JSON or class folders."""
-WRITABLE = tuple(name for name in NAMES if name not in _READ_ONLY)
 _MEMBERS = {
     "TITLE": "TITLE, the name of the format for messages",
     "LAYOUT": "LAYOUT, a description of the expected files",
@@ -58,10 +54,7 @@ _MEMBERS = {
     "splits": "splits(root) returns the names of the splits",
     "read": "read(root, split) returns the annotations, a rankless.data.index.raw.Raw",
 }
-_OUTER = ("coco", "cvat", "voc", "darknet", "createml", "label-studio", "via")
-"""Formats with boxes whose files are in several folders."""
 REMOTE = "webdataset"  # the only format that can be read from a URL
-_WITH_BOXES = (*_OUTER, "labelme", "csv", "lines")
 _PARTS = (
     *("images", "labels", "jpegimages", "annotations", "imagesets"),
     *("train", "training", "val", "valid", "validation", "dev", "test", "testing"),
@@ -78,6 +71,9 @@ class Format(Protocol):
     """Name of the format for messages, such as "Pascal VOC"."""
     LAYOUT: str
     """Description of the expected files for messages, which follows "expected"."""
+    BOXES_IN: str
+    """``folders`` if files with boxes may be in several folders, otherwise ``folder``. Formats without boxes
+    lack this attribute, and those whose files never lie beside files of another format."""
 
     def recognize(self, root: Location) -> str:
         """Return why ``root`` looks like this format, such as "it has 'data.yaml'", or "" if it does not."""
@@ -92,7 +88,9 @@ class Format(Protocol):
 
         Formats whose classes may be numbers without names also accept ``class_names``, the names of the
         classes 0, 1, …. Formats that do not tell polygons from boxes with key points also accept ``form``,
-        the form of the boxes or ``polygon``. Built-in data has no files and lacks this method.
+        the form of the boxes or ``polygon``. A user's format may accept ``options``, an instance of its
+        dataclass ``Options`` with the values of ``data.options``. Built-in data has no files and lacks this
+        method.
         """
         ...
 
@@ -106,7 +104,7 @@ class Format(Protocol):
     def write(self, out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
         """Write a data set to the empty folder ``out``, and return notes on information that is lost.
 
-        Read-only formats lack this method.
+        Read-only formats lack this method. Their copies are written as COCO JSON or class folders.
         """
         ...
 
@@ -121,6 +119,15 @@ def format_named(name: str) -> Format:
         refuse_lacking(own, what, _MEMBERS, "member")
         return cast(Format, own)
     return cast(Format, importlib.import_module(f"rankless.data.formats.{_PAGES[name]}"))
+
+
+def writable() -> list[str]:
+    """Return the names of the formats that can be written."""
+    return [name for name in NAMES if hasattr(format_named(name), "write")]
+
+
+def _with_boxes(*places: str) -> list[str]:
+    return [name for name in NAMES if getattr(format_named(name), "BOXES_IN", None) in places]
 
 
 def written_as(name: str, splits: Mapping[str, Annotations]) -> str:
@@ -205,7 +212,8 @@ def _recognize_remote(root: str, format: str) -> str:
 def also(root: str, taken: str) -> Iterator[str]:
     """Yield notes on formats other than ``taken`` that match the data."""
     path = Path(root).expanduser()
-    for name in _WITH_BOXES if taken in _WITH_BOXES and path.is_dir() else ():
+    names = _with_boxes("folders", "folder")
+    for name in names if taken in names and path.is_dir() else ():
         page = format_named(name)
         recognize: Callable[[Path], str] = getattr(page, "recognize_beside", page.recognize)
         with suppress(UserError):
@@ -234,7 +242,7 @@ def _data_set_around(path: Path, name: str) -> Path | None:
     for inner in (full, full.parent):
         if inner.name.lower() not in _PARTS:
             break
-        outer = inner.parent if _first_match(inner.parent, _OUTER)[0] else outer
+        outer = inner.parent if _first_match(inner.parent, _with_boxes("folders"))[0] else outer
     return outer
 
 

@@ -17,6 +17,7 @@ from rankless.data.formats.outlines import Box
 from rankless.errors import UserError, listed, printable
 
 TITLE = "VIA JSON"
+BOXES_IN = "folders"
 LAYOUT = "'train/via_region_data.json' next to the images, 'train.json' with images in 'train', or one file"
 _EXPECTED = "a project or exported annotations of VIA 1 or 2"
 _USUAL = ("class", "label", "name", "category", "type", "object")  # usual names of the attribute of the class

@@ -40,6 +40,7 @@ from rankless.errors import UserError, counted, printable
 from rankless.files import reading
 
 TITLE = "Pascal VOC"
+BOXES_IN = "folders"
 LAYOUT = (
     "'Annotations' (XML) and 'JPEGImages' with lists in 'ImageSets/Main', or XML files next to the images"
 )

@@ -43,6 +43,11 @@ class Mark(NamedTuple):
     short: str = ""  # a shorter text, for contact sheets with little space
     dashed: bool = False  # whether the outline is dashed, as for annotations in contrast to predictions
 
+    def scaled(self, scale: float) -> Mark:
+        """Return the mark for an image that is ``scale`` times as large."""
+        x1, y1, x2, y2 = self.box
+        return self._replace(box=(x1 * scale, y1 * scale, x2 * scale, y2 * scale))
+
 
 def color(label: int) -> Color:
     red, green, blue = _COLORS[label % COUNT * 3 :][:3]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankless.engine.sinks.sink import RunStart, Sink
+from rankless.extras import needed
 from rankless.printing import clock
 from rankless.report.collected import Collected
 from rankless.structures import Scores
@@ -21,6 +22,7 @@ class NotebookSink(Sink):
     """Shows the losses, scores and remaining time as an image, drawn from the run's journal."""
 
     def start(self, run: RunStart) -> None:
+        needed("matplotlib", "plot", "the curves in this notebook")
         self._run, self._first, self._steps = Collected(run.run), run.first, run.steps
         self._epochs, self._seconds = int(run.recipe["epochs"]), 0.0
         self._progress, self._next, self._shown = "", 0.0, None

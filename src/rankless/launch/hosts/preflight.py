@@ -12,17 +12,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rankless.engine.environment import hardware_differences, variable_differences
 from rankless.errors import UserError
 from rankless.launch.hosts import messages
 from rankless.launch.hosts.channel import remedy
 from rankless.launch.hosts.host_pool import A, Commands, HostPool, Member
 from rankless.launch.hosts.reach import best_address, sources
 from rankless.launch.job import Job, Wanted
-from rankless.launch.opening import this_start
+from rankless.launch.opening import this_start, training_job
 from rankless.launch.sharing import refuse_idle
 from rankless.recipe.load import from_json, to_json
 from rankless.recipe.schema import Recipe
 from rankless.runs import starts
+from rankless.runs.directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,15 @@ class Training:
     run: Path  # the same on every host
     launched: dict[str, Any] = field(default_factory=dict)
 
+    def recipe_for(self, member: Member) -> Recipe:
+        """Return the recipe with the path of the data on a host."""
+        if not member.host.data:
+            return self.recipe
+        return replace(self.recipe, data=replace(self.recipe.data, root=member.host.data))
+
     def json(self, member: Member) -> str:
-        """Return the recipe as JSON with the path of the data on a host."""
-        recipe = self.recipe
-        if member.host.data:
-            recipe = replace(recipe, data=replace(recipe.data, root=member.host.data))
-        return to_json(recipe)
+        """Return that recipe as JSON."""
+        return to_json(self.recipe_for(member))
 
     def begin_command(self, member: Member, token: str, *, resume: bool) -> messages.Begin:
         """Return the command that makes a host start or join the run."""
@@ -48,15 +53,14 @@ class Training:
 
     def job(self, member: Member) -> Job:
         """Return the job for the ranks of a host."""
-        return Job(
-            "train",
-            self.json(member),
-            str(self.run / "logs"),
-            run=str(self.run),
-            sinks=list(self.wanted.sinks),
+        steps = self.wanted.dry_run_steps
+        return training_job(
+            self.recipe_for(member),
+            RunDirectory(self.run),
+            self.wanted.sinks,
+            dry_run_steps=steps,
+            traced=bool(steps),
             launched=self.launched,
-            dry_run_steps=self.wanted.dry_run_steps,
-            traced=bool(self.wanted.dry_run_steps),
         )
 
     def shares(self, members: Sequence[Member]) -> dict[int, int]:
@@ -135,22 +139,14 @@ def differences(members: Sequence[Member]) -> list[Difference]:
 
 def rounding(members: Sequence[Member]) -> list[Difference]:
     """Return the differences between hosts that may change the results."""
-    found = []
-    for section, name, label in (
-        ("hardware", "device", "the device"),
-        ("instruction_set", "ATen", "the instruction set"),
-        ("instruction_set", "oneDNN", "the instruction set of oneDNN"),
-    ):
-        values = {m.name: m.facts["environment"][section].get(name, "none") for m in members}
-        if len(set(values.values())) > 1:
-            fix = "use hosts of the same kind, or set cpu_isa=avx2 if the CPUs differ"
-            found.append(Difference(label, _by_value(values), fix))
-    variables = {m.name: starts.deciding(m.facts["environment"]["variables"]) for m in members}
-    for name in sorted({name for values in variables.values() for name in values}):
-        values = {host: own.get(name, "not set") for host, own in variables.items()}
-        if len(set(values.values())) > 1:
-            found.append(Difference(name, _by_value(values), "set it to the same value on all hosts"))
-    return found
+    every = [member.facts["environment"] for member in members]
+    kind = "use hosts of the same kind, or set cpu_isa=avx2 if the CPUs differ"
+    same = "set it to the same value on all hosts"
+    return [
+        Difference(what, _by_value(dict(zip([m.name for m in members], values, strict=True))), fix)
+        for found, fix in ((hardware_differences(every), kind), (variable_differences(every), same))
+        for what, values in found
+    ]
 
 
 def _versions(member: Member) -> Mapping[str, str]:

@@ -21,9 +21,10 @@ from rankless.launch.planning.measurement_worker import guarded
 from rankless.launch.planning.measuring import StepProcess
 from rankless.recipe.schema import Batch, Recipe
 from rankless.tasks import open_task, resolve_recipe
+from rankless.world.tree import most_sums
 
-_USABLE = 0.9  # fraction of the free memory; other programs need some, too
-_MICRO_BATCHES = 2  # per step; the gradients of the first one are in memory during the second one
+_USABLE = 0.9  # fraction of the free memory; other programs, libraries and the exchange need some, too
+_MICRO_BATCHES = 2  # per measured step; the gradients of the first one are in memory during the second one
 _GIB = 1 << 30
 _TOO_SMALL = "too small: batch norm sees one value per channel"
 
@@ -41,6 +42,11 @@ class Tried:
     def too_small(self) -> bool:
         """Whether a batch norm would see only one value per channel."""
         return self.problem == _TOO_SMALL
+
+    @property
+    def may_fit_if_larger(self) -> bool:
+        """Whether a batch norm needs more values, or the sums of fewer micro-batches would fit."""
+        return self.too_small or bool(self.problem and self.memory)
 
 
 @dataclass(frozen=True)
@@ -124,11 +130,11 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None], free: i
     ranks = devices or min(devices_here(recipe.threads), recipe.batch.images)
     on_cpu = compute_device().type == "cpu"
     if free is None:
-        free = int(_USABLE * memory.available() / ranks) if on_cpu else int(torch.cuda.mem_get_info()[0])
+        free = int(_USABLE * (memory.available() / ranks if on_cpu else torch.cuda.mem_get_info()[0]))
     is_sync = recipe.batch_norm == "sync"
     shares = [recipe.batch.micro * count for count in range(1, recipe.batch.micro_batches + 1)]
     sizes = shares if is_sync else _sizes(recipe.batch.images, ranks)
-    search = _Search(_with_largest_inputs(recipe), free, on_cpu, say)
+    search = _Search(_with_largest_inputs(recipe), ranks, free, on_cpu, say)
     search.run(sizes)
     tried = sorted(search.tried.values(), key=lambda one: one.micro)
     found = Fitted(recipe, ranks, free, search.sees and recipe.batch_norm == "micro", tried)
@@ -164,8 +170,10 @@ def _with_largest_inputs(recipe: Recipe) -> Recipe:
 
 
 class _Search:
-    def __init__(self, recipe: Recipe, free: int, on_cpu: bool, say: Callable[[str], None]) -> None:
-        self.recipe, self.free, self.on_cpu, self.say = recipe, free, on_cpu, say
+    def __init__(
+        self, recipe: Recipe, ranks: int, free: int, on_cpu: bool, say: Callable[[str], None]
+    ) -> None:
+        self.recipe, self.ranks, self.free, self.on_cpu, self.say = recipe, ranks, free, on_cpu, say
         self.is_sync = recipe.batch_norm == "sync"
         self.tried: dict[int, Tried] = {}
         self.sees = False  # whether the model has a batch norm in training mode
@@ -192,7 +200,7 @@ class _Search:
             what = f"{counted(micro, 'image')} at a time" if self.is_sync else f"batch.micro={micro}"
             self.say(f"training with {what} …")
             self.tried[micro] = self._try(micro)
-        return not self.tried[micro].problem or self.tried[micro].too_small
+        return not self.tried[micro].problem or self.tried[micro].may_fit_if_larger
 
     def _expected(self, micro: int) -> int:
         """Extrapolate the bytes that a size needs from the two largest sizes that fit, or return 0."""
@@ -208,7 +216,8 @@ class _Search:
         with tempfile.TemporaryFile() as log, StepProcess(replace(self.recipe, batch=batch), log) as process:
             try:
                 with guarded(process.pid, self.free if self.on_cpu else 0) as over:
-                    self.sees = bool(process.answer()["norms"])
+                    facts = process.answer()
+                    self.sees = bool(facts["norms"])
                     process.ask(["fit", 0.0, 1])
                     answer = process.answer()
             except ShortageError as error:
@@ -221,7 +230,17 @@ class _Search:
                 return Tried(micro, problem=f"needs more than {_gib(self.free)}")
         each = answer["load"] + answer["compute"]
         seconds = each * batch.micro_batches / count + answer["update"] * micro / self.recipe.batch.images
-        return Tried(micro, int(answer["memory"]), micro / seconds)
+        taken = int(answer["memory"]) + self._more_sums(micro) * int(facts["gradients"])
+        problem = "too large with the partial sums of all micro-batches" if taken > self.free else ""
+        return Tried(micro, taken, None if problem else micro / seconds, problem)
+
+    def _more_sums(self, micro: int) -> int:
+        """Return how many more sums of gradients than in a measured step are in memory at the same time."""
+        if self.is_sync or self.recipe.reduce != "exact":
+            return 0
+        count = self.recipe.batch.images // micro
+        most = max(most_sums(count, rank, self.ranks) for rank in range(self.ranks))
+        return max(most - most_sums(_MICRO_BATCHES, 0, 1), 0)
 
 
 def _gib(size: int) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from rankless.errors import UserError
 from rankless.recipe.keys import at
 from rankless.recipe.schema import Recipe
+from rankless.task_kinds import kind_of
 
 AUGMENTATION = "augmentation"
 """A factor that scales all :data:`_STRENGTHS` that the recipe uses; it is not a recipe key."""
@@ -75,14 +76,14 @@ def usual(recipe: Recipe) -> dict[str, Range]:
     }
     if any(getattr(recipe.data.augment, key) for key in _STRENGTHS):
         space[AUGMENTATION] = Range(0.0, 2.0)
-    if recipe.task == "detect":
-        for key in ("box", "objectness", "classes"):
-            now = getattr(recipe.loss, key, None)
-            # Published box weights differ between networks; the other weights are about 1.
-            base = now if isinstance(now, float) else 1.0 if now == "auto" and key != "box" else 0.0
-            if base:
-                space[f"loss.{key}"] = Range(base / 4, base * 4)
-    elif hasattr(recipe.loss, "smoothing"):
+    weights = kind_of(recipe.task).loss_weights
+    for key in weights:
+        now = getattr(recipe.loss, key, None)
+        # Published box weights differ between networks; the other weights are about 1.
+        base = now if isinstance(now, float) else 1.0 if now == "auto" and key != "box" else 0.0
+        if base:
+            space[f"loss.{key}"] = Range(base / 4, base * 4)
+    if not weights and hasattr(recipe.loss, "smoothing"):
         space["loss.smoothing"] = Range(0.0, 0.2)
     return space
 

@@ -25,7 +25,7 @@ from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.runs.overview import overview
 from rankless.runs.scoring import LOWER_IS_BETTER
-from rankless.tasks.best import best_score
+from rankless.task_kinds import kind_of
 
 LOG = "output.log"
 """Name of the file with a run's output in its ``logs`` directory."""
@@ -155,7 +155,8 @@ def begin(
     needed("optuna", "tune", "rankless tune")
     space = spaces.parsed(search) or spaces.usual(recipe)
     _check(recipe, space)
-    score_name = best_score(recipe)
+    best = recipe.evaluate.best
+    score_name = kind_of(recipe.task).score if best == "auto" else best
     if folder.exists() and any(folder.iterdir()):
         raise UserError(
             f"--out {folder}: is not empty; use a new folder, or continue its search with --resume"

@@ -127,7 +127,7 @@ def variant(model: model_kinds.ModelKeys) -> Classifier:
     if chosen.densenet is None or not isinstance(model, model_kinds.DensenetModel):
         return chosen
     options = chosen.densenet.with_options(model.densenet)
-    size = _size(model)
+    size = model.input_size()
     if size is not None and min(size) < options.least_side:
         sides = model.image_size if isinstance(model.image_size, int) else list(size)
         small = "" if options.stem == "small" else ", or model.densenet.stem=small"
@@ -136,6 +136,12 @@ def variant(model: model_kinds.ModelKeys) -> Classifier:
             f"expected at least {options.least_side}{small}"
         )
     return _with_densenet(chosen, options)
+
+
+def published(model: model_kinds.ModelKeys) -> tuple[int, tuple[int, int]]:
+    """Return the published number of classes, and the (height, width) of the input."""
+    chosen = variant(model)
+    return chosen.classes, model.input_size() or (chosen.side, chosen.side)
 
 
 def build_classifier(model: model_kinds.ModelKeys, classes: int) -> nn.Module:
@@ -219,16 +225,12 @@ def classifier_named(name: str) -> Classifier:
     )
 
 
-def _size(model: model_kinds.ModelKeys) -> tuple[int, int] | None:
-    if model.image_size == "auto":
-        return None
-    return (model.image_size, model.image_size) if isinstance(model.image_size, int) else model.image_size
-
-
 def _build(chosen: Classifier, model: model_kinds.ModelKeys, classes: int) -> nn.Module:
     net: Any  # mypy allows only tensors and modules as attributes of nn.Module
     if isinstance(model, model_kinds.TimmModel):
-        net = build_timm(chosen.name.removeprefix(TIMM), classes, dropout=model.dropout, size=_size(model))
+        net = build_timm(
+            chosen.name.removeprefix(TIMM), classes, dropout=model.dropout, size=model.input_size()
+        )
         inside = {id(layer) for layer in timm_heads(net)}
         heads = tuple(f"{name}." for name, layer in net.named_modules() if id(layer) in inside)
         if not heads:

@@ -94,33 +94,42 @@ def yolov4() -> Network:
     return b.network(608, backbone, COCO_CLASSES, "yolov4")
 
 
-def yolov4_tiny(*, levels: int = 2) -> Network:
-    """Build YOLOv4-tiny with two heads, or YOLOv4-tiny-3l with three heads and YOLOv4's anchors.
+def yolov4_tiny(*, strides: tuple[int, ...] = (32, 16)) -> Network:
+    """Build YOLOv4-tiny, with a head at each of the ``strides``, coarsest first.
 
-    In the published version with two heads, anchor 3 belongs to both heads, and anchor 0 to neither.
+    (32, 16) is the published network, whose anchor 3 belongs to both heads, and anchor 0 to neither. (32, 16,
+    8) is YOLOv4-tiny-3l, with YOLOv4's anchors. (16, 8) has neither the published stage with a stride of 32
+    nor the first head.
     """
     b = Builder()
     b.conv(32, 3, 2)
     b.conv(64, 3, 2)
-    taps = []
+    taps: list[int] = []
     for channels in (64, 128, 256):
+        if taps:
+            b.pool(2, 2)
         taps.append(_split_block(b, channels))
+    if strides[0] == 32:
         b.pool(2, 2)
-    b.conv(512, 3)
+        b.conv(512, 3)
+    else:
+        taps.pop()  # the neck begins with this block
     backbone = len(b.layers)
-    anchors = _TINY_ANCHORS if levels == 2 else _YOLOV4_ANCHORS
-    masks = ((3, 4, 5), (1, 2, 3)) if levels == 2 else (_COARSE, _MIDDLE, _FINE)
+    published = strides == (32, 16)
+    anchors = _TINY_ANCHORS if published else _YOLOV4_ANCHORS
+    masks = {32: (3, 4, 5), 16: (1, 2, 3)} if published else {32: _COARSE, 16: _MIDDLE, 8: _FINE}
     below = b.conv(256)
-    for level, (channels, mask) in enumerate(zip((512, 256, 128), masks, strict=False)):
+    for level, stride in enumerate(strides):
+        channels = 16 * stride
         if level:
             b.route(below)
             b.conv(channels // 2)
             b.route(b.add(Upsample()), taps.pop())
-        yolo = Yolo(anchors, mask, scale_xy=1.05, loss=_TINY_LOSS)
+        yolo = Yolo(anchors, masks[stride], scale_xy=1.05, loss=_TINY_LOSS)
         b.head(channels, yolo, COCO_CLASSES)
         # The third level starts from the second head's 3×3 convolution.
         below = below if level == 0 else b.last - 2
-    return b.network(416 if levels == 2 else 608, backbone, COCO_CLASSES, "yolov4")
+    return b.network(416 if published else 608, backbone, COCO_CLASSES, "yolov4")
 
 
 def scaled_yolov4(

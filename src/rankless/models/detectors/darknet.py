@@ -44,7 +44,8 @@ _YOLOV3 = "Redmon and Farhadi 2018, "
 _YOLOV4 = "Bochkovskiy, Wang and Liao 2020, "
 _SCALED = "Wang, Bochkovskiy and Liao 2021, "
 _ANCHOR_FREE = " with this project's anchor-free heads"
-_tiny_3l = partial(yolov4_tiny, levels=3)
+_tiny_3l = partial(yolov4_tiny, strides=(32, 16, 8))
+_tiny_p34 = partial(yolov4_tiny, strides=(16, 8))
 _csp = partial(scaled_yolov4, (64, 128, 256, 512, 1024), (2, 8, 8, 4), depth=2, pyramid_depth=1, side=512)
 _x_mish = partial(
     scaled_yolov4, (80, 160, 320, 640, 1280), (3, 10, 10, 5), depth=3, pyramid_depth=2, side=640
@@ -63,6 +64,9 @@ MODELS: dict[str, DarknetModel] = {
     "yolov4-anchor-free": DarknetModel("yolov4" + _ANCHOR_FREE, network=yolov4, anchor_free=True),
     "yolov4-tiny-anchor-free": DarknetModel(
         "yolov4-tiny-3l" + _ANCHOR_FREE, network=_tiny_3l, anchor_free=True
+    ),
+    "yolov4-tiny-p34-anchor-free": DarknetModel(
+        "yolov4-tiny without its stage of stride 32," + _ANCHOR_FREE, network=_tiny_p34, anchor_free=True
     ),
 }
 

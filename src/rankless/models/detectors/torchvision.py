@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankless.models.detectors.protocol import CANDIDATES, DetectorSpec, Exports, Published
+from rankless.models.detectors.roi_align import multiscale_roi_align
 from rankless.models.heads.truths import Truths, as_background, boxes_in_ignored, points_in_ignored
 from rankless.models.layers import adopt_modules, constant, wide
 from rankless.recipe import loss_kinds, model_kinds
@@ -35,6 +36,7 @@ from rankless.structures import DetectionBatch, LossSum
 # Maximum number of proposals per image in Faster R-CNN, which is assumed on the meta device.
 _PROPOSALS = 1000
 _POOLED = 7  # side length of a pooled proposal in pixels
+_SAMPLES = 2  # per row and column of a pooled cell
 
 
 class Dense(NamedTuple):
@@ -304,6 +306,9 @@ class FasterRCNN(TorchvisionDetector):
         maps = {name: wide(one) for name, one in raw.features.items()}
         if raw.objectness.is_meta:
             pooled = raw.objectness.new_empty(_PROPOSALS * len(proposals), 256, _POOLED, _POOLED)
+        elif raw.objectness.is_cuda and torch.are_deterministic_algorithms_enabled():
+            levels = [maps[name] for name in heads.box_roi_pool.featmap_names if name in maps]
+            pooled = multiscale_roi_align(levels, proposals, raw.size[0], _POOLED, _SAMPLES)
         else:
             pooled = heads.box_roi_pool(maps, proposals, [raw.size] * len(proposals))
         logits, deltas = heads.box_predictor(heads.box_head(pooled))

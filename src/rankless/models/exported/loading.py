@@ -9,9 +9,9 @@ from torch import nn
 
 from rankless.errors import UserError
 from rankless.models.exported.metadata import read
-from rankless.models.exported.modules import ExportedClassifier, ExportedDetector
-from rankless.models.exported.sessions import SESSIONS, Session
+from rankless.models.exported.sessions import SESSIONS
 from rankless.models.weights_files.weights import Weights
+from rankless.task_kinds import kind_of
 
 _CODE = {".torchscript": "TorchScript", ".pt2": "torch.export"}
 
@@ -31,9 +31,10 @@ class Exported(Weights):
 
     def model(self) -> nn.Module:
         """Return a module that runs the file."""
-        session = SESSIONS[self.path.suffix](self.path)
-        task, classes = self.recipe.task, len(self.class_names)
-        return as_model(session, str(self.path), task=task, classes=classes, nms=self.nms is not None)
+        session, classes = SESSIONS[self.path.suffix](self.path), len(self.class_names)
+        kind, source = kind_of(self.recipe.task), str(self.path)
+        made: nn.Module = kind.run_export(session, source, classes, nms=self.nms is not None)
+        return made
 
 
 def is_exported(path: Path) -> bool:
@@ -52,10 +53,3 @@ def load(path: Path) -> Exported:
     facts = read(session.texts, str(path))
     recipe = facts.recipe
     return Exported({}, recipe, facts.class_names, path=path, nms=facts.nms, computes=recipe.precision)
-
-
-def as_model(session: Session, source: str, *, task: str, classes: int, nms: bool) -> nn.Module:
-    """Return a model that computes its outputs with a session."""
-    if task == "classify":
-        return ExportedClassifier(session, source)
-    return ExportedDetector(session, source, classes, nms=nms)

@@ -7,24 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rankless.errors import UserError, one_of, printable
 from rankless.recipe.load import from_json, to_json
-from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
+from rankless.recipe.schema import Recipe
+from rankless.task_kinds import BUILT_IN, TaskKind, kind_of
 
 FORMAT = "1"
-_OUTPUTS: Mapping[str, Mapping[str, str]] = {
-    "detect": {
-        "boxes": "float32 (images, candidates, 4): x1, y1, x2, y2 in pixels of the input, not clipped",
-        "scores": "float32 (images, candidates, classes): 0 to 1",
-    },
-    "nms": {
-        "detections": "float32 (found, 7): number of the image in the batch, x1, y1, x2, y2 in pixels of the "
-        "input, score, class; best first in each image"
-    },
-    "classify": {"probabilities": "float32 (images, classes)"},
+_AFTER_NMS = {
+    "detections": "float32 (found, 7): number of the image in the batch, x1, y1, x2, y2 in pixels of the "
+    "input, score, class; best first in each image"
 }
 
 
@@ -38,7 +32,7 @@ class Facts:
         size: (height, width) of the input in pixels.
         nms: confidence threshold of the built-in NMS; None without NMS.
         digest: SHA-256 of the weights.
-        cropped: whether a classifier crops the center of images.
+        placing: entries of ``preprocessing`` that describe how an image is placed on the input.
     """
 
     recipe: Recipe
@@ -46,12 +40,16 @@ class Facts:
     size: tuple[int, int]
     nms: float | None = None
     digest: str = ""
-    cropped: bool = False
+    placing: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> TaskKind:
+        return kind_of(self.recipe.task)
 
     @property
     def outputs(self) -> Mapping[str, str]:
         """Descriptions of the outputs by name."""
-        return _OUTPUTS["nms" if self.nms is not None else self.recipe.task]
+        return self.kind.outputs if self.nms is None else _AFTER_NMS
 
     def texts(self) -> dict[str, str]:
         """Return the metadata as text entries for a file."""
@@ -79,23 +77,15 @@ class Facts:
 
     def _preprocessing(self) -> dict[str, Any]:
         """Describe how to convert an image to the input ``images``, float32 (images, 3, height, width)."""
-        data = self.recipe.data
         height, width = self.size
-        known: dict[str, Any] = {
+        return {
             "channels": "RGB",
             "range": [0.0, 1.0],
             "height": height,
             "width": width,
             "resize": "bilinear, antialiased",
+            **self.placing,
         }
-        if self.recipe.task == "classify":
-            return {
-                **known,
-                "fit": "resize to 256/224 of the input, crop the middle" if self.cropped else "stretch",
-            }
-        if data.resample == "darknet":
-            known["resize"] = "bilinear"
-        return {**known, "fit": data.fit, **({"pad": data.pad} if data.fit == "letterbox" else {})}
 
 
 def read(texts: Mapping[str, str], source: str) -> Facts:
@@ -112,22 +102,20 @@ def read(texts: Mapping[str, str], source: str) -> Facts:
             "update Rankless"
         )
     recipe = from_json(texts.get("recipe", ""), f"{source}: the recipe inside")
-    if recipe.task not in BUILT_IN_TASKS:
-        raise UserError(
-            f"{source}: its task is '{printable(recipe.task)}'; expected {one_of(BUILT_IN_TASKS)}"
-        )
-    size, names = recipe.model.image_size, _parsed(texts, "class_names", source)
+    if recipe.task not in BUILT_IN:
+        raise UserError(f"{source}: its task is '{printable(recipe.task)}'; expected {one_of(BUILT_IN)}")
+    size, names = recipe.model.input_size(), _parsed(texts, "class_names", source)
     nms = _parsed(texts, "nms", source) if "nms" in texts else None
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise _damaged(source, "class_names")
     if nms is not None and not (isinstance(nms, dict) and isinstance(nms.get("confidence"), float | int)):
         raise _damaged(source, "nms")
-    if size == "auto":
+    if size is None:
         raise _damaged(source, "recipe")
     return Facts(
         recipe,
         tuple(names),
-        (size, size) if isinstance(size, int) else size,
+        size,
         None if nms is None else float(nms["confidence"]),
         texts.get("digest", ""),
     )

@@ -16,9 +16,9 @@ from rankless.models.exported.sessions import Session
 class ExportedModel(nn.Module):
     """A module that runs an exported file."""
 
-    def __init__(self, session: Session, source: str) -> None:
+    def __init__(self, session: Session, source: str, classes: int, *, nms: bool = False) -> None:
         super().__init__()
-        self.session, self.source = session, source
+        self.session, self.source, self.classes, self.nms = session, source, classes, nms
 
     def outputs(self, images: Tensor) -> list[list[Tensor]]:
         """Run the file on images (B, 3, H, W) batch by batch, and return the outputs of each batch."""
@@ -55,10 +55,6 @@ class ExportedDetector(ExportedModel):
     """A :class:`~rankless.models.detectors.protocol.Detector` without a loss."""
 
     head_names: tuple[str, ...] = ()
-
-    def __init__(self, session: Session, source: str, classes: int, *, nms: bool) -> None:
-        super().__init__(session, source)
-        self.classes, self.nms = classes, nms
 
     def head_layout(self, name: str) -> tuple[int, int]:
         raise NotImplementedError(name)

@@ -1,21 +1,19 @@
 """Generate the built-in data set ``digits``: handwritten digits, on textured scenes for detectors.
 
-The 1,797 handwritten digits of scikit-learn (8 × 8 gray levels; E. Alpaydin and C. Kaynak, Optical
+The 1,797 handwritten digits in ``optdigits.gz`` (8 × 8 gray levels; E. Alpaydin and C. Kaynak, Optical
 Recognition of Handwritten Digits, UCI 1998) are enlarged, slightly warped and placed on scenes. Scenes are
-generated on demand and depend only on (seed, split, number). Nothing is downloaded or stored.
+generated on demand and depend only on (seed, split, number, size). Nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import gzip
-import importlib.util
+from importlib import resources
 from math import ceil, cos, sin
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 from torch import Tensor
 
@@ -37,10 +35,14 @@ from rankless.structures import Sample
 
 TITLE = "the built-in digits"
 _MOST_DIGITS = 12
+SIZE = (160, 160)
+"""(H, W) of the scenes in pixels where no network gives its input size."""
 # Range of the heights of glyphs with their soft rims, in pixels of a scene whose shorter side is 256. Boxes
 # are a tenth smaller.
 _HEIGHTS = (15.5, 118.0)
-_SMALLEST_HEIGHT = 13.5  # smaller digits are illegible
+# Minimum in smaller scenes. Smaller digits are legible down to 13.5 pixels, but take a network much longer to
+# learn.
+_SMALLEST_HEIGHT = 20.0
 _MOST_COVERED = 0.1  # maximum fraction of a digit's box that another digit may cover
 _LARGEST_IOU = 0.05
 _VAL_FRACTION = 0.2
@@ -73,9 +75,9 @@ class DigitScenes(_Digits, DetectionImages):
     """Scenes with 1 to 12 handwritten digits each.
 
     Each digit image is in only one split. In a scene whose shorter side is 256 pixels, digits are about 14 to
-    110 pixels high (log-uniform); their size scales with this side. Boxes are inside the scene and overlap
-    only slightly: the IoU is at most 0.05, and the overlap at most a tenth of the smaller box. A digit is
-    omitted if there is no space for it.
+    110 pixels high (log-uniform); their size scales with this side, but in smaller scenes they are at least
+    about 18 pixels high. Boxes are inside the scene and overlap only slightly: the IoU is at most 0.05, and
+    the overlap at most a tenth of the smaller box. A digit is omitted if there is no space for it.
 
     Args:
         split: ``train`` or ``val``.
@@ -84,7 +86,7 @@ class DigitScenes(_Digits, DetectionImages):
         size: (H, W) of the scenes in pixels, at least 32.
     """
 
-    def __init__(self, split: str, images: int, seed: int = 0, size: tuple[int, int] = (256, 256)) -> None:
+    def __init__(self, split: str, images: int, seed: int = 0, size: tuple[int, int] = SIZE) -> None:
         super().__init__(split)
         self.seed, self.size, self._images = seed, size, images
         self._digits = digits_of(split)
@@ -131,7 +133,7 @@ class DigitScenes(_Digits, DetectionImages):
     def _layout(self, rng: Draws) -> tuple[list[Image.Image], list[int], list[Box]]:
         """Return the ink masks, classes and boxes of random digits, the largest first."""
         scale = min(self.size) / 256
-        low = max(_HEIGHTS[0] * scale, _SMALLEST_HEIGHT)
+        low = _HEIGHTS[0] * scale if scale >= 1 else max(_HEIGHTS[0] * scale, _SMALLEST_HEIGHT)
         high = max(_HEIGHTS[1] * scale, low)
         count = 1 + rng.below(_MOST_DIGITS)
         masks: list[Image.Image] = []
@@ -224,28 +226,18 @@ def _too_close(box: Box, other: Box, largest_iou: float, most_covered: float) ->
     return shared > most_covered * min(first, second) or shared > largest_iou * (first + second - shared)
 
 
-def stored_digits(file: str = "datasets/data/digits.csv.gz") -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return scikit-learn's digits: gray levels from 0 to 16, (1797, 8, 8), and classes, (1797,).
-
-    Importing scikit-learn takes a second, so ``file`` is read directly from its package if it exists.
-    """
-    found = importlib.util.find_spec("sklearn")
-    for folder in (found and found.submodule_search_locations) or ():
-        if (path := Path(folder, file)).is_file():
-            with gzip.open(path, "rt") as text:
-                rows = np.loadtxt(text, delimiter=",", dtype=np.uint8)
-            return rows[:, :64].reshape(-1, 8, 8), rows[:, 64]
-    from sklearn.datasets import load_digits
-
-    stored = load_digits()
-    return stored.images.astype(np.uint8), stored.target.astype(np.uint8)
+def stored_digits() -> tuple[Bytes, Bytes]:
+    """Return all digits: gray levels from 0 to 16, (1797, 8, 8), and classes, (1797,)."""
+    stored = gzip.decompress((resources.files(__name__) / "optdigits.gz").read_bytes())
+    rows = np.frombuffer(stored, np.uint8).reshape(-1, 65)
+    return rows[:, :64].reshape(-1, 8, 8), rows[:, 64]
 
 
 def digits_of(split: str) -> list[Bytes]:
     """Return the digits of each class in a split: uint8 from 0 to 16, (N, 8, 8) each.
 
     The digits of each class are sorted by a hash of their bytes, and the first fifth is for validation. The
-    split does not depend on a seed or on the order in scikit-learn.
+    split does not depend on a seed or on the order in the file.
     """
     images, classes = stored_digits()
     parts = []
