@@ -32,7 +32,7 @@ from rankless.structures import DetectionBatch, Letterbox
 from rankless.world.process_group import World
 from support.detr_configs import CONFIGS, keys
 from support.first_steps import digests_of_steps
-from support.thorough import THOROUGH
+from support.thorough import thorough_only
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow  # each network takes a second to build
@@ -426,8 +426,8 @@ def test_pickles_and_missing_files_are_refused_by_name(tmp_path: Path) -> None:
         read_config(str(tmp_path / "nothing"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["rt_detr", "d_fine", "deformable_detr"] if THOROUGH else ["rt_detr"])
+@thorough_only
+@pytest.mark.parametrize("kind", ["rt_detr", "d_fine", "deformable_detr"])
 def test_onnxruntime_finds_the_same_boxes(kind: str, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
