@@ -201,6 +201,7 @@ class Ranks:
         self.processes: list[Rank] = []
         self.folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self.count = itertools.count()
+        self.patience = 120.0  # seconds until all answers
         self.log = Path(self.folder.name) / "output"
 
     def __call__(self, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -218,10 +219,10 @@ class Ranks:
             rank.jobs.flush()
         return self._answers(size)
 
-    def _answers(self, size: int, seconds: float = 120) -> list[Any]:
+    def _answers(self, size: int) -> list[Any]:
         waiting = {rank.answers: number for number, rank in enumerate(self.processes[:size])}
         found: dict[int, Any] = {}
-        until = time.monotonic() + seconds
+        until = time.monotonic() + self.patience
         while waiting:
             ready, _, _ = select.select(list(waiting), [], [], max(until - time.monotonic(), 0))
             for pipe in ready:
