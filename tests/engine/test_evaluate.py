@@ -78,6 +78,46 @@ class Counting:
         }
 
 
+class Counted(nn.Module):
+    """Counts its passes, in evaluations, too, and adds their number to its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()))
+        self.layer = nn.Linear(64, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.passes += 1
+        return self.layer(images) * 0 + self.passes
+
+
+class Drifting(Counted):
+    def forward(self, images: Tensor) -> Tensor:
+        self.layer.bias += 1
+        return self.layer(images)
+
+
+def counted(world: World) -> tuple[float, Any]:
+    model = Counted()
+    recipe = Recipe(batch=Batch(images=4, micro=4), precision="fp32", workers=0)
+    scores = evaluate(Counting(18), model, recipe, world)  # type: ignore[arg-type]
+    return float(model.passes), scores["sum"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_batch_starts_from_the_state_before_the_evaluation_which_stays(size: int) -> None:
+    assert together(size, counted) == [(0.0, 18.0)] * size
+
+
+def test_an_evaluation_that_changes_a_weight_is_refused_by_name() -> None:
+    def drifting(world: World) -> Any:
+        recipe = Recipe(batch=Batch(images=4, micro=4), precision="fp32", workers=0)
+        return evaluate(Counting(8), Drifting(), recipe, world)  # type: ignore[arg-type]
+
+    for error in together(2, drifting):
+        assert isinstance(error, UserError) and "changes the parameter 'layer.bias'" in str(error)
+
+
 class CountingSorted(Counting):
     """The same with :class:`Sorted` examples, of which the multiples of ``bad`` are missing."""
 

@@ -20,6 +20,7 @@ from torch import nn
 from rankless.data.loader import MicroBatches
 from rankless.data.order import Line
 from rankless.engine import layer_errors
+from rankless.engine.forward_state import EvaluationState
 from rankless.engine.loader_count import of_rank
 from rankless.engine.shared_process import seeded_pass
 from rankless.engine.validation_loss import FirstOutput, batch_loss, has_loss, mean
@@ -140,6 +141,7 @@ def _predict(
     data, device, shared = task.evaluation_data(), world.device, world.transport.in_process
     workers, pinned = min(of_rank(recipe, world), len(lines)), device.type == "cuda"
     drawn = MicroBatches(data, task.collate, lines, workers=workers, seed=recipe.seed, pin_memory=pinned)
+    state = EvaluationState(model)
 
     @contextmanager
     def computing(purpose: str, line: Line) -> Iterator[None]:
@@ -148,7 +150,10 @@ def _predict(
             forward_pass(recipe.precision, device, training=False),
             seeded_pass(device, shared, recipe.seed, purpose, line.images[0][1]),
         ):
-            yield
+            try:
+                yield
+            finally:
+                state.restore()
 
     with drawn as batches, kept_casts():
         for line, batch in zip(lines, batches, strict=True):

@@ -62,6 +62,13 @@ class _Slot:
         self.tensor = self.value
         self.version = -1 if self.tensor is None else self.tensor._version
 
+    @property
+    def is_touched(self) -> bool:
+        """Whether the tensor has changed since it was last looked at."""
+        return self.value is not self.tensor or (
+            self.tensor is not None and self.tensor._version != self.version
+        )
+
     def copy(self) -> None:
         if self.tensor is None:
             return
@@ -318,6 +325,36 @@ class ForwardState:
                 f"the micro-batches of a step leave different integers in {several(wrong)}, whose mean is "
                 "not an integer; expected the same change in every forward pass, such as + 1; use a buffer "
                 "of floating-point numbers"
+            )
+
+
+class EvaluationState:
+    """The buffers of a model from before an evaluation: every pass starts with them, and they stay.
+
+    Each rank evaluates other images, so what a pass changes would depend on the number of ranks.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.slots = list(_slots(model, ()))
+        self.trained = [(name, p, p._version) for name, p in model.named_parameters() if p.requires_grad]
+        for slot in self.slots:
+            slot.look()
+            if slot.is_buffer:
+                slot.copy()
+
+    def restore(self) -> None:
+        """Restore the buffers after a pass. Raise an error if the pass has changed a parameter."""
+        names = [name for name, p, version in self.trained if p._version != version]
+        for slot in self.slots:
+            if slot.is_touched:
+                if slot.is_buffer:
+                    slot.restore()
+                else:
+                    names.append(slot.name)
+        if names:
+            raise UserError(
+                f"the forward pass of an evaluation changes the parameter {several(names)}; expected that an "
+                "evaluation changes no weights; change it only if self.training is true"
             )
 
 
