@@ -21,10 +21,12 @@ COMPILED := $(VENV)/compiled
 RUN = runs/demo-$(shell date +%Y%m%d-%H%M%S)
 # Changes for a shorter demo: make demo CHANGES="epochs=5"
 CHANGES :=
-# Some of the tests: make test TESTS=tests/data
+# Some of the tests: make test TESTS=tests/data, or those that what differs from a branch concerns:
+# make test CHANGED=main
 TESTS :=
-# 500 examples of each property instead of 15 or 30, and every variant of every test: make test HYPOTHESIS=thorough
-# The fast tests draw 3 or 6.
+CHANGED :=
+# 500 examples of each property instead of 5 or 10, and every variant of every test, also those that take minutes:
+# make test HYPOTHESIS=thorough. The fast tests draw 3 or 6.
 HYPOTHESIS :=
 test-fast: HYPOTHESIS := short
 # Other cases: make fuzz FUZZ="--seed 1"
@@ -66,7 +68,8 @@ demo: $(RUNS)  ## train on the built-in handwritten digits, score, and draw dete
 	echo "next, try          $(BIN)/rankless verify digits --steps 4"
 
 test: $(COMPILED)  ## run all tests (DEPENDENCIES=newest or lowest: with other versions)
-	@$(PYTEST) -n $(WORKERS) $(TESTS)
+	@tests="$(TESTS)$(if $(CHANGED),$$(PYTHONPATH=tests $(BIN)/python -m support.changed $(CHANGED)))"
+	$(PYTEST) -n $(WORKERS) $$tests
 
 test-fast: $(COMPILED)  ## run the tests that start no processes and compute only briefly
 	@$(PYTEST) -n $(WORKERS) $(TESTS) -m 'not processes and not slow'

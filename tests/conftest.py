@@ -23,6 +23,7 @@ from typing import IO, Any
 import pytest
 
 from support import thorough  # noqa: F401  # registers the profiles that test modules name
+from support.made_once import made_once
 from support.process_server import RANKS, SERVER, SHARED, STARTED
 
 HERE = Path(__file__).parent
@@ -109,7 +110,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Keep tests that share what is dear on one worker, and begin with those that take longest."""
+    """Keep tests that share a slow fixture on one worker, and start with those that take longest."""
     _group(items)
     yield
     for item in items:  # pytest 9.2 has moved the name, and xdist 3.8 writes the group to where it was
@@ -200,6 +201,7 @@ class Ranks:
         self.processes: list[Rank] = []
         self.folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self.count = itertools.count()
+        self.patience = 120.0  # seconds until all answers
         self.log = Path(self.folder.name) / "output"
 
     def __call__(self, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -217,10 +219,10 @@ class Ranks:
             rank.jobs.flush()
         return self._answers(size)
 
-    def _answers(self, size: int, seconds: float = 120) -> list[Any]:
+    def _answers(self, size: int) -> list[Any]:
         waiting = {rank.answers: number for number, rank in enumerate(self.processes[:size])}
         found: dict[int, Any] = {}
-        until = time.monotonic() + seconds
+        until = time.monotonic() + self.patience
         while waiting:
             ready, _, _ = select.select(list(waiting), [], [], max(until - time.monotonic(), 0))
             for pipe in ready:
@@ -274,12 +276,15 @@ ema: {decay: 0.95}
 
 
 @pytest.fixture(scope="session")
-def small_recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
+def small_recipe() -> str:
     """A recipe: 21 training and 11 validation images of 64 × 64, bright rectangles of two classes."""
+    return str(made_once("shapes", _shapes) / "small.yaml")
+
+
+def _shapes(folder: Path) -> None:
     import numpy as np
     from PIL import Image
 
-    folder = tmp_path_factory.mktemp("shapes")
     rng = np.random.default_rng(1)
     for split, count in (("train", 21), ("val", 11)):
         (folder / "images" / split).mkdir(parents=True)
@@ -298,4 +303,3 @@ def small_recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
     text = f"path: {folder}\ntrain: images/train\nval: images/val\nnames: [red, green]\n"
     (folder / "data.yaml").write_text(text)
     (folder / "small.yaml").write_text(RECIPE.replace("FOLDER", str(folder)))
-    return str(folder / "small.yaml")

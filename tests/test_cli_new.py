@@ -150,7 +150,7 @@ def test_a_wrong_key_is_reported_before_the_data_is_read(shapes, capsys):
         recipe_for("few", ["loss.smoothing=0.2"])
 
 
-def test_a_used_run_directory_and_wrong_weights_are_reported_before_the_data_is_read(flowers, capsys):
+def test_a_used_run_directory_and_wrong_weights_are_reported_before_data_is_read(flowers, capsys):
     Path("runs").mkdir()
     Path("runs/notes.txt").touch()
     lines = problems(capsys, "train", "flowers", "model.pretrained=hf://a/b/x.bin", "--run", "runs")

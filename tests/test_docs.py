@@ -200,9 +200,10 @@ def test_the_readme_says_at_once_that_no_gpu_was_measured():
         ("make_findings_table", "| outside | boxes are outside"),
         ("make_commands_page", "### rankless data split"),
         ("make_recipe_schema", '"densenet-bc-190-40"'),
+        ("make_levels", ">curation</text>"),
     ],
 )
-def test_tables_of_the_docs_say_what_the_code_says(name: str, row: str):
+def test_generated_pages_are_up_to_date(name: str, row: str):
     maker = runpy.run_path(str(ROOT / "docs" / f"{name}.py"))
     text = maker["PAGE"].read_text(encoding="utf-8")
     assert maker["page"](text) == text, f"run: python docs/{name}.py"

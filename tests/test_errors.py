@@ -1,4 +1,4 @@
-"""What an error says is fit for a terminal, whatever stands in the files it is about."""
+"""Errors contain no control characters, even if the names and files that they quote do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The example is run as its first lines say: as a script, and from a recipe; the bits are the same."""
+"""The example is run as its first lines say: as a script, and from a recipe; the bits are the same.
+
+HYPOTHESIS=thorough trains on all images, to a score that no threshold on the pixels reaches.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import pytest
 from rankless import digest
 from rankless.models.weights_files.weights import load
 from rankless.runs.directory import weights_of
+from support.thorough import THOROUGH
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 SCRIPT = Path(__file__).parents[1] / "examples" / "segment.py"
@@ -24,8 +28,10 @@ def test_the_segmentation_of_digits(tmp_path: Path, forked: Any) -> None:
 
     text = SCRIPT.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 60
-    text, changes = re.subn(r"(epochs[:=] ?)4", r"\g<1>2", text)  # half as long
+    text, changes = re.subn(r"(epochs[:=] ?)4", r"\g<1>2" if THOROUGH else r"\g<1>1", text)  # half as long
     assert changes == 2
+    if not THOROUGH:
+        text = text.replace("Digits(0, 1500", "Digits(0, 150")
     script = tmp_path / "examples" / "segment.py"
     script.parent.mkdir()
     script.write_text(text, encoding="utf-8")
@@ -33,7 +39,7 @@ def test_the_segmentation_of_digits(tmp_path: Path, forked: Any) -> None:
     assert done.returncode == 0, done.stderr
     best = re.search(r"best \(step \d+.*\):\s+IoU +(\d\.\d+)", done.stdout)
     # A threshold on the noisy pixels reaches 0.70 at best.
-    assert best is not None and float(best[1]) > 0.75
+    assert best is not None and (float(best[1]) > 0.75 or not THOROUGH)
     assert done.stdout.rstrip().endswith(f"next: rankless evaluate runs/segment --task {script}:Segment")
 
     recipe = tmp_path / "segment.yaml"

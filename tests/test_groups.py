@@ -9,15 +9,15 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def dear() -> None:
+def shared() -> None:
     pass
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_the_scheduler_hears_of_groups(number: int, dear: None, request: pytest.FixtureRequest) -> None:
+def test_the_scheduler_knows_the_groups(number: int, shared: None, request: pytest.FixtureRequest) -> None:
     grouped = request.node.nodeid.endswith("@tests/test_groups.py")
     assert grouped == ("PYTEST_XDIST_WORKER" in os.environ)
 
 
-def test_tests_that_share_nothing_are_not_held_together_with_their_file(request: Any) -> None:
+def test_tests_that_share_nothing_are_not_grouped_by_file(request: Any) -> None:
     assert not request.node.nodeid.endswith("@tests/test_groups.py")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.changed import imports
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "rankless"
 NO_ROOM = {"utils", "util", "core", "common", "helpers", "helper", "misc", "tools", "base", "shared"}
@@ -26,16 +28,7 @@ def holding(pattern: str) -> set[str]:
     return {name for name, text in texts().items() if re.search(pattern, text)}
 
 
-def imports(text: str) -> Iterator[str]:
-    """The dotted name of everything a file imports, wherever in the file."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def test_there_is_no_module_without_a_job():
+def test_no_module_has_a_name_that_says_nothing():
     named = {part.removesuffix(".py").strip("_") for name in texts() for part in name.split("/")}
     assert not named & NO_ROOM
 
@@ -51,12 +44,12 @@ def test_only_world_talks_to_other_ranks():
     assert not elsewhere
 
 
-def test_only_join_reads_what_launchers_set():
+def test_only_process_group_reads_the_variables_of_launchers():
     names = "WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
     assert holding(rf"(?m)^(?!.*pop\().*environ\b.*\b({names})\b") == {"world/process_group.py"}
 
 
-def test_only_environments_know_what_clusters_set():
+def test_only_environments_knows_the_variables_of_clusters():
     assert holding(r"""["'](SLURM|OMPI|PMIX?|MPI_LOCAL|PALS|MV2)_""") == {"launch/environments.py"}
 
 
@@ -124,7 +117,7 @@ def test_the_architecture_says_where_things_are_added():
         assert holding(rf"(?<![\w-]){re.escape(example)}(?![\w-])") == files, example
 
 
-def test_the_architecture_names_every_room():
+def test_the_architecture_names_every_package():
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rooms = {path.name for path in SOURCE.rglob("*") if path.is_dir() and any(path.glob("*.py"))}
     assert not {room for room in rooms - {"__pycache__", "shipped"} if not re.search(rf"\b{room}\b", text)}

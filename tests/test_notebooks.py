@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from support.thorough import THOROUGH
+
 ROOT = Path(__file__).parents[1]
 BOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 TINY = ["epochs=1", "batch.images=8", "batch.micro=4", "model.width=0.125", "model.image_size=64"]
@@ -37,7 +39,9 @@ def test_a_notebook_is_stored_without_traces_of_a_run(path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", BOOKS if THOROUGH else [ROOT / "examples/own_data.ipynb"], ids=lambda path: path.stem
+)
 def test_a_notebook_runs_whole(path, tmp_path, monkeypatch, forked):
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")

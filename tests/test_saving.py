@@ -1,4 +1,4 @@
-"""The announcement of a save, whatever lies in its place."""
+"""The file that names the process that saves, and other content in its place."""
 
 from __future__ import annotations
 

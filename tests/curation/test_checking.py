@@ -58,7 +58,7 @@ def test_a_broken_header_is_counted_once(tmp_path):
     assert found.unreadable == {"train": {0}}
 
 
-def test_a_format_that_the_ending_does_not_say_is_counted_and_does_not_fail(tmp_path):
+def test_a_format_that_differs_from_the_extension_is_counted_and_accepted(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD, "val": GOOD})
     odd = root / "images/train-001.png"
     Image.open(odd).convert("RGB").save(odd, format="jpeg")
@@ -80,7 +80,7 @@ def test_a_leak_is_named_and_fails(tmp_path):
     assert check(str(root), quick=True).between.counts == {}
 
 
-def test_an_image_that_was_saved_again_in_another_split_is_named_and_does_not_fail(tmp_path):
+def test_a_copy_of_an_image_in_another_split_is_a_warning(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD, "val": GOOD, "test": GOOD})
     rng = np.random.default_rng(2)
     scene = Image.fromarray(rng.integers(0, 256, (3, 4, 3), np.uint8))
@@ -237,7 +237,7 @@ def test_few_unreadable_images_are_replaced_and_more_stop_a_training(tmp_path):
         assert (report["count"], report["outcome"]) == (number + 1, outcome)
 
 
-def test_splits_of_boxes_may_number_classes_differently_but_have_no_others(tmp_path):
+def test_splits_may_number_classes_differently_but_must_have_the_same_classes(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD, "val": GOOD})
     whole = check(str(root)).data
 

@@ -104,7 +104,7 @@ def test_the_image_is_drawn(data, tmp_path, ending):
 
 
 @pytest.mark.slow
-def test_names_that_look_like_formulas_or_lack_in_the_font_and_many_classes(tmp_path):
+def test_names_like_formulas_names_missing_in_the_font_and_many_classes(tmp_path):
     names = ["$x", "a_b^c$", "猫", *(f"class {number}" for number in range(200))]
     root = detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, label] for label in range(3)]]}, names)
     plot(open_data_set(str(root)), tmp_path / "stats.png", drawing(tmp_path / "stats.png", "test"))

@@ -17,14 +17,14 @@ def misaligned(count: int) -> Any:
     return np.empty(4 * count + 4, np.uint8)[4:].view(np.float32)
 
 
-def test_what_is_aligned_stays_as_it_is_whatever_is_beside_it() -> None:
+def test_aligned_data_is_not_changed() -> None:
     batch = {"images": torch.ones(3, 5)[:, 1:], "beside": [threading.Lock(), lambda: 0, print, {1}, None]}
     assert aligned(batch) is batch
     again = aligned({"x": torch.from_numpy(misaligned(6)), **batch, "beside": [lambda: 0, {1}]})
     assert again["images"] is batch["images"] and again["x"].data_ptr() % 64 == 0
 
 
-def test_only_the_used_part_of_a_storage_is_copied_and_the_users_tensor_is_not_changed() -> None:
+def test_only_the_used_part_of_a_storage_is_copied_and_the_tensor_of_the_user_is_unchanged() -> None:
     memory = misaligned(10**6)
     memory[:] = np.arange(10**6)
     rows = torch.from_numpy(memory).view(-1, 10)

@@ -175,7 +175,7 @@ def test_items_and_collate_have_one_thread_wherever_they_run(kind: type[Threads]
 
 @pytest.mark.processes
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_process_that_is_killed_is_named_whatever_it_was_at(finished: bool) -> None:
+def test_a_killed_process_is_named_at_any_point_of_its_work(finished: bool) -> None:
     drawn: list[int] = []
     with MicroBatches(EXAMPLES, collate, endless(drawn), workers=1) as batches:
         next(batches)

@@ -107,7 +107,7 @@ def test_training_goes_on_and_does_not_change_what_is_written(tmp_path: Path, ga
 
 
 @pytest.mark.parametrize("ending", [Saver.settle, Saver.close, lambda saver: saver.save(3, required=True)])
-def test_whatever_comes_next_waits_for_it(
+def test_the_next_call_waits_for_a_running_save(
     tmp_path: Path, gate: Gate, ending: Callable[[Saver], None]
 ) -> None:
     saver = saver_in(tmp_path)

@@ -77,7 +77,7 @@ def test_a_step_has_the_gradient_of_the_mean_loss_over_its_batch() -> None:
 
 
 @pytest.mark.processes
-def test_any_number_of_ranks_gives_the_same_bits_and_goes_on_where_another_has_stopped(
+def test_any_number_of_ranks_gives_the_same_bits_and_continues_the_run_of_another_number(
     ranks: Any, tmp_path: Path
 ) -> None:
     saved, last = str(tmp_path / "saved.pt"), str(tmp_path / "last.pt")

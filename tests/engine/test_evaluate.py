@@ -124,7 +124,7 @@ def blurred_scores(world: World) -> Any:
 
 
 @pytest.mark.processes
-def test_only_the_model_computes_in_the_precision_and_what_it_draws_depends_on_the_first_image(
+def test_only_the_model_uses_the_precision_and_its_random_numbers_depend_on_the_first_image(
     ranks: Any,
 ) -> None:
     task, expected = Regression(), []
@@ -152,7 +152,7 @@ def scores_in_order(
 
 
 @pytest.mark.processes
-def test_examples_may_have_an_order_of_their_own_and_are_scored_in_that_of_their_numbers(ranks: Any) -> None:
+def test_examples_may_choose_their_order_and_are_scored_in_the_order_of_their_numbers(ranks: Any) -> None:
     ((alone, reported),) = ranks(1, scores_in_order, 7, 100, 0.5, None)
     assert alone["images"] == list(range(7))
     # Predicted together: 1 and 3, 5 and 0, 2 and 4, 6: ten times the smallest, plus their number.

@@ -300,7 +300,7 @@ def test_side_by_side_and_computed_again_it_is_refused(keys: Any, text: str) -> 
             passes.run(0, iter([images(0, 0), images(0, 1)]), lambda loss: loss, Flags())
 
 
-def test_a_run_says_what_changes_and_a_check_for_silent_errors_does_not_blame_it(tmp_path: Path) -> None:
+def test_a_changing_buffer_is_reported_and_is_no_silent_error(tmp_path: Path) -> None:
     keys: Any = {"batch": {"images": 4, "micro": 2}, "check": {"recompute": 2}}
     recipe = Recipe(precision="fp32", epochs=1, workers=0, **keys)
     with join() as world:

@@ -211,7 +211,9 @@ def test_it_is_the_loop_that_one_would_write_by_hand(ranks: Any, tmp_path: Path)
 
 
 @pytest.mark.processes
-def test_fine_tuning_holds_what_was_trained_before_and_needs_it_only_once(ranks: Any, tmp_path: Path) -> None:
+def test_fine_tuning_freezes_pretrained_weights_and_only_needs_their_file_once(
+    ranks: Any, tmp_path: Path
+) -> None:
     before = tmp_path / "before.safetensors"
     torch.manual_seed(77)
     trained = Net(0.0).state_dict()

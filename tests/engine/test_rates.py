@@ -36,7 +36,7 @@ def rates(schedule: Schedule, steps: int = STEPS) -> list[float]:
 
 
 @pytest.mark.parametrize("length", [20, STEPS, 111])
-def test_cosine_is_torchs_and_may_end_before_or_after_the_run_as_with_t_max(length: int) -> None:
+def test_cosine_equals_torch_and_may_end_before_or_after_the_run(length: int) -> None:
     expected = by_torch(lr_scheduler.CosineAnnealingLR, T_max=length - 1, eta_min=0.05)
     found = rates(Schedule(name="cosine", final=0.05, warmup=0, length="run" if length == STEPS else length))
     assert found[:length] == pytest.approx(expected[:length], abs=1e-12)
@@ -80,7 +80,7 @@ def test_the_warm_up_has_a_power_and_is_a_share_of_the_run() -> None:
     assert rates(Schedule(name="constant"), 8) == [1.0] * 8
 
 
-def test_the_automatic_warm_up_takes_40_steps_to_the_whole_rate_and_changes_no_longer_run() -> None:
+def test_the_automatic_warm_up_takes_40_steps_and_does_not_change_longer_runs() -> None:
     found = rates(Schedule(name="constant", warmup="auto"))
     assert found == pytest.approx([(n + 1) / 40 for n in range(40)] + [1.0] * 10)
     few = rates(Schedule(name="cosine", warmup="auto", final=0.01), 12)

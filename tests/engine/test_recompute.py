@@ -26,7 +26,7 @@ RECIPE = Recipe(batch=Batch(2 * LEAVES, 2), check=Check(recompute=3))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_every_rank_is_checked_by_another_one_and_over_time_by_all_in_all_it_computes(size: int) -> None:
+def test_another_rank_checks_every_rank_and_over_time_all_ranks_check_all_computations(size: int) -> None:
     checks, ranks = Checks(RECIPE, size), range(size)
     assert [step for step in range(10) if checks.is_due(step)] == [2, 5, 8]
     seen = set()

@@ -69,7 +69,7 @@ def write_journal(folder: Path, steps: int) -> None:
     (folder / "journal.jsonl").write_text("\n".join([*lines, ""]))
 
 
-def test_the_page_is_written_at_the_end_and_at_evaluations_as_far_as_it_costs_little(tmp_path: Path) -> None:
+def test_the_report_is_written_at_the_end_and_after_evaluations_if_that_is_fast(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     write_journal(tmp_path, 3)
     report = reporting(Counts(), tmp_path, Recorder())

@@ -1,4 +1,4 @@
-"""What a run keeps: the newest checkpoints and the best, whatever the disk and the scores do."""
+"""A run keeps the newest checkpoints and the best one, with full disks and odd scores too."""
 
 from __future__ import annotations
 

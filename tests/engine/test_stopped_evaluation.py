@@ -129,7 +129,7 @@ def test_a_fault_costs_no_step(
     assert outcome(left) == outcome(reference) and left.pointed("best") == reference.pointed("best")
 
 
-def test_one_that_was_made_up_for_but_not_saved_stands_in_the_journal_once(
+def test_a_repeated_evaluation_that_was_not_saved_is_in_the_journal_once(
     ranks: Any, words: list[str], whole: Path, tmp_path: Path
 ) -> None:
     left = RunDirectory(tmp_path)

@@ -106,7 +106,7 @@ def test_an_equal_input_is_computed_once() -> None:
     assert once.weight is net.weight
 
 
-def test_the_mean_is_one_whatever_the_order() -> None:
+def test_the_mean_does_not_depend_on_the_order() -> None:
     batches = [(1e16, 1.0), (1.0, 2.0), (-1e16, 3.0), (2.0, 4.0)]
     assert mean(batches) == mean(batches[::-1]) == 0.3
     assert mean([(float("nan"), 1.0), (1.0, 1.0)]) is None

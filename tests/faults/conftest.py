@@ -6,6 +6,6 @@ from support.faults.harness import undisturbed_once
 
 
 @pytest.fixture(scope="session")
-def expected(tmp_path_factory):
+def expected():
     """What a run leaves behind that nothing happens to, as every other must."""
-    return undisturbed_once(tmp_path_factory, "undisturbed")
+    return undisturbed_once("undisturbed")

@@ -13,9 +13,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="session")
-def scored(tmp_path_factory):
+def scored():
     """What a run of these recipes leaves behind that nothing happens to."""
-    return undisturbed_once(tmp_path_factory, "scored", *faults.WORDS)
+    return undisturbed_once("scored", *faults.WORDS)
 
 
 @pytest.mark.parametrize(

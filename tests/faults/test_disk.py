@@ -26,7 +26,7 @@ def test_a_full_disk_ends_the_run_with_a_sentence(tmp_path, expected):
         assert finish(disk / "run", 3) == expected
 
 
-def test_a_disk_that_takes_not_even_the_note_ends_the_run_with_a_sentence(tmp_path):
+def test_a_disk_too_full_for_the_note_ends_the_run_with_an_error(tmp_path):
     with Run(tmp_path / "run", 2, environment={"FAULT_SLEEP": "0.05"}) as run:
         run.until(lambda: run.step() >= 1)
         resource.prlimit(run.pid("rank 0"), resource.RLIMIT_FSIZE, (1, 1))
@@ -37,7 +37,7 @@ def test_a_disk_that_takes_not_even_the_note_ends_the_run_with_a_sentence(tmp_pa
 
 
 @pytest.mark.parametrize("place", ["run", "checkpoints"])
-def test_a_run_directory_that_is_closed_in_mid_run_ends_it_with_a_sentence(tmp_path, expected, place):
+def test_a_run_directory_that_becomes_unwritable_ends_the_run_with_an_error(tmp_path, expected, place):
     folder = tmp_path / "run"
     closed = folder if place == "run" else folder / "checkpoints"
     with Run(folder, 2, environment={"FAULT_SLEEP": "0.05"}, prepared="common") as run:

@@ -26,7 +26,7 @@ def stopped(run: Run, code: int, name: str) -> None:
     assert last == f"stopped by {name}; saved after step {saved}; {again}"
 
 
-def test_a_run_stopped_in_every_polite_way_ends_as_if_nothing_had_happened(tmp_path, expected):
+def test_a_run_that_was_stopped_by_every_signal_ends_with_the_same_result(tmp_path, expected):
     folder = tmp_path / "run"
     with Run(folder, 1, "workers=1", environment=SLOW) as run:
         run.until(lambda: run.step() >= 2)

@@ -44,7 +44,7 @@ def test_variables_of_an_outer_launcher_and_a_busy_port_change_nothing(tmp_path,
     assert outcome(folder) == expected
 
 
-def test_a_swept_folder_for_temporary_files_and_a_moved_run_change_nothing(tmp_path, expected):
+def test_deleted_temporary_files_and_a_moved_run_change_nothing(tmp_path, expected):
     scratch = tmp_path / "tmp"
     scratch.mkdir()
     with Run(tmp_path / "run", 2, environment={"TMPDIR": str(scratch), "FAULT_SLEEP": "0.1"}) as run:
@@ -102,7 +102,7 @@ def test_an_error_in_the_users_code_is_reported_at_once_with_its_lines(tmp_path,
     assert finish(folder, 3) == expected
 
 
-def test_an_error_in_the_users_code_that_a_loader_of_one_rank_meets_ends_the_run_at_once(tmp_path):
+def test_an_error_of_user_code_in_a_loader_process_of_one_rank_ends_the_run_at_once(tmp_path):
     (_, image), *_ = micro_batch(IMAGES, 3, 1, 3, Batch(images=8, micro=2))  # rank 1's
     with Run(tmp_path / "run", 2, "workers=1", environment={"FAULT_BUG": f"item {image}"}) as run:
         said = run.ends(1, noisy=True)

@@ -47,7 +47,7 @@ def test_other_addresses_are_refused(text: str) -> None:
         parse(text)
 
 
-def test_files_but_no_pickles_are_fetched_into_a_folder_named_like_the_commit(hub: type[Hub]) -> None:
+def test_files_except_pickles_are_downloaded_into_a_folder_named_after_the_commit(hub: type[Hub]) -> None:
     folder = fetch(parse("hf://a/b@v1"))
     assert folder.name == COMMIT
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == {

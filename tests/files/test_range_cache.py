@@ -15,7 +15,7 @@ def size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def test_it_keeps_within_its_limit_and_drops_what_was_used_least_recently(tmp_path: Path) -> None:
+def test_the_cache_keeps_its_limit_and_drops_the_least_recently_used(tmp_path: Path) -> None:
     cache = RangeCache(tmp_path, 10_000, spare=0)
     for number in range(30):
         cache.put(str(number), bytes(984))

@@ -26,7 +26,7 @@ with work_folder(Path(sys.argv[1])) as made:
 
 
 @pytest.mark.processes
-def test_the_folder_of_a_killed_process_goes_and_that_of_a_living_one_stays(tmp_path):
+def test_the_folder_of_a_killed_process_is_removed_and_that_of_a_living_process_is_not(tmp_path):
     out = tmp_path / "shards"
     alike = [tmp_path / name for name in (".shards-of-mine", ".shards", "shards-abcdefgh", ".other-abcdefgh")]
     for folder in alike:

@@ -33,7 +33,7 @@ def before(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_float32_is_ieee_whatever_was_set(precision: str, before: None) -> None:
+def test_float32_is_ieee_with_any_earlier_settings(precision: str, before: None) -> None:
     outside = settings()
     with computes_like(Recipe(precision=precision)):  # type: ignore[arg-type]
         assert settings() == ["ieee"] * 6

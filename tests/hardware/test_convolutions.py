@@ -83,7 +83,7 @@ def test_a_convolution_depends_on_its_operands_alone(kind: Callable[..., Any], d
         (16, 32, (1, 2), (5, 2)),  # the output itself
     ],
 )
-def test_what_was_unsound_is_not(
+def test_convolutions_read_no_unwritten_memory(
     precision: str, groups: int, out: int, stride: int | tuple[int, int], size: tuple[int, int]
 ) -> None:
     torch.manual_seed(0)

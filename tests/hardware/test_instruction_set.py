@@ -19,6 +19,7 @@ from rankless.models.weights_files import weights
 from rankless.models.zoo import build
 from rankless.recipe.recorded import instruction_set_of
 from rankless.recipe.schema import Model, Recipe
+from support.thorough import THOROUGH
 
 SKYLAKE = frozenset(["sse4_1", "avx", "avx2", "fma", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq"])
 ZEN4 = SKYLAKE | {"avx512_vnni", "avx512_bf16"}
@@ -71,14 +72,16 @@ def computed(cpu_isa: str, **environment: str) -> tuple[list[str], str, str, str
 
 @needs_x86
 @pytest.mark.processes
-@pytest.mark.timeout(600)  # four processes that import PyTorch
-def test_one_instruction_set_gives_one_result_whatever_the_machine_would_choose() -> None:
+@pytest.mark.timeout(600)  # up to four processes that import PyTorch
+def test_one_instruction_set_gives_the_same_result_on_any_machine() -> None:
     words = "ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default MKL_CBWR=AVX2 OPENBLAS_CORETYPE=Nehalem"
     machines = [{}, dict(word.split("=") for word in words.split())]
     held = [computed("avx2", **machine) for machine in machines]
     assert held == [held[0]] * len(machines)
     assert held[0][1:3] == ("AVX2", "AVX2") and SAID[held[0][3]] == "AVX2"
-    # Without the key the same machines part: there is something to hold.
+    if not THOROUGH:
+        return
+    # Without the key the same machines differ: there is something to hold.
     native = [computed("native", **machine) for machine in machines]
     assert len({tuple(digests) for digests, *_ in native}) == len(machines)
     for _, _, onednn, said in native:
@@ -100,13 +103,13 @@ def test_one_instruction_set_gives_one_result_whatever_the_machine_would_choose(
         (frozenset(), {}, None),
     ],
 )
-def test_what_onednn_makes_of_a_processor(
+def test_instructions_that_onednn_uses_on_a_processor(
     features: frozenset[str], environment: dict[str, str], expected: str | None
 ) -> None:
     assert of_onednn(features, environment) == expected
 
 
-def test_a_processor_without_it_is_a_sentence() -> None:
+def test_a_processor_without_the_instructions_is_an_error() -> None:
     refuse_unable("native", frozenset())
     refuse_unable("avx2", HASWELL)
     with pytest.raises(UserError) as raised:
@@ -118,7 +121,7 @@ def test_a_processor_without_it_is_a_sentence() -> None:
 
 
 @needs_x86
-def test_native_touches_nothing_and_too_late_is_an_error_of_the_program() -> None:
+def test_native_changes_nothing_and_a_late_call_is_a_bug() -> None:
     before = dict(os.environ)
     fix("native")
     with pytest.raises(RuntimeError, match="torch"):

@@ -49,7 +49,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, list[str]], dict
 
 
 @pytest.mark.usefixtures("machine")
-def test_the_interface_is_the_one_that_leads_there_and_rank_0_listens_where_others_reach_it() -> None:
+def test_interfaces_and_own_addresses_by_host() -> None:
     leads = {"you": "ib0", "me.fast": "ib0", "me": "eth0", "127.0.0.1": "lo", "away": None, "nobody": None}
     assert {host: network.interface_towards(host) for host in leads} == leads
     assert network.own_address("me.fast") == "10.0.0.1"

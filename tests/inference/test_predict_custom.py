@@ -114,7 +114,7 @@ def test_what_it_lacks_or_returns_wrongly_is_reported(target, image, tmp_path, w
         predict(target, [image], out=tmp_path / "out", device="cpu", task=name)
 
 
-def test_an_error_in_its_code_is_reported_with_its_lines_and_leaves_nothing(
+def test_an_error_in_custom_code_is_reported_with_its_lines_and_leaves_no_files(
     target: Path, image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -232,7 +232,7 @@ def test_without_av_it_says_what_to_install(colors, clip, tmp_path, monkeypatch)
         predict(colors, [str(clip)], out=tmp_path / "out", device="cpu")
 
 
-def test_a_stream_that_sends_nothing_and_one_that_is_not_there_are_told_apart():
+def test_a_silent_stream_and_a_missing_stream_have_different_errors():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         for scheme in ("http", "rtsp"):  # FFmpeg calls the latter's silence invalid data

@@ -199,7 +199,7 @@ def test_data_with_the_classes_in_another_order_and_spelling(net: Path, capsys):
     assert "expected DATA=MODEL pairs separated by commas" in capsys.readouterr().err
 
 
-def test_predict_takes_changes_to_the_recipe_and_refuses_what_changes_nothing(net: Path, capsys):
+def test_predict_accepts_changes_to_the_recipe_and_refuses_keys_without_effect(net: Path, capsys):
     coco(Path("data"), NAMES)
     counts = []
     for changes in ("evaluate.iou=0.1", "evaluate.iou=0.9", "evaluate.iou=0.9 evaluate.detections=7"):

@@ -306,9 +306,7 @@ def test_a_run_of_an_earlier_version_has_no_chain(run):
     assert found.notes == [f"{report.notes[0]}; the hash chain starts at step 8"]
 
 
-def test_another_machine_is_refused_and_another_cpu_unless_the_recipe_fixes_the_instructions(
-    trained, monkeypatch
-):
+def test_another_environment_is_refused_and_another_cpu_unless_the_recipe_sets_cpu_isa(trained, monkeypatch):
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Another")
     with pytest.raises(UserError, match="OPENBLAS_CORETYPE was not set in the run and is Another here"):
         audited(trained)

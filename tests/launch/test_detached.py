@@ -77,7 +77,7 @@ def test_a_start_that_fails_is_told_at_once_with_its_reason(tmp_path):
 
 
 def test_a_host_that_does_not_answer_names_the_way_on_without_it(tmp_path):
-    """A start over SSH, of which nothing is there any more when it is asked about."""
+    """A start over SSH that has left nothing on the hosts when its state is read."""
     (tmp_path / "ssh").write_text("#!/bin/sh\n[ -e gone ] && exit 255\necho 77\n")
     (tmp_path / "ssh").chmod(0o700)
     words = ("--hosts", "h1:1,h2:3,h3", "--run", "my d", "--ssh", "./ssh", "--detach")

@@ -115,7 +115,7 @@ def test_connections_in_both_directions(there, back, level, value):
     assert bool(found.fix) == (level != "ok")
 
 
-def test_an_address_that_does_not_answer_does_no_harm_beside_one_that_does():
+def test_an_address_without_an_answer_is_harmless_next_to_one_that_answers():
     both = answers({}, {})
     both["a"]["b"]["tried"] = {"172.17.0.1": {"failed": "timed out"}, **both["a"]["b"]["tried"]}
     assert [check.level for check in hosts.connections(both)] == ["ok"]

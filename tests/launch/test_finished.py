@@ -48,7 +48,7 @@ def test_the_weights_lie_under_plain_names(finished, tmp_path):
     assert (tmp_path / "net.pth").exists()
 
 
-def test_going_on_with_it_says_what_to_give_and_makes_lost_links_again(finished, tmp_path, capfd):
+def test_continuing_names_the_option_and_restores_missing_links(finished, tmp_path, capfd):
     before = (finished / "journal.jsonl").read_bytes()
     recipe = load(finished / "recipe.yaml")
     assert train(recipe, finished, devices=1, resume=True) == 0

@@ -44,7 +44,7 @@ def wait_for_state(pid: int, state: str) -> None:
 
 
 @pytest.mark.processes
-def test_a_stopped_process_hangs_whatever_it_was_at(sleeper):
+def test_a_stopped_process_hangs_at_any_point_of_its_work(sleeper):
     for rank in (0, FORK_SERVER):
         watched = Watched()
         watched.pulses[0] = Pulse(3, None, "step 2, waiting for other ranks")
@@ -63,7 +63,7 @@ def test_a_stopped_process_hangs_whatever_it_was_at(sleeper):
         sleeper.send_signal(signal.SIGCONT)
 
 
-def test_a_rank_that_does_not_get_on_hangs_and_one_that_waits_for_it_does_not():
+def test_a_rank_without_progress_hangs_and_a_rank_that_waits_for_it_does_not():
     watched = Watched()
     for step in range(4):
         watched.pulses = {0: Pulse(step, 75.0, f"step {step}, computing")}

@@ -243,7 +243,7 @@ def test_what_hosts_have_saved_that_are_all_lost_is_not_guessed(capsys):
 
 
 @pytest.mark.parametrize("saves", [True, False])
-def test_losing_all_hosts_again_and_again_is_hopeless_only_without_progress(saves, capsys):
+def test_losing_all_hosts_repeatedly_only_ends_the_run_without_progress(saves, capsys):
     """How far they came they can only say when they are back."""
     one = Machine("h1", [*[None] * 6, DONE])
 
@@ -266,7 +266,7 @@ def test_losing_all_hosts_again_and_again_is_hopeless_only_without_progress(save
     assert ("giving up" in capsys.readouterr().err) is not saves
 
 
-def test_a_stop_that_no_host_has_answered_does_not_say_that_nothing_was_saved(capsys):
+def test_a_stop_without_an_answer_does_not_claim_that_nothing_was_saved(capsys):
     one = Machine("h1", [None], unresponsive=True)
     found = cluster(one)
     found.when(lambda: one.pending, lambda: (interrupt(found), found.off("h1")))

@@ -16,9 +16,7 @@ from rankless.world.process_group import World
 
 
 @pytest.mark.parametrize("mine", [True, False])
-def test_a_run_that_an_earlier_start_remembered_is_only_taken_if_this_user_made_it(
-    mine, tmp_path, monkeypatch
-):
+def test_a_remembered_run_is_only_used_if_this_user_created_it(mine, tmp_path, monkeypatch):
     """Every user of the machine can write into torchrun's store."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()

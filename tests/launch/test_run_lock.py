@@ -109,7 +109,7 @@ def test_nor_through_a_link(run, tmp_path):
     assert contents(theirs) == before and (run.path / ".lock").is_symlink()
 
 
-def test_a_directory_is_a_runs_by_its_mark_and_by_what_an_earlier_version_recorded(run):
+def test_a_run_directory_is_recognized_by_its_mark_or_by_the_files_of_an_earlier_version(run):
     for again in range(3):
         with locked(run, resume=False):
             assert (run.path / ".lock").read_text() == "rankless run\n"
@@ -172,7 +172,7 @@ def test_a_lock_that_a_failed_start_removes_is_held_by_one_process(run, monkeypa
         refused(run)
 
 
-def test_hosts_that_share_a_directory_hold_it_as_long_as_any_of_them_lives(run):
+def test_hosts_that_share_a_directory_lock_it_until_the_last_of_them_ends(run):
     recipe, found = to_json(load_recipe("digits")), list[bool]()
 
     def host(*, resume: bool) -> HostProcess:

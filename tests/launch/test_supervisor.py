@@ -144,7 +144,7 @@ def test_signs_of_life_are_answered_while_the_process_does_not_read(client):
     assert one.event("beat") == 1
 
 
-def test_what_is_written_to_the_process_comes_whole_and_signs_of_life_too(client):
+def test_input_of_the_process_arrives_complete_and_so_do_signs_of_life(client):
     one = client()
     one.start(
         'import sys, time\ntime.sleep(0.3)\nr = sys.stdin.readline\nprint(f"{len(r())} {len(r())} {r()}")'
@@ -155,7 +155,7 @@ def test_what_is_written_to_the_process_comes_whole_and_signs_of_life_too(client
     assert one.event("out").strip() == b'100001 2 {"do": "beat"}'
 
 
-def test_a_flood_of_output_comes_whole_and_does_not_stop_the_signs_of_life(client):
+def test_a_flood_of_output_arrives_complete_and_does_not_stop_the_signs_of_life(client):
     one = client()
     one.start("import sys\nsys.stdout.write('z' * 30_000_000)\nsys.stdout.flush()\nsys.exit(3)")
     one.send("beat")

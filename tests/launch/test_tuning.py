@@ -84,7 +84,7 @@ def test_a_search_that_stopped_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     assert opened(tmp_path / "stopped").trials == again.trials
 
 
-def test_a_trial_that_fails_is_recorded_and_the_recipe_itself_must_not(tmp_path: Path) -> None:
+def test_a_failed_trial_is_recorded_and_the_recipe_itself_must_not_fail(tmp_path: Path) -> None:
     record = searched(tmp_path / "search", 4, fail_at=3)
     assert [trial.state for trial in record.trials] == ["finished", "finished", "failed", "finished"]
     assert record.table()[-1].split(maxsplit=2)[2] == "the loss is no number at step 3"

@@ -22,5 +22,5 @@ def rig(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def alone(tmp_path_factory):
-    return undisturbed_once(tmp_path_factory, "alone", *LONG)
+def alone():
+    return undisturbed_once("alone", *LONG)

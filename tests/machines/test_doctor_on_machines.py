@@ -12,7 +12,7 @@ import pytest
 from rankless.launch.doctor.hosts import bandwidth
 from support.machines.harness import machines
 from support.machines.rig import CLIENT, Rig, why_not
-from support.thorough import THOROUGH
+from support.thorough import thorough_only
 from support.waiting import until
 
 pytestmark = pytest.mark.processes
@@ -74,7 +74,7 @@ def test_hosts_that_are_well_are_measured(rig):
     assert not (rig.files("h1") / "runs").exists()
 
 
-@pytest.mark.skipif(not THOROUGH, reason="HYPOTHESIS=thorough measures a slow network")
+@thorough_only
 def test_a_slow_network_is_measured_as_what_it_is(rig):
     """A link of 400 Mbit/s, by the kernel's own shaping, carries 50 MB/s and no more."""
     shaped = "tc qdisc add dev eth0 root tbf rate 400mbit burst 64kb latency 200ms"

@@ -82,7 +82,7 @@ def test_computes_what_others_compute_with_the_same_weights(theirs, name, keys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_the_head_is_what_depends_on_the_number_of_classes_and_the_backbone_all_else(name):
+def test_the_head_depends_on_the_number_of_classes_and_the_backbone_is_the_rest(name):
     model = on_meta(name, 5)
     shapes = [
         {key: value.shape for key, value in one.state_dict().items()} for one in (model, on_meta(name, 7))

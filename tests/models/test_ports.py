@@ -407,7 +407,7 @@ def test_port_with_involution_in_its_trunk_gives_the_same_outputs(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_no_port_moves_centers_as_the_published_network_unless_it_does_so(tmp_path: Path):
+def test_ports_do_not_shift_centers_unless_the_published_network_does(tmp_path: Path):
     torch.save(trained(bubbliiiing4, 1).state_dict(), tmp_path / "their.pth")
     narrowed = ["model.width=0.125"]
     import_weights(tmp_path / "their.pth", tmp_path / "o", port="bubbliiiing-yolov4", overrides=narrowed)

@@ -32,7 +32,7 @@ from rankless.structures import DetectionBatch, Letterbox
 from rankless.world.process_group import World
 from support.detr_configs import CONFIGS, keys
 from support.first_steps import digests_of_steps
-from support.thorough import THOROUGH
+from support.thorough import thorough_only
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow  # each network takes a second to build
@@ -426,8 +426,17 @@ def test_pickles_and_missing_files_are_refused_by_name(tmp_path: Path) -> None:
         read_config(str(tmp_path / "nothing"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["rt_detr", "d_fine", "deformable_detr"] if THOROUGH else ["rt_detr"])
+def test_the_meta_device_gives_the_shapes_of_the_cpu() -> None:
+    images = batch(1).images.float() / 255
+    with torch.no_grad():
+        raw, without_values = (
+            built("rt_detr").eval().to(device)(images.to(device)) for device in ("cpu", "meta")
+        )
+    assert without_values[1].logits.shape == raw[1].logits.shape and without_values[1].logits.is_meta
+
+
+@thorough_only
+@pytest.mark.parametrize("kind", ["rt_detr", "d_fine", "deformable_detr"])
 def test_onnxruntime_finds_the_same_boxes(kind: str, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -192,7 +192,7 @@ def test_what_cannot_be_built_is_an_error(keys, classes, said):
         build(model_kinds.Model(**keys), classes)
 
 
-def test_num_anchors_gives_each_head_so_many_the_smallest_on_the_finest_map():
+def test_num_anchors_sets_the_anchors_of_each_head_smallest_on_the_finest_map():
     given = tuple((float(side), float(side)) for side in (10, 20, 30, 40))
     assert "model.num_anchors=2" in str(_error(anchors=given))
     model = build(model_kinds.Model(width=0.25, anchors=given, num_anchors=2), classes=3)

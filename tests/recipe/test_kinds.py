@@ -63,7 +63,7 @@ def test_a_cfg_on_the_command_line_replaces_the_name_of_the_file(tmp_path):
     assert load(tmp_path / "recorded.yaml") == recipe == from_json(to_json(recipe))
 
 
-def test_a_cfg_is_recorded_line_by_line_and_without_the_name_of_another_network():
+def test_a_cfg_is_recorded_line_by_line_without_the_name_of_another_network():
     text = "[net]\nwidth=416\n\n[convolutional]\nactivation=leaky  # as published\n"
     recipe = Recipe(model=Model(cfg=text))
     written = dump(recipe)
@@ -172,7 +172,7 @@ def test_the_json_schema_knows_the_kinds():
 
 
 @pytest.mark.parametrize(("mosaic", "least"), [(1.0, 0.25), (0.0, 0.1)])
-def test_mosaics_recorded_before_their_least_area_was_a_key_keep_the_one_of_then(mosaic, least):
+def test_older_recipes_keep_the_former_minimum_area_of_mosaics(mosaic, least):
     recipe = Recipe(data=Data(augment=Augment(mosaic=mosaic)))
     assert recipe.data.augment.mosaic_min_area == 0.1
     recorded = json.loads(to_json(recipe))

@@ -460,7 +460,7 @@ _pieces = st.sampled_from([
 
 @settings(settings.get_profile("files"))
 @given(st.lists(_pieces, max_size=25).map("".join) | st.text(max_size=30))
-def test_whatever_is_read_gives_a_recipe_or_a_sentence(tmp_path_factory, text):
+def test_any_text_gives_a_recipe_or_an_error(tmp_path_factory, text):
     file = tmp_path_factory.getbasetemp() / "any.yaml"
     file.write_text(text, "utf-8", newline="")
     for read in (lambda: load(file), lambda: load("digits", [text]), lambda: from_json(text)):

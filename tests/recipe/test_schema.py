@@ -21,7 +21,7 @@ from rankless.recipe.schema import (
 )
 
 
-def test_lists_serve_where_tuples_are_kept_and_whole_numbers_as_floats():
+def test_lists_are_accepted_as_tuples_and_whole_numbers_as_floats():
     assert Model(image_size=[192, 320]).image_size == (192, 320)
     assert Schedule(milestones=[10, 20]).milestones == (10, 20)
     assert repr(Optim(lr=1, betas=[0.8, 0.9])).startswith("Optim(name='sgd', lr=1.0")

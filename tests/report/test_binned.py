@@ -68,7 +68,7 @@ def test_durations_have_two_units():
 
 
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=60), st.integers(1, 9))
-def test_smoothing_is_a_centered_mean_that_begins_as_a_fitted_line_does_and_stays_at_its_end(values, reach):
+def test_smoothing_is_a_centered_mean_that_starts_on_a_fitted_line_and_is_constant_at_the_end(values, reach):
     """As Savitzky and Golay smooth, within the values that there are; then the last window's mean."""
     points = [(float(x), y) for x, y in enumerate(values)]
     result = smoothed(points, reach)

@@ -181,7 +181,7 @@ addEventListener("load", () => {
 """
 
 
-def test_on_a_phone_and_on_a_screen_nothing_is_cut_and_the_pointer_shows_values(trained, tmp_path):
+def test_nothing_is_cut_off_on_a_phone_or_a_screen_and_the_pointer_shows_values(trained, tmp_path):
     html = escape((trained / "report.html").read_text(encoding="utf-8"))
     frames = "".join(f'<iframe width="{w}" height="900" srcdoc="{html}"></iframe>' for w in (390, 768, 1400))
     document, _ = in_browser(f"<!DOCTYPE html><body>{LOOK}{frames}</body>", tmp_path)

@@ -1,4 +1,4 @@
-"""The journal: every number once, whatever tore it."""
+"""The journal has every number once, also after a crash in the middle of a line."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_boxes_and_losses_are_in_pixels_of_the_input_there_is(size: tuple[int, i
 
 
 @pytest.mark.slow
-def test_training_items_have_the_size_of_their_step_and_evaluation_items_the_recipes():
+def test_training_items_have_the_size_of_their_step_and_evaluation_items_that_of_the_recipe():
     task = Detect(recipe(root="digits", train_images=4, val_images=2, multi_scale=0.5, multi_scale_every=2))
     data = task.training_data()
     sizes = []

@@ -80,7 +80,7 @@ def test_the_worst_and_the_best_images_are_kept_with_their_boxes(detect: Any) ->
     assert not next(one for one in worst if Path(one["name"]).stem == "02")["found"]
 
 
-def test_unreadable_images_are_left_out_and_images_that_vanished_are_not_shown(small_recipe, tmp_path):
+def test_unreadable_images_are_left_out_and_missing_images_are_not_shown(small_recipe, tmp_path):
     data = shutil.copytree(Path(small_recipe).parent, tmp_path / "data") / "data.yaml"
     data.write_text(data.read_text().replace(str(Path(small_recipe).parent), str(data.parent)))
     task: Any = open_task(load(small_recipe, [f"data.root={data}"]))

@@ -168,7 +168,7 @@ def test_what_a_stranger_writes_into_an_open_store_is_refused(
 
 
 @pytest.mark.usefixtures("job_secret", "rank_0_of_2")
-def test_an_address_that_a_stranger_has_written_into_the_store_is_not_connected_to(
+def test_no_rank_connects_to_an_address_that_a_stranger_wrote_into_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """He could stand between two ranks and hand on what each proves to the other."""

@@ -87,7 +87,7 @@ def test_optimizers_compute_as_their_bases(plain, base, options):
 
 
 @pytest.mark.processes
-def test_predicting_imports_no_compiler_and_one_that_is_imported_later_is_deterministic():
+def test_predicting_does_not_import_the_compiler_and_a_later_import_is_deterministic():
     program = """
 import sys, torch, rankless.inference.predict, rankless.tasks.detect
 print(*sys.modules)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rankless.engine.compiled import Compiled
 from rankless.engine.divergence import several
 from rankless.engine.running_statistics import RunningStatistics
 from rankless.engine.shared_process import OwnGenerator, autocast_for, undrawn
@@ -55,6 +56,11 @@ class Compute:
         elif self.in_threads:
             self.undrawn = partial(undrawn, "ranks are threads", "ranks that are processes")
         self.owns_all, self.is_checked = owns_all, not owns_all
+        self.called = model
+        self.compiled: Callable[[], AbstractContextManager[None]] = nullcontext
+        if recipe.compute == "compiled":
+            made = Compiled(model)
+            self.called, self.compiled = made.model, made.checked
 
     def draw(self, batches: Iterator[Any]) -> tuple[Any, Sequence[Unreadable]]:
         """Return the next batch on this rank's device, and its images that could not be read."""
@@ -64,9 +70,9 @@ class Compute:
 
     def __call__(self, batch: Any, step: int, leaf: int, backward: Callable[[LossSum], None]) -> None:
         """Run the forward pass of micro-batch ``leaf`` of a step, and then ``backward`` with its loss."""
-        with self.undrawn():
+        with self.undrawn(), self.compiled():
             self.statistics.begin_micro_batch()
-            backward(self.loss(self.model, batch, step, leaf))
+            backward(self.loss(self.called, batch, step, leaf))
 
     def loss(self, model: nn.Module, batch: Any, step: int, leaf: int) -> LossSum:
         """Return the task's loss with detached counts and parts; ``model`` may be a copy of the model."""

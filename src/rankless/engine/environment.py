@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from rankless import __version__
+from rankless.engine.compiled import compilers, missing_compiler
 from rankless.errors import UserError, printable
 from rankless.files.writing import keep_beside, write_atomically
 from rankless.hardware import instruction_set
@@ -35,6 +36,7 @@ _DECODERS = ("pillow", "simplejpeg")
 _VARIABLES = re.compile(
     r"ONEDNN_.*|DNNL_.*|ATEN_CPU_CAPABILITY|MKL_.*|OMP_.*|KMP_.*|GOMP_.*|OPENBLAS_.*|NPY_.*|GLIBC_TUNABLES"
     r"|LD_PRELOAD|CUBLAS.*|CUDNN_.*|CUDA_VISIBLE_DEVICES|NVIDIA_TF32_OVERRIDE"
+    r"|TORCHINDUCTOR_(?!CACHE_DIR$|COMPILE_THREADS$|DETERMINISTIC$).*"
     r"|TORCH_(ALLOW_TF32|BLAS|CUDNN|LINALG|MKLDNN).*|PYTORCH_.*|NCCL_(ALGO|PROTO|(NVLS|COLLNET)_ENABLE)"
 )
 _TALK = re.compile(r".*(VERBOSE|DUMP|PROFILE|LOG).*")
@@ -107,11 +109,14 @@ def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Envir
     not allowed raise a :class:`UserError`.
     """
     mine = describe(world.device)
+    if recipe.compute == "compiled" and world.device.type == "cpu":
+        mine["versions"] |= compilers()
     must = {name: value for name, value in mine["versions"].items() if name not in starts.MAY_DIFFER}
     must |= {"the backend": world.backend, "the training data": f"digest {data}"}
     gathered = world.all_gather([must, mine])
     errors = _version_differences([must for must, _ in gathered])
     environments = [environment for _, environment in gathered]
+    errors += dict.fromkeys(text for one in environments for text in missing_compiler(one["versions"]))
     warnings = [*_rounding_differences(environments), *_variable_differences(environments)]
     used = [environment["instruction_set"]["ATen"] for _, environment in gathered]
     if recipe.cpu_isa != "native" and set(used) != {recipe.cpu_isa.upper()}:

@@ -94,6 +94,9 @@ class RunningStatistics:
 
     def begin_micro_batch(self) -> None:
         """Reset the count of calls. Call this before the forward pass of each micro-batch."""
+        for (norm, _), calls in zip(self.taken, self.calls, strict=True):
+            if calls > 1:  # a compiled pass starts with the momentum with which it was compiled
+                norm.momentum = 1.0
         self.calls = [0] * len(self.calls)
         if self.others:
             self.others.begin_micro_batch()

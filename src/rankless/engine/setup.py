@@ -180,6 +180,11 @@ def prepare(
     messages.warn(*schedule.warnings(), *getattr(task, "warnings", ()))
     if recipe.precision == "fp16" and world.device.type == "cpu":
         messages.warn("precision is fp16, but it is slow on CPUs; use auto to choose bf16 or fp32")
+    if recipe.compute == "compiled" and world.device.type == "cuda":
+        messages.warn(
+            "compute is 'compiled', and equal weights for several numbers of ranks have been shown only on "
+            "CPUs; run `rankless verify` on these GPUs"
+        )
     messages.add("copy", restored.copied)
     state.check(start)
     last = min(dry_run.steps, schedule.steps) if dry_run else schedule.steps

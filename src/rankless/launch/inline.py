@@ -45,6 +45,11 @@ def _problems_of_threads(recipe: Recipe, devices: int | None) -> list[str]:
             "parallel: model.checkpointing is true, but recomputed blocks use random generators that threads "
             "share; use model.checkpointing=false, or remove parallel"
         )
+    if recipe.compute == "compiled":
+        found.append(
+            "parallel: compute is 'compiled', but PyTorch does not compile passes in which each thread has "
+            "its own random generator; use compute=eager, or remove parallel"
+        )
     there = gpu_count()
     if there and devices and devices > there:
         found.append(

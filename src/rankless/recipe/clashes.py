@@ -19,6 +19,7 @@ def clashes(recipe: Recipe) -> Iterator[tuple[str, ...]]:
     yield from _of_data(recipe)
     yield from _of_range(recipe)
     yield from _of_training(recipe)
+    yield from _of_compute(recipe)
 
 
 def _of_model(recipe: Recipe) -> Iterator[tuple[str, ...]]:
@@ -127,3 +128,34 @@ def _of_training(recipe: Recipe) -> Iterator[tuple[str, ...]]:
             "check.recompute",
             *wrong,
         )
+
+
+def _of_compute(recipe: Recipe) -> Iterator[tuple[str, ...]]:
+    if recipe.compute == "eager":
+        return
+    refused = {
+        "batch_norm": (
+            recipe.batch_norm == "sync",
+            "'sync', whose micro-batches stop at every norm to exchange statistics; use batch_norm=micro",
+        ),
+        "cpu_isa": (
+            recipe.cpu_isa != "native",
+            f"{recipe.cpu_isa!r}, but the C++ compiler generates code for this processor; use cpu_isa=native",
+        ),
+        "data.multi_scale": (
+            bool(recipe.data.multi_scale),
+            f"{recipe.data.multi_scale:g}, and every input size would be compiled again; set it to 0",
+        ),
+        "model.checkpointing": (
+            recipe.model.checkpointing,
+            "true, but the compiler chooses which activations are computed again; remove model.checkpointing",
+        ),
+        "model.name": (
+            recipe.model.name.startswith("hf/"),
+            f"{recipe.model.name!r}, which assigns boxes to queries on the CPU within its forward pass; use "
+            "another detector",
+        ),
+    }
+    for key, (clashing, why) in refused.items():
+        if clashing:
+            yield f"'compute' is 'compiled', but {key} is {why}, or compute=eager", "compute", key

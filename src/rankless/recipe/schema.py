@@ -444,6 +444,10 @@ class Recipe:
     batch_norm: Annotated[Literal["micro", "sync", "frozen"], TRAINING] = "micro"
     """Statistics of batch norms: those of the ``micro``-batch, of the global batch (``sync``), or
     ``frozen``."""
+    compute: Annotated[Literal["eager", "compiled"], TRAINING] = "eager"
+    """How a micro-batch is computed: ``eager`` runs the network's operations one after another; ``compiled``
+    turns its forward and backward passes into two programs with ``torch.compile``, which takes about a
+    minute at every start. The two round differently."""
     reduce: Annotated[Literal["exact", "fast"], TRAINING] = "exact"
     """``exact`` adds gradients in the order of a fixed tree; ``fast`` leaves the order to the backend."""
     find_unused_parameters: Annotated[Bool, FREE, TRAINING] = False

@@ -127,7 +127,7 @@ def test_pasted_boxes_are_where_their_pixels_are(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_blend_is_of_two_images_as_they_are_alone_with_the_boxes_of_both() -> None:
+def test_a_blend_mixes_two_finished_images_and_has_the_boxes_of_both() -> None:
     options = Augment(preset="none", flip=0.5, rotate=20.0, value=0.5, noise=0.5)
     shares = []
     for epoch in range(60):

@@ -89,7 +89,7 @@ def test_the_input_holds_every_image_as_the_whole_one_would_show_it(
     assert all(side - 32 < most <= side for side, most in zip(shape, reached, strict=True))
 
 
-def test_squares_have_the_input_they_always_had_and_nothing_the_whole() -> None:
+def test_the_tight_input_is_a_multiple_of_32_on_each_side() -> None:
     assert tight(np.array([[193, 256]]), (128, 128)) == (96, 128)  # 96 and a half pixels high
     assert tight(np.array([[77, 77], [500, 500]]), (96, 96)) == (96, 96)
     assert tight(np.array([[0, 0]]), (96, 64)) == (96, 64)

@@ -120,7 +120,7 @@ def test_what_lies_beyond_the_horizon_is_gray() -> None:
     assert bool((got[:, 21:] == 114).all()) and bool((got[:, :12, :20] == 255).all())
 
 
-def test_nothing_is_drawn_without_a_warp_and_parts_do_not_disturb_each_other() -> None:
+def test_a_warp_that_is_off_draws_no_numbers_and_its_parts_are_independent() -> None:
     rng = generator(3)
     assert drawn_warp(Augment(), SIZE, rng) is None
     assert rng.random() == generator(3).random()

@@ -69,7 +69,7 @@ def test_splits_share_no_image_and_together_hold_all(train: DigitScenes, val: Di
         assert len(validation) / (len(training) + len(validation)) == pytest.approx(0.2, abs=0.005)
 
 
-def test_the_stored_digits_are_scikit_learns() -> None:
+def test_the_stored_digits_equal_those_of_scikit_learn() -> None:
     stored = pytest.importorskip("sklearn.datasets").load_digits()
     images, labels = builtin.stored_digits()
     assert images.shape == (1797, 8, 8) and np.array_equal(images, stored.images)

@@ -92,7 +92,7 @@ def test_images_have_the_models_labels():
     assert len(images) == 1 and images.class_names == ("dog", "truck", "car")
 
 
-def test_numbers_are_no_sign_of_an_import_where_classes_of_the_data_are_found():
+def test_numbers_are_no_sign_of_an_import_if_classes_of_the_data_are_found():
     with pytest.raises(UserError) as found:
         match_classes(("0", "nine"), ("0", "9"), (), "x", may_leave_out=False)
     assert "--classes-map 'nine=9'" in str(found.value) and "import" not in str(found.value)

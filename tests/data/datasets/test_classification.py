@@ -71,7 +71,7 @@ def damaged(augmented: bool, **options) -> ClassificationExamples:
 FOUR = Unreadable(4, "four.jpg", "cut short")
 
 
-def test_another_image_with_its_own_class_is_trained_on_in_place_of_one_that_cannot_be_read():
+def test_an_unreadable_image_is_replaced_by_another_image_with_its_own_class():
     item = damaged(True).item(4, 0)
     assert item.index == 4 and item.unreadable == (FOUR,)
     number = int(item.image[0, 0, 0]) // 10

@@ -74,7 +74,7 @@ FOUR = Unreadable(4, "four.jpg", "cut short")
 DAMAGED = Damaged(damaged, 6)
 
 
-def test_another_image_is_trained_on_in_place_of_one_that_cannot_be_read() -> None:
+def test_an_unreadable_image_is_replaced_by_another_image() -> None:
     options = Augment(flip=0, hue=0, saturation=0, value=0, scale=0, translate=0)
     examples = DetectionExamples(DAMAGED, SIZE, 1, options)
     item = examples.item(4, 0)

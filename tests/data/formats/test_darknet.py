@@ -85,7 +85,7 @@ def test_boxes_are_of_the_upright_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["0 nan .5 .1 .1", "0 .5 .5 inf .1", "0 .1 .1 .2 nan .3 .3 .4 .4"])
-def test_a_line_with_a_number_that_is_not_finite_is_shown_as_it_stands(tmp_path: Path, line: str) -> None:
+def test_a_line_with_a_number_that_is_not_finite_is_shown_unchanged(tmp_path: Path, line: str) -> None:
     put(tmp_path, "train/a", f"0 .5 .5 .1 .1\n{line}\n")
     root = described(tmp_path, "train: images/train\nnames: [x]\n")
     (found,) = examine(root, "train").findings.first["not finite"]
@@ -391,7 +391,7 @@ def test_wrong_names_and_wrong_paths_are_reported_at_once(tmp_path: Path, text: 
     assert about_paths == [f"{root}: '{one}': {looked}" for one in ("train: images/none", "val: images/nil")]
 
 
-def test_a_path_that_is_not_there_is_named_with_the_place_where_it_was_looked_for(tmp_path: Path) -> None:
+def test_an_error_about_a_missing_path_names_the_folder_that_was_searched(tmp_path: Path) -> None:
     root = described(tmp_path, "path: ../sets/gone\ntrain: images/train\nnames: [x]\n")
     said = problems_of(root)
     assert said.startswith(
@@ -541,7 +541,7 @@ def test_a_folder_is_listed_once_however_many_files_it_has(tmp_path: Path) -> No
     assert 1 <= min(folders.values()) <= max(folders.values()) <= 3
 
 
-def test_whatever_the_reading_depends_on_is_named(tmp_path: Path) -> None:
+def test_every_file_that_was_read_is_listed(tmp_path: Path) -> None:
     put(tmp_path, "train/deep/a")
     root = described(tmp_path, "train: [images/train, list.txt]\nnames: [x]\n")
     (tmp_path / "list.txt").write_text("images/train/deep/a.jpg")

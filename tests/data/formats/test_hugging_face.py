@@ -133,9 +133,7 @@ def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_an_image_without_a_class_leaves_the_classes_of_the_others_in_place(
-    tmp_path: Path, stored: bool
-) -> None:
+def test_an_image_without_a_class_does_not_change_the_classes_of_others(tmp_path: Path, stored: bool) -> None:
     truth = {"a": "x", "b": None, "c": "y", "d": "x"}
     if stored:
         content = [{"bytes": label_tools.encoded(stem), "path": f"{stem}.jpg"} for stem in truth]

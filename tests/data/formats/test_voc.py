@@ -402,7 +402,7 @@ def test_it_is_reported_apart_from_others(tmp_path: Path) -> None:
     assert recognized(str(tmp_path / "voc")) == ("darknet", "it has 'data.yaml'")
 
 
-def test_whatever_the_reading_depends_on_is_named(tmp_path: Path) -> None:
+def test_every_file_that_was_read_is_listed(tmp_path: Path) -> None:
     put(tmp_path, "a", thing())
     put(tmp_path, "b", thing(), split="val")
     found = set(read(tmp_path, "train").depends)

@@ -118,7 +118,7 @@ def test_images_of_another_range_are_other_images(cache: Any, tmp_path: Path) ->
         DetectionExamples(BoxedImages(known), SIZE, 1, None, data=Data(cache=cache))
 
 
-def test_where_there_are_no_files_nothing_is_kept_and_that_is_reported() -> None:
+def test_nothing_is_cached_without_files_and_that_is_reported() -> None:
     digits = DigitScenes("val", 2, 0, (64, 64))
     examples = DetectionExamples(digits, (64, 64), 0, None, data=Data(cache="disk"))
     assert "data.cache is 'disk', but generated images are not cached" in examples.notes[-1]

@@ -33,7 +33,7 @@ def drawn(index: int, damaged: set[int], count: int = 50, seed: int = 0) -> tupl
 
 
 @given(st.sets(st.integers(0, 49), min_size=1, max_size=25), st.integers(0, 3))
-def test_a_damaged_one_is_replaced_by_a_readable_one_and_all_met_are_reported(
+def test_a_damaged_image_is_replaced_and_every_damaged_image_is_reported(
     damaged: set[int], seed: int
 ) -> None:
     for index in damaged:
@@ -59,7 +59,7 @@ def test_where_nothing_can_be_read_it_is_an_error() -> None:
     assert len(images.unreadable) == TRIES + 1 and images.unreadable[0].index == 7
 
 
-def test_with_a_memo_each_image_is_read_once_and_each_item_reports_its_own() -> None:
+def test_with_a_memo_each_image_is_read_once_and_each_item_reports_its_images() -> None:
     source = Images({3})
     images = ReadableImages(source, 50, 0, memo={})
     first = [images.read(index) for index in (7, 1, 7, 3, 7)]

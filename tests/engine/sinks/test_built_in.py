@@ -223,7 +223,7 @@ def test_a_server_that_is_gone_holds_nothing_up() -> None:
     slow.gate.set()
 
 
-def test_what_comes_is_taken_in_order_and_an_error_is_raised_by_the_next_call() -> None:
+def test_a_background_sink_keeps_the_order_and_raises_an_error_at_the_next_call() -> None:
     slow = Slow()
     slow.gate.set()
     background = BackgroundSink(slow, closing=60)

@@ -61,7 +61,7 @@ def test_a_complete_epoch_is_written_before_the_run_ends(tmp_path: Path) -> None
     assert [row["epoch"] for row in table(tmp_path)] == ["1"]
 
 
-def test_weights_are_linked_by_epoch_and_loss_while_their_checkpoint_is_there(tmp_path: Path) -> None:
+def test_weights_are_linked_by_epoch_and_loss_while_their_checkpoint_exists(tmp_path: Path) -> None:
     sink = EpochTable()
     name = "ep{epoch:03d}-loss{loss:.3f}-val{val_loss:.3f}"
     sink.start(RunStart(tmp_path, {"checkpoint": {"name": name}}, 0, 5, 1))

@@ -70,7 +70,7 @@ def test_a_users_sink_that_raises_is_reported_once_and_dropped(method: str) -> N
     ]  # fmt: skip
 
 
-def test_an_urgent_event_waits_for_no_step_and_reaches_users_in_their_own_thread() -> None:
+def test_an_urgent_event_does_not_wait_for_a_step_and_custom_sinks_get_it_in_their_own_thread() -> None:
     calls: list[tuple[Any, ...]] = []
     sinks = Sinks([Calls("own", calls)], {"user's": lambda: Calls("user's", calls)})
     sinks.start(START)

@@ -162,7 +162,7 @@ def test_parts_fill_lines() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_scores_that_come_with_the_last_epoch_alone_have_a_column_from_the_start(width: int) -> None:
+def test_scores_of_the_last_epoch_alone_have_a_column_from_the_start(width: int) -> None:
     rows = Rows(epochs=2, steps=4, images=8, width=width, best="AR1", scores=["loss", *COCO])
     rows.step(entry(1, 0.5)), rows.step(entry(2, 1.0))
     header, first = rows.step(entry(3, 1.5))

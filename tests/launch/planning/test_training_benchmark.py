@@ -70,7 +70,7 @@ def test_the_plain_loop_halves_its_batch_until_memory_suffices(images: int, data
 
 
 @pytest.mark.slow
-def test_the_plain_loop_computes_the_same_gradient_however_it_cuts_the_batch() -> None:
+def test_the_plain_loop_has_the_same_gradient_for_any_split_of_the_batch() -> None:
     recipe = steady(load("digits", [*SMALL, "batch_norm=frozen", "model.dropout=0", "optim.clip=5"]))
     weights = []
     for images in (4, 2):

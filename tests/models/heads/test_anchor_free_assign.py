@@ -59,7 +59,7 @@ def test_task_aligned_takes_the_ten_best_and_of_equals_the_first():
     assert targets.quality[0, :10].tolist() == [1.0] * 10
 
 
-def test_of_truths_that_are_equal_in_all_but_the_class_the_lower_class_is_taken():
+def test_among_equal_objects_of_several_classes_the_lowest_class_is_matched():
     box = [0.0, 0.0, 16.0, 8.0]
     predicted = flat_predictions([box, box])
     for labels in ((2, 1), (1, 2)):

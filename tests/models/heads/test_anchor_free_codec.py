@@ -50,7 +50,7 @@ def test_without_bins_every_box_can_be_said_at_every_point(x, y, w, h, stride):
 
 
 @given(st.tuples(*[st.floats(0, 7)] * 4))
-def test_with_bins_every_box_that_holds_its_point_and_is_in_reach_can_be_said(reach):
+def test_bins_can_express_every_box_that_contains_its_point_and_is_within_reach(reach):
     head = AnchorFreeHead(8, bins=8)
     at = points((2, 3), head, torch.zeros(1, dtype=torch.float64))
     left, top, right, bottom = (8 * r for r in reach)

@@ -205,7 +205,7 @@ def test_a_heads_cut_is_its_own():
     assert raw.grad[0, :4, 1, 1].abs().min() > 5
 
 
-def test_smooth_objectness_wants_the_overlap_where_a_negative_would_be_left_out():
+def test_smooth_objectness_learns_the_overlap_where_negatives_are_ignored():
     # Anchor 2 in cell (1, 0) is 16 × 24 around (24, 8); the truth is the same, moved by 4 px: IoU 12 / 20.
     batch = make_batch([[([20.0, -4.0, 36.0, 20.0], 0)]])
     head = replace(PLAIN, loss=HeadLoss(smooth_objectness=True))

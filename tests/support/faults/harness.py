@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import pickle
 import re
 import signal
 import subprocess
@@ -16,18 +14,16 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankless.hardware.forking import ForkedProcess
 from rankless.models.weights_files.weights import digest_file
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
+from support.made_once import made_once
 from support.process_server import SERVER, TAG
 from support.small_disk import mounted as small_disk  # noqa: F401  # for benchmarks/faults.py
 from support.waiting import until
-
-if TYPE_CHECKING:
-    import pytest
 
 HERE = Path(__file__).parent
 STEPS = 20
@@ -217,18 +213,9 @@ def undisturbed(folder: Path, *more: str) -> dict[str, Any]:
     return outcome(folder)
 
 
-def undisturbed_once(factory: pytest.TempPathFactory, name: str, *more: str) -> dict[str, Any]:
-    """Make an undisturbed run once for all of the test session's workers."""
-    place = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        place = place.parent
-    file = place / f"{name}.pickle"
-    with (place / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not file.exists():
-            file.write_bytes(pickle.dumps(undisturbed(factory.mktemp(name) / "run", *more)))
-        found: dict[str, Any] = pickle.loads(file.read_bytes())
-    return found
+def undisturbed_once(name: str, *more: str) -> dict[str, Any]:
+    """The outcome of an undisturbed run, which is made once for all of the test session's workers."""
+    return outcome(made_once(name, lambda folder: undisturbed(folder / "run", *more)) / "run")
 
 
 def finish(folder: Path, world: int, *more: str) -> dict[str, Any]:

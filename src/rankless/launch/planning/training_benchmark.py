@@ -64,6 +64,7 @@ class Ranks(_Processes):
     Attributes:
         seconds: durations of the steps on rank 0, one list per turn.
         memory: largest peak memory of a rank in bytes.
+        startup: duration until the end of the first step on rank 0 in seconds.
     """
 
     def __init__(self, recipe: Recipe, ranks: int, folder: Path) -> None:
@@ -71,6 +72,7 @@ class Ranks(_Processes):
         self.recipe, self.ranks, self.folder = recipe, ranks, folder
         self.seconds: list[list[float]] = []
         self.memory = 0
+        self.startup = 0.0
         self._parts: dict[str, float] = defaultdict(float)
         # Loaders prepare batches during the turn of the plain loop; steps that use them are excluded.
         workers = loader_processes(recipe, ranks, compute_device().type)
@@ -92,7 +94,7 @@ class Ranks(_Processes):
         try:
             for process in self.processes:
                 process.ask(to_json(self.recipe))
-            self._answers()  # the first step allocates memory
+            self.startup = self._answers()[0]["steps"][0]["seconds"]  # the first step allocates memory
             self._usual = self._turn(1)[0]["seconds"]
         except BaseException:
             self.close()
@@ -222,6 +224,7 @@ class Bench:
     shares: Shares
     speeds: list[Speed]  # of Rankless, of the plain loop with its largest batch, and in other modes
     notes: list[str]
+    eager: Speed | None = None  # of Rankless with compute=eager, if the recipe's compute is compiled
 
     def advice(self) -> list[tuple[str, str]]:
         """Return pairs of a recipe key (or an option) and advice about it, starting with the most useful."""
@@ -252,6 +255,7 @@ class Bench:
             "step": self.step,
             "shares": asdict(self.shares),
             "speeds": [asdict(one) for one in self.speeds],
+            **({"eager": asdict(self.eager)} if self.eager else {}),
             "advice": [{"key": key, "text": text} for key, text in self.advice()],
             "notes": self.notes,
         }
@@ -265,8 +269,10 @@ class Bench:
     def lines(self) -> Iterator[str]:
         """Yield a table of at most 80 columns, the parts of a step, notes and advice, line by line."""
         yield f"{'images/s':36}{'best':>8}{'median':>8}{'vs. plain':>16}{'memory':>12}"
-        for one in self.speeds:
-            name = "rankless train" if one.what == "rankless" else "plain loop"
+        ours, *plain = self.speeds
+        names = {"rankless": "train compiled" if self.eager else "rankless train", "eager": "train eager"}
+        for one in (ours, *([self.eager] if self.eager else []), *plain):
+            name = names.get(one.what, "plain loop")
             name = f"{name}, {one.images} at a time, {one.precision}"
             beside = f"{one.beside[0]:.2f}; {one.beside[1]:.2f}"
             taken = f"{one.memory / 2**30:.2f} GiB" if one.memory else "–"
@@ -354,6 +360,11 @@ def bench(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rankless-bench-")))
         say(f"training with {counted(ranks, 'device')} …")
         ours = stack.enter_context(Ranks(recipe, ranks, folder))
+        eager = None
+        if recipe.compute == "compiled":
+            say("training with compute=eager …")
+            (folder / "eager").mkdir()
+            eager = stack.enter_context(Ranks(replace(recipe, compute="eager"), ranks, folder / "eager"))
         say("training in a plain loop …")
         bare = stack.enter_context(Bare(recipe, _threads(recipe, ranks)))
         whole = bare.largest(recipe.batch.images)
@@ -363,10 +374,11 @@ def bench(
         bare.forget()
         say(f"measuring for about {seconds:.0f} s …")
         turns: list[Callable[[float], None]] = [ours.turn, *(partial(bare.turn, mode) for mode in modes)]
+        turns += [eager.turn] if eager else []
         for number in range(_ROUNDS):
             for turn in turns if number % 2 else reversed(turns):
                 turn(seconds / _ROUNDS / len(turns))
-        return _summary(recipe, ranks, ours, bare, modes, busy)
+        return _summary(recipe, ranks, ours, eager, bare, modes, busy)
 
 
 def steady(recipe: Recipe) -> Recipe:
@@ -400,7 +412,15 @@ def _modes(recipe: Recipe, whole: int, pure: bool = False) -> list[Mode]:
     return modes
 
 
-def _summary(recipe: Recipe, ranks: int, ours: Ranks, bare: Bare, modes: Sequence[Mode], busy: bool) -> Bench:
+def _summary(
+    recipe: Recipe,
+    ranks: int,
+    ours: Ranks,
+    eager: Ranks | None,
+    bare: Bare,
+    modes: Sequence[Mode],
+    busy: bool,
+) -> Bench:
     images = recipe.batch.images
     plain = bare.rounds[modes[0]]
 
@@ -418,9 +438,17 @@ def _summary(recipe: Recipe, ranks: int, ours: Ranks, bare: Bare, modes: Sequenc
             memory,
         )
 
-    speeds = [speed("rankless", recipe.batch.micro, recipe.precision, ours.seconds, ours.memory)]
+    def of_ranks(what: str, measured: Ranks) -> Speed:
+        return speed(what, recipe.batch.micro, recipe.precision, measured.seconds, measured.memory)
+
+    speeds = [of_ranks("rankless", ours)]
     speeds += [speed("plain", *mode, bare.rounds[mode], bare.memory[mode]) for mode in modes]
     notes = []
+    if eager:
+        notes.append(
+            f"the first step ended after {ours.startup:,.0f} s with compute=compiled, and after "
+            f"{eager.startup:,.0f} s with compute=eager"
+        )
     if modes[0][0] < images:
         notes.append(
             f"the plain loop uses {counted(modes[0][0], 'image')} at a time: {images} do not fit into memory"
@@ -445,4 +473,5 @@ def _summary(recipe: Recipe, ranks: int, ours: Ranks, bare: Bare, modes: Sequenc
         ours.shares(),
         speeds,
         notes,
+        of_ranks("eager", eager) if eager else None,
     )

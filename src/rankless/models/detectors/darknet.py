@@ -66,7 +66,7 @@ MODELS: dict[str, DarknetModel] = {
         "yolov4-tiny-3l" + _ANCHOR_FREE, network=_tiny_3l, anchor_free=True
     ),
     "yolov4-tiny-p34-anchor-free": DarknetModel(
-        "yolov4-tiny without its stage of stride 32," + _ANCHOR_FREE, network=_tiny_p34, anchor_free=True
+        "yolov4-tiny without stride 32," + _ANCHOR_FREE, network=_tiny_p34, anchor_free=True
     ),
 }
 
