@@ -96,6 +96,7 @@ REHEARSAL = Sizes(
 
 def main() -> int:
     """Measure the cases that are left, or do what an option says."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the case in progress, too
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder of results.jsonl; made if it is not there")
     parser.add_argument("--seconds", type=float, default=540, help="end after so many; 540 by default")
