@@ -56,6 +56,19 @@ def measure(words: list[str]) -> str:
     return str(json.loads(done.stdout)["worlds"][0]["digest"])
 
 
+def small_recipes() -> dict[str, list[str]]:
+    """Return the words of every shipped recipe with small sizes, by its name."""
+    shipped = (Path(rankless.__file__).parent / "recipe" / "shipped").glob("*.yaml")
+    cases = {}
+    for path in sorted(shipped, key=lambda one: one.stem):  # digits before digits-classify
+        text = path.read_text(encoding="utf-8")
+        if "pretrained: path/to" in text:  # fine-tune, which needs a file of weights
+            continue
+        small = CLASSIFIER if "\ntask: classify" in text else [*DETECTOR, "data.multi_scale=0"]
+        cases[path.stem] = [path.stem, *(QUERIES if "name: hf/" in text else small)]
+    return cases
+
+
 def main() -> None:
     """Print a line per recipe and variant."""
     parser = argparse.ArgumentParser(
@@ -69,15 +82,7 @@ def main() -> None:
     words: list[str] = ["digits"] if options.tiny else options.words
     changes = [word for word in words if "=" in word]
     chosen = [word for word in words if word not in changes]
-    shipped = (Path(rankless.__file__).parent / "recipe" / "shipped").glob("*.yaml")
-    cases = {}
-    for path in sorted(shipped, key=lambda one: one.stem):  # digits before digits-classify
-        text = path.read_text(encoding="utf-8")
-        if "pretrained: path/to" in text:  # fine-tune, which needs a file of weights
-            continue
-        small = CLASSIFIER if "\ntask: classify" in text else [*DETECTOR, "data.multi_scale=0"]
-        cases[path.stem] = [path.stem, *(QUERIES if "name: hf/" in text else small)]
-    cases |= VARIANTS
+    cases = small_recipes() | VARIANTS
     if unknown := set(chosen) - set(cases):
         parser.error(f"no such recipe or variant: {', '.join(sorted(unknown))}")
     for name, case in cases.items():
