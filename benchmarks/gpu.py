@@ -342,7 +342,7 @@ def speeds(
         return recipe(name, f"model.image_size={side}", f"batch.images={images}", *more, *changes)
 
     ours, whole = json_of(f"batch.micro={micro}"), json_of(f"batch.micro={images}")
-    contenders = {
+    contenders: dict[str, tuple[Any, ...]] = {
         "exact": (loops.rankless, ours),
         "fast": (loops.rankless, json_of(f"batch.micro={micro}", "reduce=fast")),
         "plain": (loops.plain, whole),
