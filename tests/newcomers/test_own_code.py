@@ -18,7 +18,8 @@ from rankless.data.datasets.open_split import opened
 from rankless.errors import UserError
 from rankless.models import zoo
 from rankless.models.weights_files.weights import digest_file
-from rankless.recipe.load import default, from_json, to_json
+from rankless.recipe.load import default, from_json, load, to_json
+from rankless.tasks import resolve_recipe
 from rankless.tasks.custom import with_absolute_names
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-task.md"
@@ -109,6 +110,8 @@ def test_a_format_has_options(package):
         read(FORMAT, "data.options.sep=/")
     with pytest.raises(UserError, match=r"'data\.options\.separator' is 1: expected text"):
         read(FORMAT, "data.options.separator=1")
+    with pytest.raises(UserError, match=r"'digits' has no such option; it has no options"):
+        resolve_recipe(load("digits", ["data.options.sep=/"]))
     with pytest.raises(UserError, match=r"'csv' has no such option; it has no options"):
         read("data.format=csv", "data.options.separator=/")
     # The options are part of the key of the cache.

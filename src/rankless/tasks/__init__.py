@@ -8,6 +8,7 @@ from typing import Any
 
 from rankless.data.builtin import is_built_in
 from rankless.errors import UserError, shell_word
+from rankless.recipe.own_options import with_options
 from rankless.recipe.schema import Data, Recipe
 from rankless.task_kinds import BUILT_IN, kind_of
 from rankless.tasks.capabilities import capabilities
@@ -80,6 +81,8 @@ def _read_data(recipe: Recipe) -> None:
 
     data = recipe.data
     problems: list[str] = []
+    if is_built_in(data.root) and data.options:  # it has no format of its own
+        with_options(None, ("data", "options"), data.options, data.root)
     for split in dict.fromkeys((data.train, data.val)) if not is_built_in(data.root) else ():
         if split == "none":
             continue

@@ -98,7 +98,10 @@ def test_splits_are_folders(tmp_path):
             "unnamed class: region 1: .*expected the name of a class",
         ),
         (images({"a": "cat"}, [{"name": "rect", "x": None}]), "not a number: region 1"),
-        (images({"a": "cat"}, [{"name": "star"}]), "not a number: region 1"),
+        (
+            images({"a": "cat"}, [{"name": "star"}]),
+            "other form: region 1: the shape is 'star'; expected one of rect, ",
+        ),
         (images({"a": "cat"}, [7]), "not a number: region 1"),
         (
             {"_via_img_metadata": {"x": {"regions": []}}},

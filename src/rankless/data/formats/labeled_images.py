@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from rankless.data.formats.outlines import Box
 from rankless.data.formats.splits import chosen, is_usual, usual_order
 from rankless.data.index.findings import KINDS
 from rankless.data.index.raw import Raw
-from rankless.errors import UserError, printable
+from rankless.errors import UserError, one_of, printable
 from rankless.files import reading
 
 NO_BOX = "not a box"
@@ -60,11 +60,15 @@ class Entry:
             which: the object's place in the image, such as ``region 2``.
             label: name of the class; anything but text or a whole number is reported.
             shape: returns the kind of finding to report, such as ``outline``, ``turned``, :data:`NO_BOX` or
-                "", and the box, xyxy. It may raise the usual errors for a value that it does not understand.
+                "", and the box, xyxy. It may raise :class:`UnknownShape`, and the usual errors for a value
+                that it does not understand.
             value: argument of ``shape``.
         """
         try:
             kind, box = shape(value)
+        except UnknownShape as problem:
+            self.report("other form", f"{which}: {problem}")
+            return
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             self.report("not a number", f"{which}: {printable(str(value))}; expected coordinates as numbers")
             return
@@ -77,6 +81,13 @@ class Entry:
             if kind:
                 self.report(kind, which)
             self.objects.append((name, box))
+
+
+class UnknownShape(Exception):  # noqa: N818  # it becomes a finding
+    """A shape has a type that its format does not have; the text names both."""
+
+    def __init__(self, name: object, expected: Iterable[str]) -> None:
+        super().__init__(f"the shape is {printable(repr(name), 40)}; expected {one_of(expected)}")
 
 
 @dataclass

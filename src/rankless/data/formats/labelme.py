@@ -17,7 +17,7 @@ from typing import Any
 from rankless.data.formats import outlines
 from rankless.data.formats.folders import SplitFiles, in_order
 from rankless.data.formats.label_files import looks_like
-from rankless.data.formats.labeled_images import NO_BOX, Entry, decode_json, numbers
+from rankless.data.formats.labeled_images import NO_BOX, Entry, UnknownShape, decode_json, numbers
 from rankless.data.formats.outlines import Box
 from rankless.data.formats.splits import chosen, is_usual, usual_order
 from rankless.data.images.image_file import is_image
@@ -32,6 +32,7 @@ LAYOUT = (
     "one .json file per image, next to it or in a folder of its own; folders 'train' and 'val' are splits"
 )
 _FEW = 200  # maximum number of folders to look at, and of files to look at in each
+_SHAPES = ("rectangle", "rotation", "polygon", "quadrilateral", "circle", "mask")
 _WITHOUT = ("point", "points", "line", "linestrip", "lines", "cuboid")
 
 Files = dict[str, tuple[list[str], list[str]]]
@@ -185,6 +186,8 @@ def _part(shape: Any) -> tuple[str, Box]:
     kind = shape.get("shape_type") or "polygon"
     if kind in _WITHOUT:
         return NO_BOX, (0, 0, 0, 0)
+    if kind not in _SHAPES:
+        raise UnknownShape(kind, (*_SHAPES, *_WITHOUT))
     xs, ys = (numbers(*(point[axis] for point in shape["points"])) for axis in (0, 1))
     if kind == "circle":  # the center and a point on the circle
         (x, edge_x), (y, edge_y) = xs, ys
@@ -193,6 +196,4 @@ def _part(shape: Any) -> tuple[str, Box]:
     x1, y1, x2, y2 = outlines.bounds(xs, ys)
     if kind == "mask":  # the first and the last pixel
         return "outline", (x1, y1, x2 + 1, y2 + 1)
-    if kind not in ("rectangle", "rotation", "polygon", "quadrilateral"):
-        raise ValueError(kind)
     return {"rectangle": "", "rotation": "turned"}.get(kind, "outline"), (x1, y1, x2, y2)

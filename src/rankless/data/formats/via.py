@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from rankless.data.formats import outlines
-from rankless.data.formats.labeled_images import NO_BOX, Entry, ListFormat, Parsed, load_json, numbers
+from rankless.data.formats.labeled_images import (
+    NO_BOX,
+    Entry,
+    ListFormat,
+    Parsed,
+    UnknownShape,
+    load_json,
+    numbers,
+)
 from rankless.data.formats.outlines import Box
 from rankless.errors import UserError, listed, printable
 
@@ -22,6 +30,7 @@ LAYOUT = "'train/via_region_data.json' next to the images, 'train.json' with ima
 _EXPECTED = "a project or exported annotations of VIA 1 or 2"
 _USUAL = ("class", "label", "name", "category", "type", "object")  # usual names of the attribute of the class
 _UNNAMED = "object"
+_WITHOUT = ("point", "polyline", "line")
 
 
 def parse(file: Path) -> Parsed:
@@ -102,9 +111,9 @@ def _shape(shape: Any) -> tuple[str, Box]:
     if kind == "polygon":
         xs, ys = numbers(*shape["all_points_x"]), numbers(*shape["all_points_y"])
         return "outline", outlines.bounds(xs, ys)
-    if kind in ("point", "polyline", "line"):
+    if kind in _WITHOUT:
         return NO_BOX, (0, 0, 0, 0)
-    raise ValueError(kind)
+    raise UnknownShape(kind, ("rect", "circle", "ellipse", "polygon", *_WITHOUT))
 
 
 _FORMAT = ListFormat(TITLE, LAYOUT, ".json", parse)
