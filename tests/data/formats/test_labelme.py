@@ -88,7 +88,7 @@ def test_classes_of_all_splits_are_numbered_together(tmp_path):
         ([shape("", "rectangle", (1, 1), (5, 5))], {}, "a.json: unnamed class: object 1: ''; expected"),
         ([shape("x", "rectangle")], {}, "not a number: object 1"),
         ([shape("x", "circle", (1, 1))], {}, "not a number: object 1"),
-        ([shape("x", "star", (1, 1), (2, 2))], {}, "other form: object 1: the shape is 'star'; expected one of"),
+        ([shape("x", "star", (1, 1))], {}, "other form: object 1: the shape is 'star'; expected one of"),
         ([None], {}, "not a number: object 1"),
         (None, {}, "a.json: not understood: no list 'shapes'"),
         ([], {"image": "b.jpg"}, "'imagePath' is 'b.jpg'; expected the image next to this file, 'a.jpg'"),
