@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -175,7 +176,7 @@ def test_a_short_cut_heals_and_a_long_one_is_a_lost_peer(network: Network, tmp_p
                 output=log,
             )
             stack.callback(process.wait)
-            stack.callback(process.kill)
+            stack.callback(process.send_signal, signal.SIGKILL)
             ranks.append(process)
         until(lambda: steps() > 3)
         network.cable("down")

@@ -50,7 +50,6 @@ class Compiled:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # read when the compiler is imported
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = _folder()
         torch.compiler.reset()  # the number of variants of a function is limited, also over several runs
-        torch.compiler.config.force_disable_caches = True
         warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
         self.was_called = False
         self.passes: Any = torch.compile(model.forward, fullgraph=True, dynamic=False, options=_OPTIONS)
@@ -68,7 +67,8 @@ class Compiled:
     def checked(self) -> Iterator[None]:
         """Convert errors of the compiler in this block to user errors, and check that it calls the model."""
         try:
-            yield
+            with torch.compiler.config.patch(force_disable_caches=True):  # type: ignore[attr-defined]
+                yield
         except Exception as error:
             compiler = sys.modules.get("torch._dynamo.exc")
             if compiler is None or not isinstance(error, compiler.TorchDynamoException):
