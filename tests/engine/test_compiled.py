@@ -24,6 +24,7 @@ from rankless.runs.directory import weights_of
 from rankless.structures import LossSum
 from rankless.world.process_group import World, join
 from support.small_task import Regression, steps, train
+from support.thorough import THOROUGH
 from support.thread_ranks import CPU
 
 pytestmark = [
@@ -94,11 +95,11 @@ def run(world: World, folder: str, epochs: int, resume: bool = False) -> bool | 
 @pytest.mark.slow
 def test_bits_do_not_depend_on_the_number_of_ranks_and_resumptions(ranks: Any, tmp_path: Path) -> None:
     ranks.patience = 900  # each rank compiles
-    folders = [tmp_path / str(size) for size in (1, 2, 3)]
+    folders = [tmp_path / str(size) for size in ((1, 2, 3) if THOROUGH else (1, 2))]
     for folder in folders:
         folder.mkdir()
         size = int(folder.name)
-        assert ranks(size, run, str(folder), 1 if size == 3 else 2) == [True] * size
+        assert ranks(size, run, str(folder), 1 if folder == folders[-1] else 2) == [True] * size
     assert ranks(1, run, str(folders[-1]), 2, True) == [True]
     assert len({digest_file(weights_of(folder / "last.safetensors")) for folder in folders}) == 1
 
