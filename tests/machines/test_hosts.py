@@ -70,11 +70,12 @@ def test_what_is_lost_is_left_out_and_taken_back(rig, alone):
 
     with HostsRun(rig, "lost", "h1:1,h2:1,h3:1", "small.yaml", *LONG) as run:
         run.until(lambda: run.step() >= 4)
+        before = run.text()  # with warnings of the clock that the rig gives h2
         rig.cut("h2")
         time.sleep(5)
         rig.heal("h2")
         run.steps_on()
-        assert "warning" not in run.text()
+        assert run.text().count("warning") == before.count("warning")
         before = run.text()
         os.kill(run.processes("h2")["rank 1"], signal.SIGKILL)
         killed = "rank 1 was killed by SIGKILL; restarting from the newest checkpoint on h1, h2, h3"
@@ -155,6 +156,6 @@ def test_a_run_goes_on_after_its_client_was_killed_and_after_ctrl_c(rig, alone):
 def test_hosts_may_share_the_run_directory(rig):
     """Their ranks have jobs of their own in it; one host used to take away another's."""
     shared = rig.folder / "shared" / "run"
-    with HostsRun(rig, str(shared), "h1:1,h2:1", "small.yaml", "epochs=1") as run:
+    with HostsRun(rig, str(shared), "h1:1,h3:1", "small.yaml", "epochs=1") as run:
         assert "warning" not in run.ends(0)
     assert not [*shared.glob(".job*")]
