@@ -488,7 +488,7 @@ class HostsChain:
         self.kill(host, "rank")
 
     def bring_back(self) -> None:
-        """Return what is away, and wait until the command reports it."""
+        """Bring the lost hosts back, and wait until the command reports them."""
         away, self.away = self.away, []
         for host in away:
             said = self.said(f"{host} is back")

@@ -36,7 +36,7 @@ class TaskKind:
     Attributes:
         name: value of the recipe's key ``task``; empty for custom tasks.
         model, problem: what a model of this kind is, and what it does, for messages.
-        annotations, counted: what the data has, and what is counted of a class, for messages.
+        annotations, counted: words for the contents of the data, and for the unit counted per class.
         boxes: whether the data has boxes; otherwise, each image has one class.
         score: the score that selects the best weights by default; for custom tasks, ``score`` stands for it.
         recipe: shipped recipe in examples for the user's own data.

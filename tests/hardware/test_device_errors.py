@@ -1,4 +1,4 @@
-"""An invalid index on a GPU is told from a damaged GPU, for which a restart may help."""
+"""An invalid index on a GPU is reported at once; a damaged GPU is not, because a restart may help."""
 
 from __future__ import annotations
 

@@ -161,7 +161,6 @@ RANKS = ProcessServer(
     "ranks",
     "PIL.Image",
     "hypothesis",
-    "sklearn.datasets",
     "timm",
     "torchvision.transforms.v2",
     "transformers.models.d_fine.modeling_d_fine",

@@ -89,7 +89,7 @@ class Finder:
         return 0.0
 
     def result(self, answer: Any, image: Pixels, source: str) -> Any:
-        """Return what was found in an image (H, W, 3); see :mod:`.results`."""
+        """Return the result of an image (H, W, 3); see :mod:`.results`."""
         return answer
 
     def level(self, answer: Any, image: Pixels) -> Pixels | None:

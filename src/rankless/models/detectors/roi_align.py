@@ -3,7 +3,7 @@
 On CUDA, torchvision's kernel adds gradients with atomic operations in arbitrary order. If deterministic
 algorithms are requested, torchvision compiles another one at run time, which needs a compiler on every
 machine. Instead, this module reads the four pixels around each point with ``index_select``, as in
-:mod:`rankless.models.detectors.sampling`.
+:mod:`rankless.models.detectors.bilinear_sampling`.
 """
 
 from __future__ import annotations
