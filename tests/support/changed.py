@@ -1,7 +1,7 @@
 """The test files that a change concerns, which ``make test CHANGED=main`` runs.
 
-They mirror or import a changed module, or a module that imports it. Modules that import these in turn are left
-to the whole suite: a third step would select nearly every file.
+They mirror or import a changed module, or a module that imports it. Modules that import these in turn are
+left to the whole suite: a third step would select nearly every file.
 """
 
 from __future__ import annotations
